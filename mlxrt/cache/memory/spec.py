@@ -1,0 +1,100 @@
+"""What a model asks for, per layer, and how a step reaches it.
+
+A layer's arrays come in two parts. The `pool` holds all sequences and is written only by steps that run alone.
+`live` is the small part of the running batch that every decode step replaces. MLX keeps an array's buffer until the
+step that reads it has finished, so a pool written by a step launched ahead would be copied whole, every time.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from ..blocks import BlockPool
+from ..states import LayerState
+
+Arrays = tuple[mx.array, ...]
+TAIL = 16  # decode steps between two writes of the pool
+
+
+class Batch(NamedTuple):
+    """The rows of a step, packed end to end, those of one token first. Arrays, so that a step can be compiled."""
+
+    positions: mx.array  # [N]
+    row: mx.array  # [N] which row a token belongs to
+    start: mx.array  # [R] tokens in the pool when `live` was opened
+    used: mx.array  # [] tokens a row has in `live`
+    singles: int  # leading rows of one token
+    spans: tuple[tuple[int, int, int], ...] = ()  # the other rows: first token, one past the last, position of the first
+
+
+class LayerSpec(ABC):
+    """Frozen and comparable: layers with equal specs form a group."""
+
+    max_step: int = 1 << 30  # tokens of one sequence a step may take
+
+    @abstractmethod
+    def empty(self, pool: BlockPool) -> LayerState: ...
+
+    @abstractmethod
+    def pool(self, blocks: int) -> Arrays:
+        """One layer's memory for all sequences."""
+
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of one block of one layer."""
+
+    @abstractmethod
+    def index(self, states: list[Any], rows: int, alone: bool = False) -> dict[str, Any]:
+        """Where the rows' memory lies, made once per group and step; `rows` >= len(states), the rest idle.
+
+        A step that runs `alone` is not compiled, so it may get plain numbers as well."""
+
+    @abstractmethod
+    def open(self, pool: Arrays, index: dict[str, mx.array], rows: int) -> Arrays:
+        """`live` for a batch that begins to decode."""
+
+    @abstractmethod
+    def flush(self, pool: Arrays, live: Arrays, batch: Batch, index: dict[str, mx.array]) -> Arrays:
+        """The pool with `live` written into it."""
+
+    @abstractmethod
+    def view(self, batch: Batch, index: dict[str, mx.array], pool: Arrays, live: Arrays) -> "LayerView": ...
+
+
+@dataclass
+class LayerView:
+    """A layer's memory for the step that is running. Models see only this."""
+
+    spec: Any
+    batch: Batch
+    index: dict[str, mx.array]
+    pool: Arrays
+    live: Arrays  # () in a step that runs alone: it writes the pool itself
+
+    @property
+    def positions(self) -> mx.array:
+        return self.batch.positions
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A layer without memory of its own: it reads what `layer` holds. It calls attend(q) with no k and v."""
+
+    layer: int
+
+
+class Group(NamedTuple):
+    spec: LayerSpec
+    layers: tuple[int, ...]
+    pool: BlockPool
+
+
+def groups(specs: list, blocks: int, limit: int | None = None) -> list[Group]:
+    """Layers with equal specs, each group with its own places: `blocks` at first, `limit` at most."""
+    by: dict[LayerSpec, list[int]] = {}
+    for i, spec in enumerate(specs):
+        if not isinstance(spec, Shared):
+            by.setdefault(spec, []).append(i)
+    return [Group(spec, tuple(layers), BlockPool(blocks, limit)) for spec, layers in by.items()]

@@ -1,0 +1,146 @@
+"""Prefixes kept for whoever comes next: a tree of nodes, each `size` tokens with what every group holds of them.
+
+`resume` answers with a value that holds its own blocks, so there is no handle to a prefix that can be evicted under
+its user. There is no key a caller can get wrong: what is stored lies under the tokens its own state says it holds.
+Window layers keep here what their running sequences let go, so an edited tail resumes anywhere. The store counts no
+bytes: whoever needs room calls `evict`, and what is kept is whatever else would lie idle.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from .blocks import Block
+from .sequence import SequenceState
+from .states import LayerState
+
+
+class Node:
+    """Up to `size` tokens after its parent's. Only full nodes have children."""
+
+    __slots__ = ("alive", "begins", "depth", "full", "parent", "pieces", "tokens")
+
+    def __init__(self, parent: "Node | None", tokens: tuple[int, ...], pieces: list[Block | None]):
+        self.parent, self.tokens, self.pieces, self.alive = parent, tokens, pieces, True
+        self.depth: int = parent.depth + 1 if parent else 0
+        self.full: dict[tuple[int, ...], Node] = {}
+        self.begins: dict[int, list[Node]] = {}  # all children by their first token, for a match that ends inside one
+
+
+class PrefixStore:
+    def __init__(self, empty: Callable[[], tuple[LayerState, ...]], size: int):
+        self.empty, self.size = empty, size
+        self.hits = self.misses = self.reused = self.evictions = 0
+        self._root = Node(None, (), [])
+        # Used longest ago first. A path is touched from its end to the root, so the first one never has children.
+        self._nodes: OrderedDict[Node, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def resume(self, tokens: Sequence[int]) -> SequenceState | None:
+        """The longest stored prefix of `tokens`, always leaving one token to compute."""
+        path, n = self._walk(tuple(tokens))
+        state = self._assemble(path, min(n, len(tokens) - 1), tokens)
+        if state is None:
+            self.misses += 1
+            return None
+        self._touch(path[-1])
+        self.hits += 1
+        self.reused += len(state)
+        return state
+
+    def _walk(self, tokens: tuple[int, ...]) -> tuple[list[Node], int]:
+        """The nodes along `tokens`, the last perhaps only in part, and how many tokens agree."""
+        node, path, n = self._root, [], 0
+        while child := node.full.get(tokens[n : n + self.size]):
+            node = child
+            path.append(node)
+            n += self.size
+        rest = tokens[n : n + self.size]
+        best, last = 0, None
+        for child in node.begins.get(rest[0], ()) if rest else ():
+            if (k := common(child.tokens, rest)) > best:
+                best, last = k, child
+        return (path, n) if last is None else ([*path, last], n + best)
+
+    def _assemble(self, path: list[Node], n: int, tokens: Sequence[int]) -> SequenceState | None:
+        """The longest state up to n tokens that every group has all pieces for."""
+        empty = self.empty()
+        while n > 0:
+            parts = []
+            for g, part in enumerate(empty):
+                made = part.adopt([node.pieces[g] for node in path], n)
+                if made is None:
+                    break
+                parts.append(made)
+            else:
+                return SequenceState(tuple(tokens[:n]), tuple(parts))
+            n = (n - 1) // self.size * self.size  # pieces end with nodes
+        return None
+
+    def put(self, state: SequenceState, after: Node | None = None) -> Node:
+        """Keep a state. `after` is an earlier answer for a shorter state of the same sequence: where to go on from."""
+        node = after if after is not None and after.alive else self._root
+        last = node
+        for i in range(node.depth, -(-len(state) // self.size)):
+            key = state.tokens[i * self.size : (i + 1) * self.size]
+            last = self._child(node, key, [part.piece(i) for part in state.parts])
+            if len(key) == self.size:
+                node = last
+        self._touch(last)
+        return node
+
+    def _child(self, node: Node, key: tuple[int, ...], pieces: list[Block | None]) -> Node:
+        siblings = node.begins.setdefault(key[0], [])
+        if len(key) < self.size:
+            for child in siblings:
+                if child.tokens[: len(key)] == key:
+                    return child
+        elif child := node.full.get(key):
+            child.pieces = [old if old is not None else new for old, new in zip(child.pieces, pieces)]
+            return child
+        for child in [c for c in siblings if len(c.tokens) < self.size and key[: len(c.tokens)] == c.tokens]:
+            self._remove(child)  # the new one says everything it said
+        child = Node(node, key, pieces)
+        node.begins.setdefault(key[0], []).append(child)
+        if len(key) == self.size:
+            node.full[key] = child
+        self._nodes[child] = None
+        return child
+
+    def _touch(self, node: Node) -> None:
+        while node.parent is not None:
+            self._nodes.move_to_end(node)
+            node = node.parent
+
+    def evict(self) -> bool:
+        """Let go of the node used longest ago. False when there is none."""
+        if not self._nodes:
+            return False
+        self._remove(next(iter(self._nodes)))
+        self.evictions += 1
+        return True
+
+    def clear(self) -> None:
+        while self._nodes:
+            self._remove(next(iter(self._nodes)))
+
+    def _remove(self, node: Node) -> None:
+        del self._nodes[node]
+        node.alive = False
+        parent = node.parent
+        assert parent is not None
+        siblings = parent.begins[node.tokens[0]]
+        siblings.remove(node)
+        if not siblings:
+            del parent.begins[node.tokens[0]]
+        parent.full.pop(node.tokens, None)
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    n = 0
+    for x, y in zip(a, b):
+        if x != y:
+            break
+        n += 1
+    return n

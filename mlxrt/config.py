@@ -1,0 +1,69 @@
+"""How an engine runs. Frozen; the command line's flags are generated from it; nothing else reads options.
+
+Fields that are None are chosen at load, from the model and the machine, and printed.
+"""
+
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+from .errors import BadRequest
+
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def option(default: Any, text: str, **extra) -> Any:
+    return field(default=default, metadata={"help": text, **extra})
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    max_context: int | None = option(None, "tokens a sequence may hold, prompt and output (default: the model's own limit)")
+    kv_memory: int | str | None = option(None, "memory for keys and values, like 4G (default: half of what is free)")
+    max_running: int = option(32, "sequences decoded together")
+    chunk: int = option(512, "most tokens in one step")
+    ahead: int = option(1, "steps launched before the oldest is read")
+    prefix_cache: bool = option(True, "keep computed prefixes for later requests")
+    compile: bool | None = option(None, "compile the decode step (default: on a GPU)")
+    dtype: str | None = option(None, "compute in float32, bfloat16 or float16 (default: float32 on CPU, else the checkpoint's)")
+    dequantise: bool | None = option(None, "unpack quantised weights at load (default: on CPU when memory allows)")
+    revision: str | None = option(None, "revision of a hub repository: branch, tag or commit")
+    offline: bool = option(False, "never use the network")
+    token: str | None = field(default=None, repr=False, metadata={"help": "access token of the hub", "flag": False})
+
+    def __post_init__(self):
+        for name, low, high in (
+            ("max_context", 2, 1 << 31),
+            ("max_running", 1, 4096),
+            ("chunk", 1, 1 << 20),
+            ("ahead", 0, 8),
+        ):
+            value = getattr(self, name)
+            if value is None and name == "max_context":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise BadRequest(f"{name} must be a whole number in {low}..{high}, not {value!r}")
+        if self.dtype not in (None, "float32", "bfloat16", "float16"):
+            raise BadRequest(f"dtype must be float32, bfloat16 or float16, not {self.dtype!r}")
+        if self.kv_memory is not None:
+            nbytes(self.kv_memory)
+
+    @classmethod
+    def options(cls) -> tuple[Field, ...]:
+        """The fields that become command line flags."""
+        return tuple(f for f in fields(cls) if f.metadata.get("flag", True))
+
+
+def nbytes(text: int | str) -> int:
+    """4096, "512M", "1.5G" -> bytes."""
+    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
+        return text
+    if isinstance(text, str):
+        number = text.strip().upper().removesuffix("B").removesuffix("I")
+        unit = number[-1:] if number[-1:] in UNITS else ""
+        try:
+            value = float(number.removesuffix(unit)) * UNITS[unit]
+        except ValueError:
+            value = 0.0
+        if 1 <= value < 2**60:
+            return int(value)
+    raise BadRequest(f"{text!r} is no amount of memory; write bytes, or like 512M or 4G")

@@ -1,0 +1,318 @@
+"""The one door. The Python API, the command line and the benchmarks all come through here."""
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import mlx.core as mx
+
+from . import device
+from .cache import LayerState, PrefixStore, SequenceState
+from .cache.memory import Shared, groups
+from .config import EngineConfig, nbytes
+from .errors import BadRequest, EngineClosed, NoTokenizer, WontFit
+from .identity import identify
+from .models import CausalLM
+from .request import Completion, Event, Finish, Request, Sequence
+from .runner import Flight, Runner
+from .sampling import check_params, draw_seed
+from .scheduler import Limits, Scheduler, Slice, Step
+from .session import Session
+from .stream import Stream
+from .text import StopMatcher, Tokenizer
+from .ticket import Ticket, complete
+
+FIRST_BLOCKS = 33  # a pool starts with so many places (one is nowhere) and doubles: short chats stay small
+SPARE_BLOCKS = 2  # a sequence that shares its last block needs a copy while it grows
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What the engine holds and has done."""
+
+    running: int
+    waiting: int
+    kv_bytes: int  # in blocks that somebody holds
+    kv_allocated: int
+    kv_limit: int
+    stored_nodes: int
+    hits: int
+    misses: int
+    reused_tokens: int
+    evictions: int
+    preemptions: int
+    positions: int  # tokens run through the model
+    peak_memory: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the model came from, as far as the engine must know."""
+
+    name: str = ""
+    files: tuple[Path, ...] = ()
+    eos: frozenset[int] = frozenset()
+    generation: tuple[tuple[str, Any], ...] = ()  # sampling defaults the model's authors give
+
+
+class Engine:
+    def __init__(
+        self,
+        model: CausalLM,
+        config: EngineConfig = EngineConfig(),  # noqa: B008  frozen
+        tokenizer: Tokenizer | None = None,
+        source: Source = Source(),  # noqa: B008  frozen
+    ):
+        self.model, self.config, self.source, self._tokenizer = model, config, source, tokenizer
+        specs = model.memory()
+        self.block_bytes = sum(s.nbytes() for s in specs if not isinstance(s, Shared))
+        blocks = self._blocks()
+        self.groups = groups(specs, min(FIRST_BLOCKS, blocks), blocks)
+        self.block = self.groups[0].spec.empty(self.groups[0].pool).size
+        self.context = self._context(blocks)
+        compiled = device.kind() != "cpu" if config.compile is None else config.compile
+        self.runner = Runner(model, self.groups, compiled)
+        self.store = PrefixStore(self.empty, self.block) if config.prefix_cache else None
+        step = min(g.spec.max_step for g in self.groups)
+        self.scheduler = Scheduler(self.empty, self.store, Limits(config.max_running, config.chunk, self.context, step))
+        self._flights: list[Flight] = []
+        self._tickets: dict[int, Ticket] = {}
+        self._identity: dict[str, str] | None = None
+        self._closed = False
+
+    def _blocks(self) -> int:
+        """Places a pool may have: what the memory for keys and values holds, and one that is nowhere."""
+        asked = self.config.kv_memory
+        budget = device.memory()[1] // 2 if asked is None else nbytes(asked)
+        blocks = 1 + budget // self.block_bytes
+        if blocks < 2 + SPARE_BLOCKS:
+            raise WontFit(
+                f"keys and values need {self.block_bytes * (1 + SPARE_BLOCKS)} bytes at least, "
+                f"{'kv_memory gives' if asked else 'the machine has'} {budget}; use a smaller model or raise kv_memory"
+            )
+        return blocks
+
+    def _context(self, blocks: int) -> int:
+        fits = (blocks - 1 - SPARE_BLOCKS) * self.block
+        own = self.model.config.context
+        asked = self.config.max_context
+        if asked is not None and asked > own:
+            raise BadRequest(f"max_context {asked} is beyond the model's own {own} tokens")
+        if asked is not None and asked > fits:
+            raise WontFit(f"max_context {asked} needs {asked // self.block * self.block_bytes} bytes, {fits} tokens fit")
+        return min(asked or own, fits)
+
+    def empty(self) -> tuple[LayerState, ...]:
+        return tuple(g.spec.empty(g.pool) for g in self.groups)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise NoTokenizer(f"{self.source.name or 'this model'} came without a tokenizer: give and take tokens")
+        return self._tokenizer
+
+    # Requests
+
+    def generate(self, x, **options) -> Any:
+        """A Completion for one input, a list of them for a list of Requests."""
+        many = is_many(x)
+        requests = [Request.of(r, **options) for r in (x if many else [x])]
+        events: dict[int, list[Event]] = {}
+        with self._stream(requests) as stream:
+            order = list(stream.ids)
+            for event in stream:
+                events.setdefault(event.id, []).append(event)
+        for id in order:
+            if error := events[id][-1].error:
+                raise error
+        done: list[Completion] = [complete(events[id]) for id in order]
+        return done if many else done[0]
+
+    def stream(self, x, **options) -> Stream:
+        """Events as they come. Closing the stream cancels what is left."""
+        return self._stream([Request.of(r, **options) for r in (x if is_many(x) else [x])])
+
+    def _stream(self, requests: list[Request]) -> Stream:
+        ids: list[int] = []
+        try:
+            for request in requests:
+                ids.append(self.submit(request))
+        except Exception:
+            for id in ids:
+                self.cancel(id)
+            raise
+        return Stream(ids, self._take, self.cancel)
+
+    def submit(self, request: Request) -> int:
+        """Queue a request; its events come from `stream`, or from `step` and `take`."""
+        if self._closed:
+            raise EngineClosed("the engine is closed; load it again")
+        params = request.params
+        check_params(params, self.model.config.vocab_size)
+        prompt = self.encode(request)
+        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.source.eos)
+        seed = draw_seed() if params.seed is None else params.seed
+        needs_text = self._tokenizer is not None or params.stop
+        detokenizer = self.tokenizer.detokenizer() if needs_text else None
+        matcher = StopMatcher(params.stop) if params.stop else None
+        seq = self.scheduler.submit(request, prompt, stops, seed)
+        self._tickets[seq.id] = Ticket(seq, detokenizer, matcher)
+        return seq.id
+
+    def encode(self, request: Request) -> tuple[int, ...]:
+        """A request's prompt as tokens."""
+        if request.prompt is not None:
+            tokens = self.tokenizer.encode(request.prompt)
+        elif request.messages is not None:
+            tokens = self.tokenizer.chat(
+                list(request.messages),
+                tools=list(request.tools) if request.tools is not None else None,
+                enable_thinking=request.enable_thinking,
+            )
+        else:
+            tokens = list(request.tokens or ())
+        return self.check_tokens(tokens)
+
+    def check_tokens(self, tokens: Many[int]) -> tuple[int, ...]:
+        vocab = self.model.config.vocab_size
+        for t in tokens:
+            if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < vocab:
+                raise BadRequest(f"tokens must be whole numbers in 0..{vocab - 1}, not {t!r}")
+        if not tokens:
+            raise BadRequest("the prompt is empty: it gives no token")
+        return tuple(tokens)
+
+    def cancel(self, id: int) -> None:
+        """End a request now. A request that has ended already is left alone."""
+        if (ticket := self._tickets.pop(id, None)) and not ticket.seq.finish:
+            self.scheduler.finish(ticket.seq, Finish.CANCELLED)
+
+    def _take(self, ids: list[int]) -> Event:
+        """The next event of any of these requests; runs steps until there is one."""
+        while True:
+            if self._closed:
+                raise EngineClosed("the engine was closed while a request was running")
+            for id in ids:
+                ticket = self._tickets[id]
+                if ticket.inbox:
+                    event = ticket.inbox.popleft()
+                    if event.finish_reason:
+                        del self._tickets[id]
+                    return event
+            self.step()
+
+    # Steps
+
+    def step(self) -> bool:
+        """Launch the next step, then read the oldest. False when there is nothing to do."""
+        step = self.scheduler.plan()
+        if step:
+            self._flights.append(self.runner.launch(step))
+        if not self._flights:
+            return False
+        if not step or len(self._flights) > self.config.ahead:
+            self._land(self._flights.pop(0))
+        return True
+
+    def _land(self, flight: Flight) -> None:
+        if flight.sampled is None:
+            return
+        failures = flight.sampled.failures()
+        for i, (s, token) in enumerate(zip(flight.slices, flight.sampled.tokens.tolist())):
+            if s.seq.finish:
+                continue  # ended while this step was running
+            ticket = self._tickets[s.seq.id]
+            if i in failures:
+                s.seq.pending.clear()
+                self.scheduler.finish(s.seq, Finish.ERROR)
+                ticket.fail(failures[i])
+                continue
+            logprobs = flight.sampled.read(i, token)
+            self.scheduler.commit(s, token)
+            if ticket.receive(token, logprobs):
+                self.scheduler.finish(s.seq, Finish.STOP)
+
+    # Whole sequences
+
+    def score(self, tokens: Many[int], chunk: int | None = None) -> mx.array:
+        """float32 logits [n, vocab] after each token, computed from nothing, `chunk` tokens at a time."""
+        known = self.check_tokens(tokens)
+        if len(known) > self.context:
+            raise BadRequest(f"{len(known)} tokens to score, the context holds {self.context}")
+        if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
+            raise BadRequest(f"chunk must be a whole number >= 1, not {chunk!r}")
+        seq = Sequence(-1, Request(tokens=known), known, parts=self.empty())
+        rows = []
+        while seq.length < len(known):
+            rows.append(self.feed(seq, min(chunk or self.config.chunk, len(known) - seq.length)))
+        self.runner.settle()
+        return mx.concatenate(rows) if len(rows) > 1 else rows[0]
+
+    def feed(self, seq: Sequence, n: int) -> mx.array:
+        """Run the next n known tokens of a sequence that the scheduler does not own; their logits, float32 [n, vocab]."""
+        if not self.scheduler.grow(seq, n):
+            raise WontFit(f"no room for {n} more tokens beside what is running; wait, or raise kv_memory")
+        step = Step((Slice(seq, seq.length, seq.length + n, False),))
+        seq.length += n
+        logits = self.model.logits(self.runner.hidden(step, every=True)).astype(mx.float32)
+        mx.eval(logits)
+        return logits
+
+    def session(self, system: str | None = None, **options) -> Session:
+        """A conversation; options are those of `generate`, for every turn."""
+        return Session(self, system, options)
+
+    def state(self, tokens: Many[int]) -> SequenceState | None:
+        """What the store holds of these tokens, pinned."""
+        return self.store.resume([*tokens, 0]) if self.store is not None else None
+
+    def identity(self) -> dict[str, str]:
+        if self._identity is None:
+            self._identity = identify(self.model, self._tokenizer, self.source.files)
+        return self._identity
+
+    def stats(self) -> Stats:
+        store = self.store
+        layers = [(g, len(g.layers) * g.spec.nbytes()) for g in self.groups]
+        return Stats(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            kv_bytes=sum(g.pool.used * size for g, size in layers),
+            kv_allocated=sum(g.pool.size * size for g, size in layers),
+            kv_limit=sum(g.pool.limit * size for g, size in layers),
+            stored_nodes=len(store) if store is not None else 0,
+            hits=store.hits if store is not None else 0,
+            misses=store.misses if store is not None else 0,
+            reused_tokens=store.reused if store is not None else 0,
+            evictions=store.evictions if store is not None else 0,
+            preemptions=self.scheduler.preemptions,
+            positions=self.runner.positions,
+            peak_memory=mx.get_peak_memory(),
+        )
+
+    def close(self) -> None:
+        """End every request and give the memory back."""
+        if self._closed:
+            return
+        self._closed = True
+        for ticket in self._tickets.values():
+            if not ticket.seq.finish:
+                self.scheduler.finish(ticket.seq, Finish.CANCELLED)
+        self._flights.clear()
+        if self.store is not None:
+            self.store.clear()
+        mx.synchronize()
+        self.runner.pools.clear()
+        self.runner.tail = None
+        mx.clear_cache()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+
+def is_many(x) -> bool:
+    return isinstance(x, (list, tuple)) and bool(x) and all(isinstance(r, Request) for r in x)

@@ -1,0 +1,112 @@
+"""From a name to an engine that is ready to answer."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from . import device
+from .config import EngineConfig
+from .engine import Engine, Source
+from .errors import NoTokenizer
+from .models import CausalLM, find
+from .text import Tokenizer
+from .weights import Checkpoint, FolderCheckpoint, GgufCheckpoint, build
+from .weights.shapes import Shape, random_weights
+from .weights.source import Located, locate
+
+Say = Callable[[str], None]
+DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+
+
+def tell(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def load(name: str, config: EngineConfig = EngineConfig(), *, say: Say = tell) -> Engine:  # noqa: B008  frozen
+    """An engine for an alias, a folder, a .gguf file, a hub id or a `shape:`. `say` gets every line worth knowing."""
+    located = locate(str(name), revision=config.revision, offline=config.offline, token=config.token, say=say)
+    if located.shape is not None:
+        return Engine(shaped(located.shape, config, say), config, source=Source(located.name))
+    checkpoint = open_checkpoint(located)
+    model = filled(checkpoint, config, say)
+    tokenizer = tokenizer_of(checkpoint)
+    source = Source(located.name, tuple(checkpoint.files()), ends(checkpoint, tokenizer), tuple(checkpoint.generation.items()))
+    return Engine(model, config, tokenizer, source)
+
+
+def open_checkpoint(located: Located) -> Checkpoint:
+    assert located.path is not None
+    opened = FolderCheckpoint if located.kind == "folder" else GgufCheckpoint
+    return opened(located.path, located.name)
+
+
+def filled(checkpoint: Checkpoint, config: EngineConfig, say: Say) -> CausalLM:
+    on_cpu = device.kind() == "cpu"
+    dtype = DTYPES[config.dtype] if config.dtype else (mx.float32 if on_cpu else None)
+    unpack = config.dequantise
+    if unpack is None:
+        unpack = on_cpu and is_packed(checkpoint) and unpacked_fits(checkpoint, dtype or mx.float32, say)
+    model = build(checkpoint, dtype=dtype, dequantise=unpack, say=say)
+    if on_cpu and is_packed(checkpoint):
+        how = "unpacked to" if unpack else "kept packed, computed in"
+        say(f"{checkpoint.name}: weights {how} {config.dtype or 'float32'} on the CPU (EngineConfig.dequantise)")
+    return finish(model)
+
+
+def is_packed(checkpoint: Checkpoint) -> bool:
+    return not all(info.dtype in ("F32", "F16", "BF16") for info in checkpoint.sizes().values())
+
+
+def unpacked_fits(checkpoint: Checkpoint, dtype: mx.Dtype, say: Say) -> bool:
+    """Whether plain matrices leave room for the rest. Half-precision and packed matmuls crawl on a CPU."""
+    need = parameters(outline(checkpoint.config)) * dtype.size
+    total, free = device.memory()
+    if need < 0.7 * free:
+        return True
+    say(f"{checkpoint.name}: {need / 1e9:.1f} GB unpacked do not fit {free / 1e9:.1f} GB free; weights stay packed (slow)")
+    return False
+
+
+def outline(config: dict[str, Any]) -> CausalLM:
+    """The model of a config, its weights never computed."""
+    family = find(config)
+    return family(family.parse(config, lambda line: None))
+
+
+def parameters(model: CausalLM) -> int:
+    return sum(array.size for _, array in tree_flatten(model.parameters()))
+
+
+def shaped(shape: Shape, config: EngineConfig, say: Say) -> CausalLM:
+    dtype = DTYPES[config.dtype] if config.dtype else (mx.float32 if device.kind() == "cpu" else mx.bfloat16)
+    family = find(shape.config)
+    model = family(family.parse(shape.config, say))
+    random_weights(model, shape.bits, dtype, mode=shape.mode, group_size=shape.group_size)
+    return finish(model)
+
+
+def finish(model: CausalLM) -> CausalLM:
+    model.fuse()
+    mx.eval(model.parameters())
+    return model
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
+    try:
+        return checkpoint.tokenizer()
+    except NoTokenizer:
+        return None  # tokens in and out still work; text raises NoTokenizer where it is asked for
+
+
+def ends(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Tokens that end an answer: those of generation_config.json, config.json and the tokenizer."""
+    found: set[int] = set(tokenizer.eos_ids) if tokenizer else set()
+    for place in (checkpoint.generation, checkpoint.config):
+        value = place.get("eos_token_id")
+        for token in value if isinstance(value, list) else [value]:
+            if isinstance(token, int) and not isinstance(token, bool):
+                found.add(token)
+    return frozenset(found)

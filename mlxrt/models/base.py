@@ -1,0 +1,49 @@
+"""What the runtime asks of a model. A model knows nothing of batches, schedulers or masks."""
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..cache.memory import LayerSpec, Shared
+from .config import ModelConfig, Say
+
+
+class CausalLM(nn.Module):
+    config: ModelConfig
+    Config: type[ModelConfig] = ModelConfig
+    # Checkpoint keys that are dropped on purpose: (pattern, reason).
+    DROPS: tuple[tuple[str, str], ...] = ((r"rotary_emb\.inv_freq$", "recomputed from the config"),)
+
+    @classmethod
+    def parse(cls, raw: dict, say: Say) -> ModelConfig:
+        return cls.Config.parse(raw, say)
+
+    def memory(self) -> list[LayerSpec | Shared]:
+        """One spec per layer: the whole of what a model says about caching."""
+        raise NotImplementedError
+
+    def __call__(self, tokens: mx.array, views) -> mx.array:
+        """Hidden states [N, hidden] for tokens [N], of any number of sequences packed end to end."""
+        raise NotImplementedError
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Logits for the rows that will be sampled."""
+        raise NotImplementedError
+
+    @staticmethod
+    def rename(key: str) -> str:
+        """A checkpoint's weight name to ours."""
+        return key
+
+    def fuse(self) -> None:
+        """Join matrices that read the same input. Called once, when all weights are in."""
+        for module in self.modules():
+            if isinstance(module, Fusible):
+                module.fuse()
+                mx.eval(module.parameters())  # one at a time: old and joined matrices exist together
+
+
+class Fusible(nn.Module):
+    """A module some of whose matrices read the same input and can be one."""
+
+    def fuse(self) -> None:
+        raise NotImplementedError

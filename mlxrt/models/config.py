@@ -1,0 +1,150 @@
+"""config.json, read with nothing ignored in silence.
+
+Every key is used, known to say nothing about the arithmetic, known and pinned to the values we compute, or printed.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from math import isfinite
+from typing import Any, Self
+
+from ..errors import BadCheckpoint, UnsupportedModel
+from .rope import Rope, read_rope
+
+Say = Callable[[str], None]
+
+# Keys that say nothing about the arithmetic of a forward pass.
+NOISE = frozenset(
+    """architectures auto_map bos_token_id eos_token_id pad_token_id torch_dtype dtype transformers_version use_cache
+    attention_dropout hidden_dropout embd_pdrop resid_pdrop initializer_range name_or_path _name_or_path model_type
+    output_attentions output_hidden_states output_router_logits return_dict id2label label2id problem_type
+    finetuning_task is_encoder_decoder is_decoder gradient_checkpointing quantization quantization_config
+    is_llama_config transformers.js_config unsloth_fixed unsloth_version task_specific_params tokenizer_class
+    max_window_layers original_max_position_embeddings cache_implementation sep_token_id decoder_start_token_id
+    chunk_size_feed_forward vocab_size_padded tf_legacy_loss attn_implementation _attn_implementation_autoset
+    use_return_dict torchscript use_bfloat16 pruned_heads prefix add_cross_attention tie_encoder_decoder
+    cross_attention_hidden_size""".split()
+)
+PINNED: dict[str, tuple] = {
+    "hidden_act": ("silu", "swish"),
+    "pretraining_tp": (1,),
+    "rope_interleaved": (False, None),
+    "partial_rotary_factor": (1, None),
+}
+LARGEST = {"vocab_size": 1 << 24, "num_hidden_layers": 1 << 12, "max_position_embeddings": 1 << 30}
+ROPE_KEYS = {"rope_theta", "rope_scaling", "rope_parameters", "rope_freq_factors"}
+
+
+def needs(low=None, high=None, **options) -> Any:
+    return field(metadata={"low": low, "high": high}, **options)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What all decoder-only families share. Names are the Hub's."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope: Rope
+    num_key_value_heads: int = 0  # 0: as many as attention heads
+    head_dim: int = 0  # 0: hidden_size / heads
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = False
+    sliding_window: int | None = None
+    use_sliding_window: bool | None = None
+    layer_types: tuple[str, ...] | None = None
+    model_type: str = ""
+    windows: tuple[int | None, ...] = ()  # per layer, made from the keys above
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any], say: Say, pinned: Mapping[str, tuple] = PINNED) -> Self:
+        values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw and f.name not in ("rope", "windows")}
+        for f in fields(cls):
+            if f.name in values:
+                kind = f.type.__name__ if isinstance(f.type, type) else str(f.type)
+                values[f.name] = checked(f.name, kind, values[f.name])
+            elif f.name not in ("rope", "windows") and f.default is MISSING:
+                raise BadCheckpoint(f"config.json has no {f.name}; {raw.get('model_type')} needs it")
+        for key, allowed in pinned.items():
+            if key in raw and raw[key] not in allowed:
+                raise UnsupportedModel(f"config.json: {key} = {raw[key]!r} is not supported (only {one_of(allowed)})")
+        known = {f.name for f in fields(cls)} | NOISE | ROPE_KEYS | set(pinned)
+        for key in sorted(set(raw) - known):
+            say(f"config.json: {key} is unknown to mlxrt and has no effect")
+        return cls(**values, rope=None)._complete(raw)  # type: ignore[arg-type]
+
+    def _complete(self, raw) -> Self:
+        """What follows from the keys that were given."""
+        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731  still under construction
+        put("num_key_value_heads", self.num_key_value_heads or self.num_attention_heads)
+        if not self.head_dim:
+            if self.hidden_size % self.num_attention_heads:
+                raise BadCheckpoint(
+                    f"config.json: hidden_size {self.hidden_size} is no multiple of {self.num_attention_heads} heads"
+                )
+            put("head_dim", self.hidden_size // self.num_attention_heads)
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise BadCheckpoint(
+                f"config.json: {self.num_attention_heads} attention heads are no multiple of "
+                f"{self.num_key_value_heads} key-value heads"
+            )
+        put("rope", read_rope(raw, self.head_dim, self.max_position_embeddings))
+        put("windows", self._windows(raw))
+        return self
+
+    def _windows(self, raw) -> tuple[int | None, ...]:
+        n = self.num_hidden_layers
+        if self.layer_types is not None:
+            if len(self.layer_types) != n:
+                raise BadCheckpoint(f"config.json: {len(self.layer_types)} layer_types for {n} layers")
+            for kind in self.layer_types:
+                if kind not in ("full_attention", "sliding_attention"):
+                    raise UnsupportedModel(f"config.json: layer_types holds {kind!r}, which this family does not have")
+            if "sliding_attention" in self.layer_types and self.sliding_window is None:
+                raise BadCheckpoint("config.json: layer_types has sliding_attention but sliding_window is missing")
+            return tuple(self.sliding_window if k == "sliding_attention" else None for k in self.layer_types)
+        return self.windows_without_types(raw)
+
+    @property
+    def context(self) -> int:
+        """Tokens the model was made for."""
+        return min(self.max_position_embeddings, self.rope.limit or self.max_position_embeddings)
+
+    def windows_without_types(self, raw) -> tuple[int | None, ...]:
+        """Families say what sliding_window means where layer_types is absent."""
+        if self.sliding_window is not None:
+            raise UnsupportedModel(f"config.json: sliding_window = {self.sliding_window} means nothing to {self.model_type}")
+        return (None,) * self.num_hidden_layers
+
+
+def checked(name: str, kind: str, value):
+    """A config value of the annotated kind, or an error that names it."""
+    if value is None and "None" in kind:
+        return None
+    if value is None and name in ("num_key_value_heads", "head_dim"):
+        return 0
+    if "bool" in kind:
+        if isinstance(value, bool):
+            return value
+    elif "tuple" in kind:
+        if isinstance(value, list) and all(isinstance(v, str) for v in value):
+            return tuple(value)
+    elif "int" in kind:
+        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST.get(name, 1 << 22):
+            return value
+    elif "float" in kind:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value) and 0 <= value < 1:
+            return float(value)
+    elif isinstance(value, str):
+        return value
+    raise BadCheckpoint(f"config.json: {name} = {value!r} is not a usable {kind}")
+
+
+def one_of(values) -> str:
+    return " or ".join(repr(v) for v in values)

@@ -1,0 +1,167 @@
+"""Rotary position embedding: which angle each pair of numbers turns by, for every published scaling.
+
+Both spellings of the config are read here (`rope_theta` + `rope_scaling`, and transformers 5's `rope_parameters`).
+A missing theta is an error: the wrong one gives fluent nonsense.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..errors import BadCheckpoint, UnsupportedModel
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Periods of the pairs and what they are scaled by, ready to compute with."""
+
+    dim: int
+    theta: float
+    kind: str = "default"
+    periods: tuple[float, ...] | None = None  # radians per position is 1 / period; None: theta ** (2i / dim)
+    scale: float = 1.0  # on positions
+    magnitude: float = 1.0  # on the rotated values
+    limit: int | None = None  # the scaling is exact up to this position only
+
+
+class RoPE(nn.Module):
+    def __init__(self, rope: Rope):
+        super().__init__()
+        self._rope = rope
+        self._periods = None if rope.periods is None else mx.array(rope.periods, mx.float32)
+
+    def __call__(self, x, positions):
+        """x [N, H, D], each token at its own position: tokens are the batch of MLX's rope."""
+        r = self._rope
+        if r.magnitude != 1.0:
+            x = x * r.magnitude  # a Python float keeps the dtype
+        base = None if self._periods is not None else r.theta
+        turned = mx.fast.rope(
+            x[:, :, None], r.dim, traditional=False, base=base, scale=r.scale, offset=positions, freqs=self._periods
+        )
+        return turned[:, :, 0]
+
+
+def read_rope(raw: Mapping[str, Any], dim: int, context: int) -> Rope:
+    """The rope of a config whose layers all turn alike."""
+    parameters = raw.get("rope_parameters")
+    scaling = raw.get("rope_scaling")
+    for name, value in (("rope_parameters", parameters), ("rope_scaling", scaling)):
+        if value is not None and not isinstance(value, Mapping):
+            raise BadCheckpoint(f"config.json: {name} must be an object, not {value!r}")
+    if parameters is not None and scaling is not None and {**scaling} != {k: parameters.get(k) for k in scaling}:
+        raise BadCheckpoint("config.json: rope_scaling and rope_parameters contradict each other; remove one")
+    given = dict(scaling or {}) | dict(parameters or {})
+    theta = number(given, "rope_theta", raw.get("rope_theta"), low=1)
+    if theta is None:
+        raise BadCheckpoint("config.json has no rope_theta (nor rope_parameters.rope_theta); it cannot be guessed")
+    if dim % 2:
+        raise UnsupportedModel(f"config.json: head_dim {dim} is odd, rope turns pairs")
+    if (factor := number(given, "partial_rotary_factor", None, low=0)) not in (None, 1):
+        raise UnsupportedModel(f"config.json: partial_rotary_factor = {factor} is not supported by this family")
+    if raw.get("rope_freq_factors") is not None:
+        return Rope(dim, theta, "factors", stretched(theta, dim, raw["rope_freq_factors"]))
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind not in KINDS:
+        raise UnsupportedModel(f"config.json: rope scaling {kind!r} is not supported; supported: {', '.join(KINDS)}")
+    return KINDS[kind](dim, theta, given, original(raw, given, context))
+
+
+def original(raw, given, context: int) -> int:
+    """The context the model was trained on before it was stretched."""
+    top = raw.get("original_max_position_embeddings")
+    n = number(given, "original_max_position_embeddings", top, low=1)
+    return context if n is None else int(n)
+
+
+def number(given, key: str, default, *, low: float | None = None, required: str | None = None):
+    value = given.get(key, default)
+    if value is None:
+        if required:
+            raise BadCheckpoint(f"config.json: rope scaling {required!r} needs {key}")
+        return None
+    fine = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e30
+    if not fine or not math.isfinite(value) or (low is not None and value < low):
+        raise BadCheckpoint(f"config.json: {key} = {value!r} is not a usable number")
+    return float(value)
+
+
+def plain(theta: float, dim: int) -> list[float]:
+    return [theta ** (2 * i / dim) for i in range(dim // 2)]
+
+
+def stretched(theta: float, dim: int, factors) -> tuple[float, ...]:
+    if not isinstance(factors, (list, tuple)) or len(factors) != dim // 2:
+        raise BadCheckpoint(f"rope frequency factors: {dim // 2} numbers expected for head_dim {dim}")
+    return tuple(p * f for p, f in zip(plain(theta, dim), factors))
+
+
+def default(dim, theta, given, context) -> Rope:
+    return Rope(dim, theta)
+
+
+def linear(dim, theta, given, context) -> Rope:
+    return Rope(dim, theta, "linear", scale=1 / number(given, "factor", None, low=1e-6, required="linear"))
+
+
+def llama3(dim, theta, given, context) -> Rope:
+    """Long periods are stretched by the factor, short ones kept, those between blended."""
+    factor, low, high = (
+        number(given, k, None, low=1e-6, required="llama3") for k in ("factor", "low_freq_factor", "high_freq_factor")
+    )
+    if high <= low:
+        raise BadCheckpoint(f"config.json: rope high_freq_factor {high} must be above low_freq_factor {low}")
+    if "original_max_position_embeddings" not in given:
+        raise BadCheckpoint("config.json: rope scaling 'llama3' needs original_max_position_embeddings")
+    periods = []
+    for p in plain(theta, dim):
+        turns = context / (2 * math.pi * p)  # over the original context
+        keep = min(1.0, max(0.0, (turns - low) / (high - low)))
+        periods.append(1 / ((1 - keep) / (factor * p) + keep / p))
+    return Rope(dim, theta, "llama3", tuple(periods))
+
+
+def yarn(dim, theta, given, context) -> Rope:
+    factor = number(given, "factor", None, low=1e-6, required="yarn")
+    fast, slow = number(given, "beta_fast", 32.0, low=1e-6), number(given, "beta_slow", 1.0, low=1e-6)
+
+    def pair(turns):  # the (fractional) pair that makes so many turns over the original context
+        return dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = pair(fast), pair(slow)
+    if given.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
+    last = last + 0.001 if first == last else last
+    periods = []
+    for i, p in enumerate(plain(theta, dim)):
+        stretch = min(1.0, max(0.0, (i - first) / (last - first)))
+        periods.append(1 / (stretch / (factor * p) + (1 - stretch) / p))
+    return Rope(dim, theta, "yarn", tuple(periods), magnitude=yarn_magnitude(given, factor))
+
+
+def yarn_magnitude(given, factor: float) -> float:
+    def grown(m):
+        return 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0
+
+    set_by_hand = number(given, "attention_factor", None, low=0)
+    if set_by_hand is not None:
+        return set_by_hand
+    m, all_dim = number(given, "mscale", None), number(given, "mscale_all_dim", None)
+    return grown(m) / grown(all_dim) if m and all_dim else grown(1)
+
+
+def dynamic(dim, theta, given, context) -> Rope:
+    """Dynamic NTK leaves texts up to the trained context alone and turns *every* key anew beyond it.
+
+    No cache can follow that, so the context ends where it begins (`limit`).
+    """
+    number(given, "factor", None, low=1e-6, required="dynamic")
+    return Rope(dim, theta, "dynamic", limit=context)
+
+
+KINDS = {"default": default, "linear": linear, "llama3": llama3, "yarn": yarn, "dynamic": dynamic}

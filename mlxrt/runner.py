@@ -1,0 +1,179 @@
+"""Runs a step: forward and sample. Launching returns at once; the tokens arrive when they are read.
+
+A step is a pure function of arrays. Decode steps replace `live` and only read the pools, so they can be launched
+ahead; a step that writes the pools first waits for the ones in the air, and so writes in place.
+"""
+
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from .batch import inputs, place
+from .cache import SequenceState
+from .cache.memory import TAIL, Batch, Group, Shared
+from .cache.memory.slices import bucket, put, widen
+from .logits import LogitsView
+from .models import CausalLM
+from .sampling import Sampled, sample
+from .scheduler import Slice, Step
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A step that is running."""
+
+    slices: tuple[Slice, ...]  # those that sample
+    sampled: Sampled | None
+
+
+@dataclass
+class Tail:
+    """The batch that is decoding, and what it has not yet written to the pools."""
+
+    rows: tuple[int, ...]
+    start: list[int]
+    used: int = 0
+    live: dict[int, tuple] = field(default_factory=dict)
+    batch: Batch | None = None
+    index: list[dict] = field(default_factory=list)
+
+    def goes_on(self, step: Step) -> bool:
+        """Whether the step is the next one of this very batch."""
+        at = [(s.seq.id, s.start) for s in step.slices]
+        return at == [(row, start + self.used) for row, start in zip(self.rows, self.start)]
+
+
+class Runner:
+    def __init__(self, model: CausalLM, groups: list[Group], compiled: bool):
+        self.model, self.groups = model, groups
+        self.of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
+        self.source = [s.layer if isinstance(s, Shared) else i for i, s in enumerate(model.memory())]
+        self.pools = {i: groups[g].spec.pool(groups[g].pool.size) for i, g in self.of.items()}
+        mx.eval(self.pools)  # run out of memory now, not in the first step
+        self.tail: Tail | None = None
+        step = lambda *a: self.forward(*a)[::2]  # noqa: E731  decode does not return pools: it may not write them
+        self.decode = mx.compile(step) if compiled else step
+        self.waits = 0  # steps that had to wait for the device
+        self.positions = 0  # tokens run through the model
+
+    def launch(self, step: Step) -> Flight:
+        hidden = self.hidden(step)
+        ends = [i for i, s in enumerate(step.slices) if s.samples]
+        if not ends:
+            return Flight((), None)
+        slices = tuple(step.slices[i] for i in ends)
+        rows = hidden if len(ends) == hidden.shape[0] else hidden[mx.array(ends)]
+        with LogitsView(self.model.logits(rows), [s.seq for s in slices]) as view:
+            sampled = sample(view)
+        for i, s in enumerate(slices):
+            s.seq.pending.append((sampled.tokens, i))
+        mx.async_eval(*sampled.arrays)
+        return Flight(slices, sampled)
+
+    def hidden(self, step: Step, every: bool = False) -> mx.array:
+        """The last hidden state of every row, or of `every` token."""
+        rows = tuple(s.seq.id for s in step.slices)
+        moved = any(g.pool.copies or g.pool.size > self.pools[g.layers[0]][0].shape[0] for g in self.groups)
+        if self.tail and (not step.decode or moved or self.tail.used == TAIL or not self.tail.goes_on(step)):
+            self.settle()
+        if moved:
+            self.move()
+        tokens = inputs(step)
+        self.positions += tokens.shape[0]
+        return self.ahead(step, rows, tokens) if step.decode else self.alone(step, tokens, every)
+
+    def forward(self, tokens, batch, index, pools, live):
+        """The step itself: (hidden, pools, live) from arrays alone."""
+        views = {i: self.groups[g].spec.view(batch, index[g], pools[i], live[i]) for i, g in self.of.items()}
+        hidden = self.model(tokens, [views[i] for i in self.source])
+        return hidden, {i: v.pool for i, v in views.items()}, {i: v.live for i, v in views.items()}
+
+    def alone(self, step, tokens, every):
+        """Rows of any length, packed. Writes the pools, so nothing else may be reading them."""
+        self.wait()
+        batch, index = place(step, self.groups, [s.start for s in step.slices], 0, len(step.slices))
+        hidden, self.pools, _ = self.forward(tokens, batch, index, self.pools, {i: () for i in self.of})
+        mx.async_eval(self.pools)
+        if every:
+            return hidden
+        ends, n = [], 0
+        for s in step.slices:
+            n += s.stop - s.start
+            ends.append(n - 1)
+        return hidden[mx.array(ends)]
+
+    def ahead(self, step, rows, tokens):
+        """One token a row, any number of steps in the air."""
+        t = self.tail = self.tail or Tail(rows, [s.start for s in step.slices])
+        width = bucket(len(rows))
+        t.batch, t.index = place(step, self.groups, t.start, t.used, width)
+        if not t.live:
+            t.live = {i: self.groups[g].spec.open(self.pools[i], t.index[g], width) for i, g in self.of.items()}
+        if width > len(rows):
+            tokens = mx.concatenate([tokens, mx.zeros(width - len(rows), tokens.dtype)])
+        hidden, t.live = self.decode(tokens, t.batch, t.index, self.pools, t.live)
+        t.used += 1
+        mx.async_eval(t.live)
+        return hidden[: len(rows)]
+
+    def settle(self):
+        """Write the tail to the pools."""
+        t, self.tail = self.tail, None
+        if t is None:
+            return
+        self.wait()
+        batch = t.batch._replace(used=mx.array(t.used))
+        for i, g in self.of.items():
+            self.pools[i] = self.groups[g].spec.flush(self.pools.pop(i), t.live[i], batch, t.index[g])
+        mx.async_eval(self.pools)
+
+    def move(self):
+        """Make true what the host's pools have promised: more places, and copies of shared ones."""
+        self.wait()
+        for group in self.groups:
+            pairs, group.pool.copies = group.pool.copies, []
+            for i in group.layers:
+                arrays = self.pools.pop(i)
+                if group.pool.size > arrays[0].shape[0]:
+                    arrays = tuple(widen(p, group.pool.size) for p in arrays)
+                if pairs:
+                    old, new = (mx.array([b.check() for b in side]) for side in zip(*pairs))
+                    arrays = tuple(put(p, new, p[old]) for p in arrays)
+                self.pools[i] = arrays
+                mx.eval(arrays)  # one layer at a time: the old and the new pool exist together
+        self.pools = dict(sorted(self.pools.items()))
+
+    def read(self, state: SequenceState) -> dict[str, mx.array]:
+        """The blocks a state names, layer by layer."""
+        self.settle()
+        if any(g.pool.copies for g in self.groups):
+            self.move()
+        arrays = {}
+        for i, g in self.of.items():
+            ids = mx.array([b.check() for b in state.parts[g].blocks])
+            arrays |= {f"layer.{i}.{n}": p[ids] for n, p in enumerate(self.pools[i])}
+        mx.eval(arrays)
+        return arrays
+
+    def write(self, tokens, firsts, arrays, empty) -> SequenceState:
+        """A state of these tokens in blocks of its own, filled with what `read` gave."""
+        self.settle()
+        parts, places = [], {}
+        for g, group in enumerate(self.groups):
+            layer = group.layers[0]
+            new = group.pool.take(arrays[f"layer.{layer}.0"].shape[0])
+            places[g] = mx.array([b.check() for b in new])
+            pieces = [None] * firsts[g] + new
+            for i, block in enumerate(new, firsts[g]):
+                block.filled = min(empty[g].size, len(tokens) - i * empty[g].size)
+            parts.append(empty[g].adopt(pieces, len(tokens)))
+        self.move()
+        for i, g in self.of.items():
+            old = self.pools.pop(i)
+            self.pools[i] = tuple(put(p, places[g], arrays[f"layer.{i}.{n}"]) for n, p in enumerate(old))
+        mx.eval(self.pools)
+        return SequenceState(tuple(tokens), tuple(parts))
+
+    def wait(self):
+        mx.synchronize()
+        self.waits += 1

@@ -1,0 +1,164 @@
+"""Chat templates: Jinja out of a checkpoint, run in a sandbox with a bound on its work.
+
+The code of a template is somebody else's: whatever goes wrong inside is a BadTemplate of one line.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from ..errors import BadRequest, BadTemplate
+
+WORK = 2_000_000  # loop rounds and calls of one rendering; a chat of 10,000 messages takes a tenth of it
+LARGEST = 10_000_000  # characters, digits or items that one product may have
+
+
+def pick(templates: Mapping[str, str], tools: object) -> str:
+    """Which of the named templates serves: the one for tools when there are any, else the default."""
+    if not templates:
+        raise BadTemplate("this model has no chat template; give raw text (a str) instead of messages")
+    if tools is not None and "tool_use" in templates:
+        return "tool_use"
+    if "default" in templates:
+        return "default"
+    raise BadTemplate(f"no chat template is named default; there are {', '.join(sorted(templates))}: give raw text")
+
+
+class Template:
+    """One compiled template."""
+
+    def __init__(self, source: str, names: Mapping[str, str]):
+        self.names = dict(names)
+        self.compiled = compiled(source)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        enable_thinking: bool | None,
+        add_generation_prompt: bool,
+    ) -> str:
+        told: dict[str, Any] = {**self.names, "messages": checked(messages), "documents": None}
+        told["tools"] = None if tools is None else list(tools)
+        told["add_generation_prompt"] = add_generation_prompt
+        if enable_thinking is not None:
+            told["enable_thinking"] = enable_thinking
+        self.compiled.environment.work = WORK
+        return guarded("refused the messages", lambda: self.compiled.render(told))
+
+
+def checked(messages: Sequence[Mapping[str, Any]]) -> list[dict]:
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
+        raise BadRequest(f"messages must be a list of {{role, content}}, not {type(messages).__name__}")
+    out = []
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise BadRequest(f"message {i} must be a dict with role and content, not {type(message).__name__}")
+        if not isinstance(message.get("role"), str):
+            raise BadRequest(f"message {i} needs a role (a str such as user), not {message.get('role')!r}")
+        out.append(dict(message))
+    return out
+
+
+def guarded(what: str, work):
+    """Run a piece of a template; a template may raise anything, since it calls methods of our data."""
+    from jinja2 import TemplateError
+
+    try:
+        return work()
+    except TemplateError as e:
+        raise BadTemplate(f"the chat template {what}: {one_line(e)}") from None
+    except RecursionError:
+        raise BadTemplate(f"the chat template {what}: it nests too deep") from None
+    except MemoryError:
+        raise BadTemplate(f"the chat template {what}: it needs too much memory") from None
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, SyntaxError, AssertionError) as e:
+        raise BadTemplate(f"the chat template {what}: {type(e).__name__}: {one_line(e)}") from None
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def compiled(source: str):
+    environment = sandbox()
+    return guarded("cannot be read", lambda: environment.from_string(source))
+
+
+def raise_exception(message: object) -> None:
+    from jinja2 import TemplateError
+
+    raise TemplateError(str(message))
+
+
+def strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def tojson(x: Any, ensure_ascii: bool = False, indent=None, separators=None, sort_keys: bool = False) -> str:
+    """Jinja's own would escape for HTML."""
+    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def sandbox():
+    """The environment chat templates are written for, with every loop, call and product counted."""
+    from jinja2 import TemplateRuntimeError, nodes, pass_environment
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """{% generation %} marks the assistant's text for training; here only its content counts."""
+
+        tags = {"generation"}  # noqa: RUF012  Jinja reads a class attribute
+
+        def parse(self, parser):
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body).set_lineno(line)
+
+    class Sandbox(ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset(["*", "**"])
+        work = WORK
+
+        def spend(self) -> None:
+            self.work -= 1
+            if self.work < 0:
+                raise TemplateRuntimeError(f"it works too long (more than {WORK:,} loop rounds and calls)")
+
+        def call(self, context, obj, *args, **kwargs):
+            self.spend()
+            return super().call(context, obj, *args, **kwargs)
+
+        def call_binop(self, context, operator, left, right):
+            if product_size(operator, left, right) > LARGEST:
+                raise TemplateRuntimeError(f"a product of more than {LARGEST:,} digits or items")
+            return super().call_binop(context, operator, left, right)
+
+        def _parse(self, source, name, filename):
+            tree = super()._parse(source, name, filename)
+            for loop in list(tree.find_all(nodes.For)):
+                loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
+            return tree
+
+    @pass_environment
+    def counted(environment, items) -> Iterator:
+        for item in items:
+            environment.spend()
+            yield item
+
+    made = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
+    made.filters.update(tojson=tojson, counted=counted)
+    made.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
+    return made
+
+
+def product_size(operator: str, left: Any, right: Any) -> int:
+    """How large left * right or left ** right gets, in items or bits."""
+    if operator == "**":
+        both = isinstance(left, int) and isinstance(right, int)
+        return left.bit_length() * max(right, 0) if both else 0
+    if isinstance(left, int) and not isinstance(right, int):
+        left, right = right, left
+    sized = isinstance(left, (str, bytes, list, tuple)) and isinstance(right, int)
+    return len(left) * max(right, 0) if sized else 0

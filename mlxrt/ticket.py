@@ -1,0 +1,65 @@
+"""One request from the engine's side: its text, its clock, and the events nobody has taken yet."""
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from .request import Completion, Event, Finish, Logprobs, Sequence, Timings
+from .text import Detokenizer, StopMatcher
+
+
+@dataclass
+class Ticket:
+    seq: Sequence
+    detokenizer: Detokenizer | None
+    matcher: StopMatcher | None
+    began: float = field(default_factory=time.perf_counter)
+    first: float | None = None
+    inbox: deque[Event] = field(default_factory=deque)
+
+    def receive(self, token: int, logprobs: Logprobs) -> bool:
+        """A token has arrived and its sequence knows of it. True when its text completes a stop string."""
+        self.first = self.first or time.perf_counter()
+        ending = self.seq.finish
+        text, matched = "", False
+        if self.detokenizer:
+            if ending is not Finish.STOP:  # a stop token is no text
+                text = self.detokenizer.push(token)
+            if ending:
+                text += self.detokenizer.finish()
+        if self.matcher:
+            text, matched = self.matcher.push(text)
+            if ending and not matched:
+                text += self.matcher.finish()
+        reason = Finish.STOP if matched else ending
+        self.inbox.append(Event(self.seq.id, token, text, reason, logprobs, self.timings() if reason else None))
+        return matched
+
+    def fail(self, error: Exception) -> None:
+        self.inbox.append(Event(self.seq.id, finish_reason=Finish.ERROR, timings=self.timings(), error=error))
+
+    def timings(self) -> Timings:
+        seq, now = self.seq, time.perf_counter()
+        return Timings(
+            prompt_tokens=len(seq.prompt),
+            cached_tokens=seq.cached,
+            generated_tokens=len(seq.tokens) - len(seq.prompt),
+            first_token_s=(self.first or now) - self.began,
+            total_s=now - self.began,
+            seed=seq.seed if seq.params.temperature > 0 else None,
+        )
+
+
+def complete(events: list[Event]) -> Completion:
+    """The events of one request, folded."""
+    last = events[-1]
+    assert last.finish_reason and last.timings
+    chosen = [e for e in events if e.token is not None]
+    return Completion(
+        text="".join(e.text for e in events),
+        tokens=tuple(e.token for e in chosen if e.token is not None),
+        finish_reason=last.finish_reason,
+        cached_tokens=last.timings.cached_tokens,
+        logprobs=tuple(e.logprobs for e in chosen) if any(e.logprobs for e in chosen) else (),
+        timings=last.timings,
+    )

@@ -1,0 +1,153 @@
+"""A model from a checkpoint: every tensor finds its place or its reason, every parameter its tensor.
+
+Refuses to know file formats and architectures; it only compares names, shapes and dtypes.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+
+from ..errors import BadCheckpoint, UnsupportedModel
+from ..models import CausalLM, find
+from .checkpoint import Checkpoint, Say, tell
+from .quantised import FLOATS, Layout, contradictions, kind, layout_of, packed, refuse_methods, unpack
+
+Arrays = dict[str, mx.array]
+HEAD, TABLE = "lm_head.", "embed_tokens."
+
+
+def build(
+    checkpoint: Checkpoint, *, dtype: mx.Dtype | None = None, dequantise: bool = False, say: Say = tell
+) -> CausalLM:
+    """The model of a checkpoint, its weights in memory; `dequantise` gives plain matrices for packed ones."""
+    return fill(find(checkpoint.config), checkpoint, dtype=dtype, dequantise=dequantise, say=say)
+
+
+def fill(
+    family: type[CausalLM], checkpoint: Checkpoint, *, dtype: mx.Dtype | None, dequantise: bool, say: Say
+) -> CausalLM:
+    """`build` for a family that is already known."""
+    refuse_methods(checkpoint.config)
+    config = family.parse(checkpoint.config, say)
+    check_depth(checkpoint, family.rename)
+    model = family(config)
+    arrays = select(family, checkpoint.load(say))
+    drop_tied_head(model, arrays)
+    dtype = dtype or main_dtype(arrays)
+    layouts = find_layouts(model, arrays)
+    if line := contradictions(checkpoint.config, layouts):
+        say(line)
+    if dequantise:
+        arrays = dequantised(arrays, layouts, dtype)
+    else:
+        replace(model, layouts, dtype)
+    place(model, arrays, dtype)
+    return model
+
+
+def check_depth(checkpoint: Checkpoint, rename: Callable[[str], str]) -> None:
+    """Before the model is made: a damaged layer count would make millions of modules."""
+    said = checkpoint.config.get("num_hidden_layers")
+    layers = {m[1] for name in checkpoint.sizes() if (m := re.search(r"(?:^|\.)layers\.(\d+)\.", rename(name)))}
+    if type(said) is int and said > len(layers):
+        raise BadCheckpoint(f"{checkpoint.name}: config.json says {said} layers, the weights hold {len(layers)}")
+
+
+def select(family: type[CausalLM], arrays: Arrays) -> Arrays:
+    """The arrays that are kept, under the model's names."""
+    kept: Arrays = {}
+    for key, array in arrays.items():
+        if any(re.search(pattern, key) for pattern, _ in family.DROPS):
+            continue
+        name = family.rename(key)
+        if name in kept:
+            raise BadCheckpoint(f"two tensors of the checkpoint are {name}; one of them is {key}")
+        kept[name] = array
+    return kept
+
+
+def drop_tied_head(model: nn.Module, arrays: Arrays) -> None:
+    """A head stored although the model uses the embedding: dropped when they are the same, an error when not."""
+    head = {name: array for name, array in arrays.items() if name.startswith(HEAD)}
+    if not head or "lm_head" in model:
+        return
+    [table] = [path for path, _ in model.named_modules() if f"{path}.".endswith(TABLE)] or [""]
+    for name, array in head.items():
+        other = arrays.get(f"{table}.{name.removeprefix(HEAD)}")
+        if other is None or other.shape != array.shape or not mx.array_equal(other, array, equal_nan=True).item():
+            raise BadCheckpoint(
+                f"config.json ties the head to the embedding, but the checkpoint's {name} differs from {table}; "
+                "set tie_word_embeddings to false if the head is meant to be used"
+            )
+        del arrays[name]
+
+
+def main_dtype(arrays: Arrays) -> mx.Dtype:
+    """The float dtype that holds most bytes. One for all: a lone float32 norm would make every activation float32."""
+    held: Counter[mx.Dtype] = Counter()
+    for array in arrays.values():
+        if array.dtype in FLOATS:
+            held[array.dtype] += array.nbytes
+    if not held:
+        raise BadCheckpoint("the checkpoint holds no float tensors (F32, F16 or BF16)")
+    return held.most_common(1)[0][0]
+
+
+def find_layouts(model: nn.Module, arrays: Arrays) -> dict[str, Layout]:
+    """The packed modules: those with scales."""
+    layouts: dict[str, Layout] = {}
+    modules = dict(model.named_modules())
+    for path in [name.removesuffix(".scales") for name in arrays if name.endswith(".scales")]:
+        if path not in modules:
+            continue  # listed among the leftovers
+        module = modules[path]
+        if not isinstance(module, nn.Linear | nn.Embedding):
+            raise UnsupportedModel(f"{path} is packed, but it is a {type(module).__name__}: only matrices can be")
+        layouts[path] = layout_of(path, module["weight"].shape[1], arrays)
+    return layouts
+
+
+def dequantised(arrays: Arrays, layouts: Mapping[str, Layout], dtype: mx.Dtype) -> Arrays:
+    whole = {f"{path}.weight": unpack(path, layout, arrays, dtype) for path, layout in layouts.items()}
+    gone = {f"{path}.{part}" for path in layouts for part in ("scales", "biases")}
+    return {name: array for name, array in (arrays | whole).items() if name not in gone}
+
+
+def replace(model: nn.Module, layouts: Mapping[str, Layout], dtype: mx.Dtype) -> None:
+    modules = dict(model.named_modules())
+    made = [(path, packed(modules[path], layout, dtype)) for path, layout in layouts.items()]
+    model.update_modules(tree_unflatten(made))
+
+
+def place(model: nn.Module, arrays: Arrays, dtype: mx.Dtype) -> None:
+    """Check names, dtypes and shapes, then fill."""
+    wanted: dict[str, Any] = dict(tree_flatten(model.parameters()))
+    if lost := sorted(wanted.keys() - arrays.keys()):
+        raise BadCheckpoint(f"the checkpoint has no tensor for {count(lost)} of the model")
+    if left := sorted(arrays.keys() - wanted.keys()):
+        raise BadCheckpoint(f"the model has no place for {count(left)} of the checkpoint")
+    for name, parameter in wanted.items():
+        check_fit(name, parameter, arrays[name])
+    cast = {n: a.astype(dtype) if a.dtype in FLOATS else a for n, a in arrays.items()}
+    model.update(tree_unflatten(list(cast.items())))
+    mx.eval(model.parameters())
+
+
+def count(names: Iterable[str]) -> str:
+    names = list(names)
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{len(names)} tensors ({', '.join(names[:5])}{more})"
+
+
+def check_fit(name: str, parameter: mx.array, found: mx.array) -> None:
+    packs = parameter.dtype not in FLOATS  # words of a packed weight, byte scales
+    if found.dtype != parameter.dtype if packs else found.dtype not in FLOATS:
+        expected = kind(parameter) if packs else "float32, float16 or bfloat16"
+        raise BadCheckpoint(f"{name}: expected {expected}, found {kind(found)}")
+    if found.shape != parameter.shape:
+        raise BadCheckpoint(f"{name}: expected shape {list(parameter.shape)}, found {list(found.shape)}")

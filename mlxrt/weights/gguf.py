@@ -1,0 +1,133 @@
+"""A GGUF file as a checkpoint: its tensors under Hugging Face names, its metadata as config and tokenizer.
+
+Refuses to know the byte layout (gguf_directory, gguf_tensors) and what the metadata keys mean (gguf_config).
+"""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import BadCheckpoint, NoTokenizer, UnsupportedModel
+from .checkpoint import Checkpoint, Say, TensorInfo, tell
+from .gguf_config import synthesise
+from .gguf_directory import TensorRecord, read_directory
+from .gguf_tensors import convert, needs_dequantising, stored_rows, unpermute
+
+if TYPE_CHECKING:
+    from ..text import Tokenizer
+
+FREQUENCIES = "rope_freqs.weight"  # llama3's scaling, already turned into one factor per rope pair
+
+OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+INSIDE = {
+    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+
+
+def rename(name: str) -> str:
+    """The Hugging Face name; a name in no table keeps its own, and building the model lists it as left over."""
+    if found := re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias|scales|biases)", name):
+        layer, stem, suffix = found.groups()
+        if layer is None and stem in OUTSIDE:
+            return f"{OUTSIDE[stem]}.{suffix}"
+        if layer is not None and stem in INSIDE:
+            return f"model.layers.{layer}.{INSIDE[stem]}.{suffix}"
+    return name
+
+
+class GgufCheckpoint(Checkpoint):
+    """One .gguf file. `metadata` holds its keys as plain Python values."""
+
+    def __init__(self, path: Path | str, name: str | None = None):
+        self.path = Path(path)
+        self.name = name or self.path.stem
+        self.directory = read_directory(self.path)
+        self.metadata: dict[str, Any] = self.directory.metadata
+        refuse_parts(self.path, self.metadata)
+        self.config = synthesise(self.metadata, self.directory.tensors)
+        self.generation: dict[str, Any] = {}
+        if FREQUENCIES in self.directory.tensors:
+            self.config["rope_freq_factors"] = self.frequency_factors()
+
+    def sizes(self) -> dict[str, TensorInfo]:
+        return {rename(r.name): TensorInfo(r.shape, r.kind, r.nbytes) for r in self.records()}
+
+    def records(self) -> list[TensorRecord]:
+        return [r for r in self.directory.tensors.values() if r.name != FREQUENCIES]
+
+    def load(self, say: Say = tell) -> dict[str, mx.array]:
+        records: Iterable[TensorRecord] = self.records()
+        if slow := Counter(r.kind for r in records if needs_dequantising(r)):
+            kinds = ", ".join(f"{count} {kind}" for kind, count in slow.most_common())
+            say(
+                f"{self.name}: MLX has no kernel for these GGUF kinds: {kinds}; dequantising them to float16 on the CPU"
+            )
+            records = watched(records)
+        arrays: dict[str, mx.array] = {}
+        for record in records:
+            for key, array in convert(record, self.rows(record)).items():
+                arrays[rename(key)] = array
+        return arrays
+
+    def rows(self, record: TensorRecord) -> np.ndarray:
+        rows = stored_rows(self.directory, record)
+        if self.directory.metadata["general.architecture"] != "llama":
+            return rows  # only llama's converter permutes
+        found = re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", record.name)
+        if not found:
+            return rows
+        heads = self.config["num_attention_heads" if found[1] == "q" else "num_key_value_heads"]
+        if record.shape[0] != heads * self.config["head_dim"]:
+            raise BadCheckpoint(
+                f"{record.name} has {record.shape[0]} rows, expected {heads} heads x {self.config['head_dim']}"
+            )
+        by_row = rows.reshape(record.shape[0], -1)  # a bias is one stored row of many elements
+        return unpermute(by_row, heads).reshape(rows.shape)
+
+    def frequency_factors(self) -> list[float]:
+        record = self.directory.tensors[FREQUENCIES]
+        if record.kind != "F32" or record.shape != (self.config["head_dim"] // 2,):
+            raise BadCheckpoint(
+                f"{FREQUENCIES} must be F32 [{self.config['head_dim'] // 2}], found {record.kind} {list(record.shape)}"
+            )
+        factors = stored_rows(self.directory, record).view("<f4")[0].tolist()
+        if not all(0 < f < float("inf") for f in factors):
+            raise BadCheckpoint(f"{FREQUENCIES} must hold finite numbers > 0")
+        return factors
+
+    def tokenizer(self) -> "Tokenizer":
+        from ..text import Tokenizer
+
+        if "tokenizer.ggml.model" not in self.metadata:
+            raise NoTokenizer(
+                f"{self.path} holds no tokenizer (no key tokenizer.ggml.model); give token ids instead of text"
+            )
+        return Tokenizer.from_gguf(self.metadata)
+
+    def files(self) -> list[Path]:
+        return [self.path]
+
+
+def refuse_parts(path: Path, metadata: dict[str, Any]) -> None:
+    parts = metadata.get("split.count", 0)
+    if parts not in (0, 1):
+        raise UnsupportedModel(f"{path} is one of {parts} parts; join them with `llama-gguf-split --merge` first")
+
+
+def watched(records: Iterable[TensorRecord]) -> Iterable[TensorRecord]:
+    """The records behind a progress bar, where somebody looks."""
+    if not sys.stderr.isatty():
+        return records
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(list(records), "dequantising", console=Console(stderr=True), transient=True)

@@ -1,0 +1,1 @@
+"""Tests of where weights come from: names, aliases, the hub, published shapes."""

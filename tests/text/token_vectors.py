@@ -1,0 +1,103 @@
+"""Token vectors of llama.cpp against our GGUF vocabularies.
+
+    python tests/text/token_vectors.py
+
+Fetches the sdist that carries them once (77 MB, through pip's own index settings) into the cache folder, checks its
+sha256, compares every set whose vocabulary mlxrt claims, prints a table and exits 1 on any difference.
+"""
+
+import hashlib
+import io
+import os
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+NAME, VERSION = "llama-cpp-python", "0.3.36"
+SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlxrt-tests"
+ARCHIVE = CACHE / f"llama_cpp_python-{VERSION}.tar.gz"
+MODELS = f"llama_cpp_python-{VERSION}/vendor/llama.cpp/models/"
+BETWEEN = "\n__ggml_vocab_test__\n"
+MUST_AGREE = ("llama-bpe", "llama-spm", "qwen2", "gpt-2", "phi-3")
+REFUSED = ("bert-bge",)  # WordPiece: refused by name
+
+
+def fetch() -> Path:
+    """The sdist, from the index pip is set up with. `pip download` would build its metadata: minutes of compiling."""
+    if ARCHIVE.exists() and hashlib.sha256(ARCHIVE.read_bytes()).hexdigest() == SHA256:
+        return ARCHIVE
+    from pip._internal.commands import create_command
+
+    command = create_command("index")
+    options, _ = command.parse_args(["versions", NAME])
+    with command.main_context():
+        session = command._build_session(options)
+        links = command._build_package_finder(options, session).find_all_candidates(NAME)
+        link = next(c.link for c in links if str(c.version) == VERSION and not c.link.is_wheel)
+        data = session.get(link.url_without_fragment).content
+    if (found := hashlib.sha256(data).hexdigest()) != SHA256:
+        raise SystemExit(f"{NAME} {VERSION} has sha256 {found}, expected {SHA256}")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    part = ARCHIVE.with_suffix(".part")
+    part.write_bytes(data)
+    part.replace(ARCHIVE)
+    return ARCHIVE
+
+
+def vocabularies(archive: Path) -> dict[str, dict[str, bytes]]:
+    """The files of every set that has vectors: {"qwen2": {"gguf": ..., "inp": ..., "out": ...}}."""
+    sets: dict[str, dict[str, bytes]] = {}
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            name = member.name.removeprefix(MODELS)
+            if name.startswith("ggml-vocab-") and ".gguf" in name:
+                stem, _, kind = name.removeprefix("ggml-vocab-").partition(".gguf")
+                sets.setdefault(stem, {})[kind.strip(".") or "gguf"] = tar.extractfile(member).read()
+    return {name: files for name, files in sorted(sets.items()) if {"inp", "out"} <= files.keys()}
+
+
+def metadata(gguf_bytes: bytes) -> dict:
+    from gguf import GGUFReader
+
+    with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+        file.write(gguf_bytes)
+        file.flush()
+        return {key: field.contents() for key, field in GGUFReader(file.name).fields.items()}
+
+
+def compare(files: dict[str, bytes], values: dict) -> tuple[int, list[tuple[str, list[int], list[int]]]]:
+    """How many vectors there are, and those that differ: (text, expected, found)."""
+    from mlxrt.text import Tokenizer
+
+    tokenizer = Tokenizer.from_gguf(values)
+    texts = files["inp"].decode().split(BETWEEN)[:-1]
+    wanted = [[int(i) for i in line.split()] for line in files["out"].decode().splitlines()]
+    if len(texts) != len(wanted):
+        raise SystemExit(f"{len(texts)} texts for {len(wanted)} rows of ids")
+    found = [tokenizer.encode(text, special=False) for text in texts]
+    return len(texts), [row for row in zip(texts, wanted, found) if row[1] != row[2]]
+
+
+def main() -> int:
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    failed = 0
+    print(f"{'vocabulary':16} {'model':8} {'pre':16} {'agree':>9}")
+    for name, files in vocabularies(fetch()).items():
+        values = metadata(files["gguf"])
+        told = f"{name:16} {values['tokenizer.ggml.model']:8} {values.get('tokenizer.ggml.pre', '-'):16}"
+        if name in REFUSED:
+            print(told, "refused by name")
+            continue
+        count, wrong = compare(files, values)
+        print(told, f"{count - len(wrong):4}/{count}")
+        for text, wanted, found in wrong[:3]:
+            print(f"    {text!r}\n      expected {wanted}\n      found    {found}")
+        failed += bool(wrong)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", line_buffering=True)
+    raise SystemExit(main())
