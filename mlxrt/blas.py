@@ -22,6 +22,9 @@ def preload() -> None:
     """Load the first OpenBLAS found. MLXRT_BLAS names a library, or is `off`."""
     if not sys.platform.startswith("linux") or "mlx.core" in sys.modules:
         return
+    # OpenMP's threads spin for milliseconds between two matmuls by default: five times slower on a busy machine,
+    # no faster on a quiet one. Read by the library when it is loaded.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     wanted = os.environ.get("MLXRT_BLAS")
     if wanted == "off":
         return

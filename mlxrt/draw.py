@@ -64,7 +64,7 @@ def pick(mass: mx.array, u: mx.array) -> mx.array:
     """An index per row of mass [G, n], each as likely as its mass: a block by u[:, 0], one inside it by u[:, 1]."""
     g, n = mass.shape
     if spare := -n % BLOCK:
-        mass = mx.pad(mass, ((0, 0), (0, spare)))
+        mass = mx.pad(mass, [(0, 0), (0, spare)])
     blocks = mass.reshape(g, -1, BLOCK)
     block = invert(mx.cumsum(blocks, axis=-1)[..., -1], u[:, :1])  # [G, 1]
     inside = invert(mx.take_along_axis(blocks, block[..., None], axis=1)[:, 0], u[:, 1:2])

@@ -6,7 +6,7 @@ view closes it, and every read after that raises StaleLogits, also through a row
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Many
+from typing import Any
 
 import mlx.core as mx
 
@@ -60,10 +60,10 @@ class LogitsView:
             raise MlxrtError(f"row {i} of a view with {len(self.rows)} rows")
         return LogitsRow(self, i)
 
-    def replace(self, indices: Many[int], rows: mx.array) -> None:
+    def replace(self, indices: list[int], rows: mx.array) -> None:
         """Put float32 rows [len(indices), V] in place of those at `indices`."""
         latest = self.latest
-        if list(indices) == list(range(len(self.rows))):
+        if indices == list(range(len(self.rows))):
             self._edited = rows
         else:
             # A new handle: assignment would otherwise change the array that a reader of `logits` holds.
@@ -195,6 +195,6 @@ def best(logits: mx.array, n: int) -> mx.array:
     return mx.argpartition(logits, -n, axis=-1)[:, -n:]
 
 
-def ranked(ids: list[int], logprobs: list[float]) -> list[tuple[int, float]]:
-    """Best first; equal ones by id, so that the order is the same on every device."""
+def ranked(ids: Any, logprobs: Any) -> list[tuple[int, float]]:
+    """Two lists as pairs, best first; equal ones by id, so that the order is the same on every device."""
     return sorted(zip(ids, logprobs), key=lambda pair: (-pair[1], pair[0]))

@@ -132,15 +132,17 @@ class Runner:
         self.wait()
         for group in self.groups:
             pairs, group.pool.copies = group.pool.copies, []
+            old, new = (mx.array([b.check() for b in side]) for side in zip(*pairs)) if pairs else (None, None)
             for i in group.layers:
                 arrays = self.pools.pop(i)
                 if group.pool.size > arrays[0].shape[0]:
                     arrays = tuple(widen(p, group.pool.size) for p in arrays)
                 if pairs:
-                    old, new = (mx.array([b.check() for b in side]) for side in zip(*pairs))
-                    arrays = tuple(put(p, new, p[old]) for p in arrays)
-                self.pools[i] = arrays
+                    taken = [p[old] for p in arrays]
+                    mx.eval(arrays, taken)  # read before written: a pool that is still being read would be copied whole
+                    arrays = tuple(put(p, new, x) for p, x in zip(arrays, taken))
                 mx.eval(arrays)  # one layer at a time: the old and the new pool exist together
+                self.pools[i] = arrays
         self.pools = dict(sorted(self.pools.items()))
 
     def read(self, state: SequenceState) -> dict[str, mx.array]:

@@ -128,12 +128,12 @@ def column(seqs: list[Sequence], value: Callable[[SamplingParams], float]) -> mx
 
 
 def penalise(view: LogitsView) -> None:
-    """Touches only the ids that were named, and those only once: every id's new logit comes from its old one."""
+    """Touches only the ids that were named; each new logit comes from the old one, so naming one twice is harmless."""
     neutral = (1.0, 0.0, 0.0)
     rows = where(view, lambda p: (p.repetition_penalty, p.presence_penalty, p.frequency_penalty) != neutral)
     seqs = [view.rows[i] for i in rows]
     output = [s.tokens[len(s.prompt) :] for s in seqs]
-    named = [s.tokens if s.params.repetition_penalty != 1.0 else said for s, said in zip(seqs, output)]
+    named = [set(s.tokens if s.params.repetition_penalty != 1.0 else said) for s, said in zip(seqs, output)]
     late = [s.pending for s in seqs]
     if not any(named) and not any(late):
         return
@@ -151,13 +151,17 @@ def penalise(view: LogitsView) -> None:
 
 
 def locate(known: list, pending: list, vocab: int) -> tuple[mx.array, mx.array]:
-    """Row and id of every token in each row's list, and of its tokens still on the device."""
-    # An id without a logit (a placeholder of a multimodal prompt) can be in a prompt, never be chosen.
-    pairs = [(g, t) for g, tokens in enumerate(known) for t in tokens if t < vocab]
-    late = [(g, tokens[j : j + 1]) for g, steps in enumerate(pending) for tokens, j in steps]
-    rows = mx.array([g for g, _ in pairs] + [g for g, _ in late], mx.uint32)
-    ids = mx.concatenate([mx.array([t for _, t in pairs], mx.uint32), *(t.astype(mx.uint32) for _, t in late)])
-    return rows, ids
+    """Row and id of every token known to each row, and of its tokens still on the device."""
+    rows: list[int] = []
+    ids: list[int] = []
+    for g, tokens in enumerate(known):
+        # An id without a logit (a placeholder of a multimodal prompt) can be in a prompt, never be chosen.
+        real = [t for t in tokens if t < vocab] if max(tokens, default=0) >= vocab else tokens
+        rows += [g] * len(real)
+        ids += real
+    late = [(g, tokens[j : j + 1].astype(mx.uint32)) for g, steps in enumerate(pending) for tokens, j in steps]
+    at = mx.array(rows + [g for g, _ in late], mx.uint32)
+    return at, mx.concatenate([mx.array(ids, mx.uint32), *(token for _, token in late)])
 
 
 def shift(view: LogitsView) -> None:
@@ -204,6 +208,8 @@ def choose(view: LogitsView) -> tuple[mx.array, mx.array]:
         p = seq.params
         hot = (p.top_k if p.top_k < view.vocab else 0, p.top_p < 1)
         groups.setdefault(hot if p.temperature > 0 else None, []).append(i)
+    if not groups:  # a step in which no sequence reached its end
+        return mx.zeros((0,), mx.uint32), mx.zeros((0,), mx.bool_)
     done = []
     for kind, rows in groups.items():
         seqs = [view.rows[i] for i in rows]

@@ -1,5 +1,6 @@
 """GPT-2's alphabet: a printable character for each of the 256 bytes. Knows nothing else."""
 
+from collections.abc import Container
 from functools import cache
 
 
@@ -9,6 +10,12 @@ def alphabet() -> dict[str, int]:
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [b for b in range(256) if b not in set(plain)]
     return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(hidden)}
+
+
+def bytes_without(ids: Container[str]) -> frozenset[int]:
+    """The bytes of UTF-8 text that have no token: some vocabularies never met the rarest."""
+    found = (byte for letter, byte in LETTERS.items() if letter not in ids)
+    return frozenset(b for b in found if b not in (0xC0, 0xC1) and b < 0xF5)
 
 
 def piece_bytes(text: str, raw: bool = False) -> bytes:

@@ -54,7 +54,8 @@ class LastToken:
     """One change for the last token of a text, another for all before it: a token waits for its successor."""
 
     def __init__(self, inner: Callable[[str], str], last: Callable[[str], str]):
-        self.inner, self.last, self.waiting = inner, last, []
+        self.inner, self.last = inner, last
+        self.waiting: Pieces = []
 
     def push(self, pieces: Pieces) -> Pieces:
         pieces = self.waiting + pieces

@@ -9,18 +9,20 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import BadTokenizer
-from .bytelevel import piece_bytes
+from ..errors import BadRequest, BadTokenizer
+from .bytelevel import bytes_without, piece_bytes
 from .decoding import Stage, Strip, Utf8
-from .metadata import BYTE, CONTROL, UNKNOWN, USER_DEFINED, Metadata
+from .fragments import Fragments, Mark
+from .metadata import BYTE, CONTROL, PREFIX, UNKNOWN, USER_DEFINED, Metadata
 from .pretokenizers import Scheme, scheme
 from .spm import SPACE, ScoredMerges
 from .vocabulary import Vocabulary
 
 # Tokens that end a turn under every model that has them as control tokens; files often name only one of theirs.
-TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")
-TURN_ENDS += ("<EOT>", "_<EOT>", "[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>", "<turn|>", "<|return|>")
-NAMES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "seperator": "sep", "cls": "cls", "mask": "mask"}
+TURN_ENDS = ["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>"]
+TURN_ENDS += ["<EOT>", "_<EOT>", "[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>", "<turn|>", "<|return|>"]
+NAMES = {"unknown": "unk", "padding": "pad", "seperator": "sep", "cls": "cls", "mask": "mask"}  # the format's spelling
+WHOLE = (UNKNOWN, CONTROL, USER_DEFINED)  # kinds that are cut out of a text before anything else
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -43,8 +45,16 @@ def read_bpe(told: Metadata, ids: dict[str, int], types: list[int]) -> Vocabular
     cut = scheme(name)
     backend = bpe(told, ids, types, {"ignore_merges": cut.whole_words})
     split_words(backend, cut)
-    pieces = [piece_bytes(t, raw=k in (UNKNOWN, CONTROL, USER_DEFINED)) for t, k in zip(ids, types)]
-    return assemble(told, ids, types, lambda t: backend.encode(t).ids, pieces, (cut.bos, None, None), lambda: [Utf8()])
+    pieces = [piece_bytes(t, raw=k in WHOLE) for t, k in zip(ids, types)]
+    lost = bytes_without(ids)
+
+    def encode(text: str) -> list[int]:
+        if not lost.isdisjoint(data := text.encode()):
+            byte = next(b for b in data if b in lost)
+            raise BadRequest(f"this vocabulary has no token for byte 0x{byte:02X} of the text; remove the character")
+        return backend.encode(text).ids
+
+    return assemble(told, ids, types, encode, pieces, (cut.bos, None, None), lambda: [Utf8()])
 
 
 def read_raw_bpe(told: Metadata, ids: dict[str, int], types: list[int]) -> Vocabulary:
@@ -63,19 +73,15 @@ def read_spm(told: Metadata, ids: dict[str, int], types: list[int]) -> Vocabular
     """SentencePiece's: scores instead of merges."""
     prefix = told.flag("add_space_prefix", True)
     merges = ScoredMerges(ids, told.scores(len(ids)), byte_ids(ids))
-    special = {t: i for (t, i), k in zip(ids.items(), types) if k in (UNKNOWN, CONTROL, USER_DEFINED)}
-    strips = strippers(told.values.get("general.name"), special)
-    alone = re.compile("|".join(spelled(t, t in strips) for t in sorted(special, key=len, reverse=True)) or "(?!)")
+    strips = phi3(told.values.get("general.name"))
+    special = [(t, i) for (t, i), k in zip(ids.items(), types) if k in WHOLE]
+    fragments = Fragments(Mark(t, i, rstrip=strips and t not in UNSTRIPPED) for t, i in special)
 
     def encode(text: str) -> list[int]:
-        out, at = [], 0
-        for found in [*alone.finditer(text), None]:
-            part = text[at : found.start()] if found else text[at:]
+        out: list[int] = []
+        for part in fragments.cut(text):
             # every stretch of text after a special token starts like a text of its own
-            out += merges.encode((SPACE if prefix else "") + part.replace(" ", SPACE)) if part else []
-            if found:
-                out.append(special[found.group().rstrip() if found.group() not in special else found.group()])
-                at = found.end()
+            out += [part] if isinstance(part, int) else merges.encode(SPACE * prefix + part.replace(" ", SPACE))
         return out
 
     pieces = [spaced(t, k) for t, k in zip(ids, types)]
@@ -86,15 +92,12 @@ def read_spm(told: Metadata, ids: dict[str, int], types: list[int]) -> Vocabular
 READERS = {"gpt2": read_bpe, "llama": read_spm, "gemma4": read_raw_bpe}
 
 
-def strippers(model: object, special: Mapping[str, int]) -> set[str]:
-    """Special tokens that swallow the white space after them: Phi-3's, whose files do not say so."""
-    if not isinstance(model, str) or not re.search("phi-?3", model.lower()):
-        return set()
-    return set(special) - {"<unk>", "<s>", "<|endoftext|>"}
+def phi3(model: object) -> bool:
+    """Phi-3's special tokens swallow the white space after them; its files do not say so."""
+    return isinstance(model, str) and re.search("phi-?3", model.lower()) is not None
 
 
-def spelled(token: str, strips: bool) -> str:
-    return re.escape(token) + (r"\s*" if strips else "")
+UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def spaced(text: str, kind: int) -> bytes:
@@ -120,9 +123,8 @@ def bpe(told: Metadata, ids: dict[str, int], types: list[int], options: dict):
 
     merges = told.merges()
     backend = rust_call("tokenizer.ggml.merges", lambda: Tokenizer(models.BPE(vocab=ids, merges=merges, **options)))
-    for wanted, kinds in ((True, (UNKNOWN, CONTROL)), (False, (USER_DEFINED,))):
-        rows = [AddedToken(t, special=wanted, normalized=False) for t, k in zip(ids, types) if k in kinds]
-        backend.add_special_tokens(rows) if wanted else backend.add_tokens(rows)
+    rows = [AddedToken(t, special=k != USER_DEFINED, normalized=False) for t, k in zip(ids, types) if k in WHOLE]
+    rust_call("the special tokens", lambda: backend.add_tokens(rows))
     return backend
 
 
@@ -140,9 +142,10 @@ def assemble(told: Metadata, ids, types, encode, pieces, defaults, stages) -> Vo
     bos, eos = told.token("bos", size, default_bos), told.token("eos", size, default_eos)
     before = around(told, "bos", told.flag("add_bos_token", add_bos), bos)
     after = around(told, "eos", told.flag("add_eos_token", False), eos)
-    ends = {eos, told.token("eot", size), told.token("eom", size)} - {None}
+    ends = {i for i in (eos, told.token("eot", size), told.token("eom", size)) if i is not None}
     ends |= {ids[t] for t in TURN_ENDS if t in ids and types[ids[t]] == CONTROL}
-    named = {f"{name}_token": told.token(key, size) for key, name in NAMES.items()} | {"bos_token": bos, "eos_token": eos}
+    named = {"bos_token": bos, "eos_token": eos}
+    named |= {f"{name}_token": told.token(key, size) for key, name in NAMES.items()}
     return Vocabulary(
         size=size,
         encode=lambda text, special: before * special + encode(text) + after * special,
@@ -164,5 +167,8 @@ def around(told: Metadata, name: str, wanted: bool, token: int | None) -> list[i
 
 
 def fingerprint(told: Metadata) -> str:
-    kept = {k: v for k, v in told.values.items() if isinstance(k, str) and k.startswith("tokenizer.")}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
+    lists = [PREFIX + key for key in ("tokens", "scores", "token_type", "merges")]
+    kept = {k: told.values[k] for k in lists if k in told.values}
+    kept |= {k: v for k, v in told.values.items() if str(k).startswith(PREFIX) and isinstance(v, (str, int, float))}
+    stripping = phi3(told.values.get("general.name"))
+    return hashlib.sha256(json.dumps([kept, stripping], sort_keys=True).encode()).hexdigest()

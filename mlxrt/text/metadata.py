@@ -47,8 +47,8 @@ class Metadata:
             raise BadTokenizer(f"{PREFIX}{key} must be a list, and {found}; convert the model to GGUF again")
         wrong = {type(v) for v in value} - set(kinds)
         if wrong:
-            names = " or ".join(k.__name__ for k in kinds)
-            raise BadTokenizer(f"{PREFIX}{key} must hold {names} only, not {', '.join(sorted(k.__name__ for k in wrong))}")
+            wanted, found = (" or ".join(sorted(k.__name__ for k in some)) for some in (kinds, wrong))
+            raise BadTokenizer(f"{PREFIX}{key} must hold {wanted} only, not {found}")
         if size is not None and len(value) != size:
             raise BadTokenizer(f"{PREFIX}{key} has {len(value)} entries for {size} tokens")
         return value
@@ -73,7 +73,7 @@ class Metadata:
 
     def scores(self, size: int) -> list[float]:
         rows = self.rows("scores", (float, int), size)
-        if not all(math.isfinite(s) for s in rows):
+        if not all(isinstance(s, int) or math.isfinite(s) for s in rows):
             raise BadTokenizer(f"{PREFIX}scores must be finite numbers")
         return rows
 
@@ -82,7 +82,9 @@ class Metadata:
         for i, text in enumerate(self.rows("merges", (str,))):
             cut = text.find(" ", 1)
             if cut < 0 or cut == len(text) - 1:
-                raise BadTokenizer(f"{PREFIX}merges[{i}] is {text!r:.60}; two tokens with a space between were expected")
+                raise BadTokenizer(
+                    f"{PREFIX}merges[{i}] is {text!r:.60}; two tokens with a space between were expected"
+                )
             pairs.append((text[:cut], text[cut + 1 :]))
         return pairs
 

@@ -58,7 +58,9 @@ LLAMA3_SCHEME = Scheme((LLAMA3,), whole_words=True, bos=True)
 
 SCHEMES: Mapping[str, Scheme] = {
     "default": Scheme((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "mellum", "a.x-4.0", "trillion"), Scheme((GPT2,))),
+    **dict.fromkeys(
+        ("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "mellum", "a.x-4.0", "trillion"), Scheme((GPT2,))
+    ),
     **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"), DIGITS),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), LLAMA3_SCHEME),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), Scheme((LLAMA3,))),
@@ -68,9 +70,7 @@ SCHEMES: Mapping[str, Scheme] = {
     "tekken": Scheme((TEKKEN,), whole_words=True, bos=True),
     **dict.fromkeys(("gpt-4o", "llama4"), Scheme((GPT4O,))),
     "falcon": Scheme((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
-    "deepseek-llm": Scheme(
-        (r"[\r\n]", rf"\s?{CASED_LETTERS}+", rf"\s?{SIGNS}+", r"\s+$", f"{CJK}+", r"\p{N}+")
-    ),
+    "deepseek-llm": Scheme((r"[\r\n]", rf"\s?{CASED_LETTERS}+", rf"\s?{SIGNS}+", r"\s+$", f"{CJK}+", r"\p{N}+")),
     "deepseek-coder": Scheme((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", f"{CJK}+", r"\p{N}")),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), Scheme((r"\p{N}{1,3}", f"{KANA_OR_HAN}+", DEEPSEEK3))),
 }
@@ -79,4 +79,6 @@ SCHEMES: Mapping[str, Scheme] = {
 def scheme(name: str) -> Scheme:
     if name in SCHEMES:
         return SCHEMES[name]
-    raise BadTokenizer(f"tokenizer.ggml.pre is {name!r}, which mlxrt does not know; known: {', '.join(sorted(SCHEMES))}")
+    raise BadTokenizer(
+        f"tokenizer.ggml.pre is {name!r}, which mlxrt does not know; known: {', '.join(sorted(SCHEMES))}"
+    )

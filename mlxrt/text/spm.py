@@ -7,6 +7,7 @@ import heapq
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 SPACE = "\u2581"
 
@@ -18,7 +19,8 @@ class ScoredMerges:
         self.ids, self.scores, self.byte_ids = ids, scores, byte_ids
         # A join needs a token that holds both neighbours. Where no token has this character before a space, the text
         # can be cut: the parts are small, repeat, and are remembered.
-        before = {c for t in ids for c, d in zip(t, t[1:]) if d == SPACE and c != SPACE} if any_inside(ids) else set()
+        inside = (t for t in ids if SPACE in t[1:])
+        before = {c for t in inside for c, d in pairwise(t) if d == SPACE and c != SPACE}
         glued = "".join(map(re.escape, sorted(before)))
         self.cut = re.compile(rf"(?<=[^{SPACE}{glued}])(?={SPACE})")
         self.word = lru_cache(maxsize=1 << 15)(self._merge)
@@ -53,7 +55,3 @@ class ScoredMerges:
     def _ids(self, part: str) -> Sequence[int]:
         token = self.ids.get(part)
         return [self.byte_ids[b] for b in part.encode()] if token is None else [token]
-
-
-def any_inside(ids: Mapping[str, int]) -> bool:
-    return any(SPACE in t[1:] for t in ids)

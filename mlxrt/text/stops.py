@@ -14,7 +14,7 @@ def held_back(text: str, pattern: str) -> int:
 
 
 class StopMatcher:
-    """Passes text on until one of the stops appears; of an unfinished one it keeps back only what may still complete."""
+    """Passes text on until a stop appears; of an unfinished one it keeps back only what may still complete."""
 
     def __init__(self, stops: tuple[str, ...]):
         if any(not isinstance(s, str) or not s for s in stops):

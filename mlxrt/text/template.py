@@ -40,7 +40,7 @@ class Template:
         add_generation_prompt: bool,
     ) -> str:
         told: dict[str, Any] = {**self.names, "messages": checked(messages), "documents": None}
-        told["tools"] = None if tools is None else list(tools)
+        told["tools"] = None if tools is None else rows(tools, "tools", "tool")
         told["add_generation_prompt"] = add_generation_prompt
         if enable_thinking is not None:
             told["enable_thinking"] = enable_thinking
@@ -49,16 +49,21 @@ class Template:
 
 
 def checked(messages: Sequence[Mapping[str, Any]]) -> list[dict]:
-    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
-        raise BadRequest(f"messages must be a list of {{role, content}}, not {type(messages).__name__}")
-    out = []
-    for i, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise BadRequest(f"message {i} must be a dict with role and content, not {type(message).__name__}")
+    found = rows(messages, "messages", "message")
+    for i, message in enumerate(found):
         if not isinstance(message.get("role"), str):
-            raise BadRequest(f"message {i} needs a role (a str such as user), not {message.get('role')!r}")
-        out.append(dict(message))
-    return out
+            raise BadRequest(f"message {i} needs a role (a str such as user), not {message.get('role')!r:.40}")
+    return found
+
+
+def rows(given: Sequence[Mapping[str, Any]], what: str, one: str) -> list[dict]:
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+        raise BadRequest(f"{what} must be a list of dicts, not {type(given).__name__}")
+    found = list(given)
+    for i, row in enumerate(found):
+        if not isinstance(row, Mapping):
+            raise BadRequest(f"{one} {i} must be a dict, not {type(row).__name__}")
+    return [dict(row) for row in found]
 
 
 def guarded(what: str, work):
@@ -73,7 +78,7 @@ def guarded(what: str, work):
         raise BadTemplate(f"the chat template {what}: it nests too deep") from None
     except MemoryError:
         raise BadTemplate(f"the chat template {what}: it needs too much memory") from None
-    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, SyntaxError, AssertionError) as e:
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, SyntaxError, RuntimeError) as e:
         raise BadTemplate(f"the chat template {what}: {type(e).__name__}: {one_line(e)}") from None
 
 

@@ -10,8 +10,9 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO
 
 from ..errors import HubError
 
@@ -85,5 +86,5 @@ def size(path: Path) -> int | None:
         return None
 
 
-def digest(stream: BinaryIO) -> str:
+def digest(stream: BufferedReader) -> str:
     return hashlib.file_digest(stream, "sha256").hexdigest()

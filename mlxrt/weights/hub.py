@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,13 @@ def download(repo: Repository, *, offline: bool, token: str | None, say: Say, re
 
 def snapshot(repo: Repository, *, token: str | None = None, local: bool = False) -> Path:
     from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import tqdm
+
+    class Bar(tqdm):
+        """The library draws one of its bars even where nobody watches."""
+
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **(options | ({} if sys.stderr.isatty() else {"disable": True})))
 
     folder = snapshot_download(
         repo.id,
@@ -73,6 +81,7 @@ def snapshot(repo: Repository, *, token: str | None = None, local: bool = False)
         local_files_only=local,
         allow_patterns=repo.allowed,
         ignore_patterns=repo.ignored,
+        tqdm_class=Bar,
     )
     return Path(folder)
 

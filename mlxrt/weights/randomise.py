@@ -24,10 +24,10 @@ MODES = ("affine", "mxfp4")
 def random_weights(
     model: "nn.Module",
     bits: int | None = None,
+    dtype: "mx.Dtype | None" = None,
     *,
     mode: str = "affine",
     group_size: int = 64,
-    dtype: "mx.Dtype | None" = None,
     seed: int = 0,
 ) -> None:
     """Fill a module that was built but never evaluated. The same seed gives the same weights.

@@ -15,7 +15,8 @@ from urllib.parse import unquote, urlsplit
 
 
 def commit_of(files: dict[str, bytes]) -> str:
-    return hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
+    listed = [(name, hashlib.sha256(content).hexdigest()) for name, content in sorted(files.items())]
+    return hashlib.sha1(repr(listed).encode()).hexdigest()
 
 
 def etag_of(name: str, content: bytes) -> str:
@@ -34,6 +35,7 @@ class Hub:
     gated: set[str] = field(default_factory=set)
     broken: dict[str, int] = field(default_factory=dict)  # id -> status of everything about it
     cuts: dict[str, list[int]] = field(default_factory=dict)  # file -> after how many bytes each GET of it is cut
+    lost: dict[str, int] = field(default_factory=dict)  # file -> status of its GET
     html: bool = False  # a captive portal: 200 and a page for everything
     log: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, Range header
     served: Counter[str] = field(default_factory=Counter)  # bytes of GETs by file
@@ -114,6 +116,8 @@ class Door(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         if not body:
             return self.send(200, content, headers, body=False)
+        if status := self.hub.lost.get(name):
+            return self.send(status, b"", {})
         cuts = self.hub.cuts.get(name)
         kept = content[start:][: cuts.pop(0)] if cuts else content[start:]
         self.hub.served[name] += len(kept)

@@ -33,7 +33,8 @@ def kept_ids(x: np.ndarray, p: dict) -> set[int]:
     kept = keep(y, k, rest, mx.array([[p["min_p"]]], mx.float32))
     y, cut, ties = np.array(y)[0], kept.cut.item(), kept.ties.item()
     ids = set(np.flatnonzero(y > cut)) | set(np.flatnonzero(y == cut)[:ties])
-    return {i for i in ids if math.isfinite(y[i]) and np.exp(y[i] - y.max()) >= np.float32(p["min_p"])}
+    live = set(np.array(kept.values)[np.array(kept.mass) > 0])
+    return {i for i in ids if y[i] in live}
 
 
 def test_penalties_bias_and_suppression_equal_hf(hf, sequence):
@@ -127,6 +128,46 @@ def test_every_id_equal_to_the_kth_is_in_top_k_and_top_p_counts_them(top_p):
     assert len(ids) == 7 or top_p < 1
 
 
+@pytest.mark.parametrize(("top_p", "want"), [(1.0, 6), (0.9, 6), (0.6, 4), (0.5, 3), (0.3, 2), (0.05, 1)])
+def test_equal_logits_are_drawn_equally_and_those_that_top_p_drops_never(sequence, tokens_of, top_p, want):
+    """Six are equal where top-k asks for two: six stay. top-p then keeps the fewest that reach it, low ids first."""
+    n, x = 900, np.float32([-4, 2, 2, -9, 2, 2, 0, 2, 2])
+    seqs = [sequence(seed=s, temperature=1.0, top_k=2, top_p=top_p) for s in range(n)]
+    got = np.bincount(tokens_of(np.tile(x, (n, 1)), seqs), minlength=len(x))
+    assert got.nonzero()[0].tolist() == [1, 2, 4, 5, 7, 8][:want]
+    assert np.abs(got[got > 0] - n / want).max() < 5 * math.sqrt(n / want)
+
+
+def test_ties_at_the_kth_place_share_the_mass_with_the_better_ones(sequence, tokens_of):
+    n, x = 2000, np.float32([0, 1, 0, 0, -5, 0, 0])
+    for top_p, ids in ((1.0, [0, 1, 2, 3, 5, 6]), (0.7, [0, 1, 2, 3])):
+        seqs = [sequence(seed=s, temperature=1.0, top_k=2, top_p=top_p) for s in range(n)]
+        got = np.bincount(tokens_of(np.tile(x, (n, 1)), seqs), minlength=len(x))
+        want = n * np.exp(x[ids]) / np.exp(x[ids]).sum()
+        assert got.nonzero()[0].tolist() == ids
+        assert (np.abs(got[ids] - want) < 5 * np.sqrt(want)).all()
+
+
+@pytest.mark.parametrize("top_k", [0, 4])
+def test_top_p_stops_exactly_where_it_is_reached_and_keeps_one_at_least(top_k):
+    p = {"temperature": 1.0, "top_k": top_k, "min_p": 0.0}
+    flat = np.zeros(4, np.float32)
+    for top_p, want in ((0.5, {0, 1}), (0.25, {0}), (0.75, {0, 1, 2}), (1e-20, {0}), (5e-324, {0})):
+        assert kept_ids(flat, p | {"top_p": top_p}) == want
+    assert kept_ids(np.float32([1, 3, 2, 0]), p | {"top_p": 1e-20}) == {1}
+
+
+def test_min_p_keeps_what_equals_it():
+    p = {"temperature": 1.0, "top_k": 3, "top_p": 1.0, "min_p": 1.0}
+    assert kept_ids(np.float32([2, 1, 2, 0]), p) == {0, 2}
+
+
+def test_top_k_as_large_as_the_vocabulary_is_off(sequence, tokens_of):
+    x = np.random.default_rng(3).normal(size=(40, 30)).astype(np.float32)
+    rows = [tokens_of(x, [sequence(seed=s, temperature=1.0, top_k=k) for s in range(40)]) for k in (0, 30, 99)]
+    assert rows[0] == rows[1] == rows[2] and len(set(rows[0])) > 5
+
+
 def test_presence_and_frequency_count_the_output_only(sequence):
     rng = np.random.default_rng(2)
     x = rng.normal(size=(3, 40)).astype(np.float32)
@@ -137,7 +178,9 @@ def test_presence_and_frequency_count_the_output_only(sequence):
         for token, n in {8: 1, 9: 3}.items():
             want[i, token] -= q.get("presence_penalty", 0) + n * q.get("frequency_penalty", 0)
     with LogitsView(mx.array(x), [sequence(prompt=prompt, output=output, **q) for q in p]) as view:
+        held = view.logits
         tokens = sample(view).tokens
+        assert held.tolist() == view.given.tolist() == x.tolist()
         np.testing.assert_allclose(np.array(view.logits), want, rtol=1e-6, atol=1e-6)
         assert tokens.tolist() == want.argmax(-1).tolist()
 
@@ -196,3 +239,4 @@ def test_nothing_is_computed_before_the_tokens_are_read(sequence):
 def test_prompt_ids_without_a_logit_are_left_alone(sequence, tokens_of):
     x = np.float32([[0.0, 3.0, 1.0]])
     assert tokens_of(x, [sequence(prompt=(1, 900), repetition_penalty=4.0)]) == [2]
+    assert tokens_of(x, [sequence(prompt=(900,), repetition_penalty=4.0)]) == [1]

@@ -62,6 +62,12 @@ def test_greedy_is_the_argmax_in_the_models_dtype_and_makes_no_float32_copy(sequ
         assert view.latest is x
 
 
+def test_a_step_without_rows_samples_nothing():
+    with LogitsView(mx.zeros((0, 70)), []) as view:
+        result = sample(view)
+        assert (result.tokens.tolist(), result.failures()) == ([], {})
+
+
 def test_equal_logits_greedy_takes_the_lowest_id(sequence, tokens_of):
     assert tokens_of(np.float32([[1, 4, 4, 4]]), [sequence()]) == [1]
 

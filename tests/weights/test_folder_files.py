@@ -29,8 +29,13 @@ def write_index(folder: Path, mapped) -> None:
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": mapped}))
 
 
-@pytest.mark.parametrize("files", [("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"),
-                                   ("weights.00.safetensors", "weights.01.safetensors")])  # fmt: skip
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"),
+        ("weights.00.safetensors", "weights.01.safetensors"),
+    ],
+)
 @pytest.mark.parametrize("index", [True, False])
 def test_shards(tmp_path, files, index):
     mapped = sharded(tmp_path, files)
@@ -70,7 +75,7 @@ def test_missing_shard(tmp_path):
 def test_mapped_tensor_that_its_shard_does_not_hold(tmp_path):
     mapped = sharded(tmp_path)
     write_index(tmp_path, mapped | {"model.ghost.weight": "model-00001-of-00002.safetensors"})
-    with pytest.raises(BadCheckpoint, match="puts model.ghost.weight in model-00001-of-00002"):
+    with pytest.raises(BadCheckpoint, match=r"puts model.ghost.weight in model-00001-of-00002"):
         FolderCheckpoint(tmp_path).sizes()
 
 
@@ -90,8 +95,22 @@ def test_stale_index_beside_a_single_file(tmp_path):
     build(FolderCheckpoint(tmp_path))
 
 
-@pytest.mark.parametrize("shard", ["../secret.safetensors", "/etc/x.safetensors", "a/b.safetensors", "a\\b.safetensors",
-                                   "pytorch_model.bin", "", 5, None, ["x"], "..safetensors", "x\0.safetensors"])  # fmt: skip
+@pytest.mark.parametrize(
+    "shard",
+    [
+        "../secret.safetensors",
+        "/etc/x.safetensors",
+        "a/b.safetensors",
+        "a\\b.safetensors",
+        "pytorch_model.bin",
+        "",
+        5,
+        None,
+        ["x"],
+        "..safetensors",
+        "x\0.safetensors",
+    ],
+)
 def test_index_names_stay_in_the_folder(tmp_path, shard):
     mapped = sharded(tmp_path)
     write_index(tmp_path, mapped | {"a": shard})

@@ -11,7 +11,10 @@ from mlxrt.weights import FolderCheckpoint
 from mlxrt.weights.safetensors import BITS, read_header
 from tests.weights.tiny_files import write_folder
 
-GOOD = {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, "b": {"dtype": "U8", "shape": [4], "data_offsets": [24, 28]}}  # fmt: skip
+GOOD = {
+    "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+    "b": {"dtype": "U8", "shape": [4], "data_offsets": [24, 28]},
+}
 
 
 def write(path, header, data: bytes = bytes(28), length: int | None = None):
@@ -61,20 +64,40 @@ def entry(**change) -> dict:
 @pytest.mark.parametrize(
     "header, problem",
     [
-        (b"", "not JSON"), (b"{", "not JSON"), (b"[]", "is a list"), (b"\xff\xff", "not JSON"), (b"null", "NoneType"),
-        (b"[" * 100_000, "not JSON"), (b'{"a":' * 100_000, "not JSON"), (b"1" * 5000, "not JSON"),
-        (b'{"a": 1, "a": 2}', "'a' appears twice"), ({"a": 5}, "described by a int"), ({"a": None}, "described by"),
-        ({"__metadata__": 5}, "__metadata__"), ({"__metadata__": {"a": 1}}, "__metadata__"),
-        (entry(dtype="F33"), "unknown dtype 'F33'"), (entry(dtype=4), "unknown dtype"), (entry(dtype=...), "unknown dtype"),
-        (entry(shape=...), "shape"), (entry(shape=[-2, -3]), "shape"), (entry(shape=[2.0, 3]), "shape"),
-        (entry(shape=[True, 6]), "shape"), (entry(shape="2"), "shape"), (entry(shape=[2**40, 0]), "shape"),
-        (entry(shape=[2, 4]), "32 bytes, but its data_offsets span 24"), (entry(shape=[2**31 - 1] * 9), "bytes, but"),
-        (entry(data_offsets=...), "data_offsets"), (entry(data_offsets=[24, 0]), "data_offsets"),
-        (entry(data_offsets=[0]), "data_offsets"), (entry(data_offsets=[-24, 0]), "data_offsets"),
-        (entry(data_offsets=[0, 10**30]), "data_offsets"), (entry(data_offsets=[4, 28]), "begins at"),
-        (entry(data_offsets=[28, 52]), "begins at"), ({"a": GOOD["a"]}, "take 24 bytes, the file holds 28"),
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"[]", "is a list"),
+        (b"\xff\xff", "not JSON"),
+        (b"null", "NoneType"),
+        (b"[" * 100_000, "not JSON"),
+        (b'{"a":' * 100_000, "not JSON"),
+        (b"1" * 5000, "not JSON"),
+        (b'{"a": 1, "a": 2}', "'a' appears twice"),
+        ({"a": 5}, "described by a int"),
+        ({"a": None}, "described by"),
+        ({"__metadata__": 5}, "__metadata__"),
+        ({"__metadata__": {"a": 1}}, "__metadata__"),
+        (entry(dtype="F33"), "unknown dtype 'F33'"),
+        (entry(dtype=4), "unknown dtype"),
+        (entry(dtype=...), "unknown dtype"),
+        (entry(shape=...), "shape"),
+        (entry(shape=[-2, -3]), "shape"),
+        (entry(shape=[2.0, 3]), "shape"),
+        (entry(shape=[True, 6]), "shape"),
+        (entry(shape="2"), "shape"),
+        (entry(shape=[2**40, 0]), "shape"),
+        (entry(shape=[2, 4]), "32 bytes, but its data_offsets span 24"),
+        (entry(shape=[2**31 - 1] * 9), "bytes, but"),
+        (entry(data_offsets=...), "data_offsets"),
+        (entry(data_offsets=[24, 0]), "data_offsets"),
+        (entry(data_offsets=[0]), "data_offsets"),
+        (entry(data_offsets=[-24, 0]), "data_offsets"),
+        (entry(data_offsets=[0, 10**30]), "data_offsets"),
+        (entry(data_offsets=[4, 28]), "begins at"),
+        (entry(data_offsets=[28, 52]), "begins at"),
+        ({"a": GOOD["a"]}, "take 24 bytes, the file holds 28"),
     ],
-)  # fmt: skip
+)
 def test_damaged(tmp_path, header, problem):
     path = write(tmp_path / "model.safetensors", header)
     with pytest.raises(BadCheckpoint, match=problem) as raised:

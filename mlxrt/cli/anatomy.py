@@ -1,0 +1,170 @@
+"""A model taken apart without its weights: what is stored where, in how many bits, and what running it will need.
+
+Reads headers and outlines; nothing is loaded and nothing computed.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from .. import device
+from ..cache.memory import Shared
+from ..config import EngineConfig
+from ..load import DTYPES, is_packed, unpacked_fits
+from ..models import CausalLM, find
+from ..weights import Checkpoint, TensorInfo
+from ..weights.fill import check_depth
+from ..weights.quantised import layout_of
+from ..weights.randomise import packs
+from ..weights.shapes import Shape
+from .terminal import note
+
+CLASSES = ("embedding", "attention", "mlp", "norm", "head", "other")
+STORED = {
+    "F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16, "U32": mx.uint32, "U8": mx.uint8,
+}  # fmt: skip
+
+
+@dataclass
+class Part:
+    """One class of tensors."""
+
+    parameters: int = 0
+    nbytes: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)  # how its matrices are stored -> how many of them
+
+    def told(self) -> dict[str, Any]:
+        bits = 8 * self.nbytes / self.parameters if self.parameters else None
+        return {"parameters": self.parameters, "bytes": self.nbytes, "bits": bits, "kinds": dict(self.kinds)}
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    model: CausalLM  # an outline in the dtype it would compute in
+    parts: dict[str, Part]
+    resident: int  # bytes of weights in memory when it runs
+
+    @property
+    def kv_bytes(self) -> float:
+        """Bytes one more token takes, all layers together, while no window is full."""
+        return sum(s.nbytes() / s.size for s in self.model.memory() if not isinstance(s, Shared))
+
+
+def class_of(name: str) -> str:
+    """Which class a parameter belongs to, by its name."""
+    path = name.split(".")
+    if any("norm" in step for step in path):
+        return "norm"
+    for step, found in (("embed_tokens", "embedding"), ("lm_head", "head"), ("self_attn", "attention"), ("mlp", "mlp")):
+        if step in path:
+            return found
+    return "other"
+
+
+def outlined(config: dict[str, Any], dtype: mx.Dtype | None) -> CausalLM:
+    """The model of a config, its unknown keys told, its weights never computed."""
+    family = find(config)
+    model = family(family.parse(config, note))  # type: ignore[call-arg]
+    if dtype is not None:
+        model.set_dtype(dtype)
+    return model
+
+
+def flat(model: nn.Module) -> dict[str, mx.array]:
+    return dict(tree_flatten(model.parameters()))  # type: ignore[arg-type]
+
+
+def of_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> Anatomy:
+    family = find(checkpoint.config)
+    check_depth(checkpoint, family.rename)
+    sizes = {family.rename(name): info for name, info in checkpoint.sizes().items()}
+    dtype = compute_dtype(config, sizes.values())
+    model = outlined(checkpoint.config, dtype)
+    parameters = flat(model)
+    parts = measured(parameters, sizes)
+    stored = sum(part.nbytes for part in parts.values())
+    if unpacks(checkpoint, config, dtype):
+        resident = sum(array.nbytes for array in parameters.values())
+    elif is_packed(checkpoint):
+        resident = stored
+    else:
+        resident = stored_as(sizes.values(), dtype)
+    return Anatomy(model, parts, resident)
+
+
+def compute_dtype(config: EngineConfig, infos: Iterable[TensorInfo]) -> mx.Dtype:
+    """As loading chooses it."""
+    if config.dtype:
+        return DTYPES[config.dtype]
+    if device.kind() == "cpu":
+        return mx.float32
+    held: Counter[str] = Counter()
+    for info in infos:
+        held[info.dtype] += info.nbytes if info.dtype in ("F32", "F16", "BF16") else 0
+    return STORED[held.most_common(1)[0][0]] if held.total() else mx.float16
+
+
+def unpacks(checkpoint: Checkpoint, config: EngineConfig, dtype: mx.Dtype) -> bool:
+    if not is_packed(checkpoint):
+        return False
+    if config.dequantise is not None:
+        return config.dequantise
+    return device.kind() == "cpu" and unpacked_fits(checkpoint, dtype, note)
+
+
+def stored_as(infos: Iterable[TensorInfo], dtype: mx.Dtype) -> int:
+    return sum(info.nbytes * dtype.size // STORED[info.dtype].size for info in infos)
+
+
+def measured(parameters: Mapping[str, mx.array], sizes: Mapping[str, TensorInfo]) -> dict[str, Part]:
+    parts = {name: Part() for name in CLASSES}
+    for name, array in parameters.items():
+        parts[class_of(name)].parameters += array.size
+    for name, info in sizes.items():
+        part = parts[class_of(name)]
+        part.nbytes += info.nbytes
+        if not name.endswith((".scales", ".biases")):
+            part.kinds[stored_kind(name, info, parameters, sizes)] += 1
+    return {name: part for name, part in parts.items() if part.parameters or part.nbytes}
+
+
+def stored_kind(name: str, info: TensorInfo, parameters: Mapping[str, mx.array], sizes: Mapping[str, TensorInfo]) -> str:
+    """The file's word for it, or the layout of a packed MLX matrix."""
+    path = name.removesuffix(".weight")
+    if f"{path}.scales" not in sizes or name not in parameters:
+        return info.dtype
+    described = {f"{path}.{part}": sizes.get(f"{path}.{part}") for part in ("weight", "scales", "biases")}
+    lazy = {k: mx.zeros(i.shape, STORED[i.dtype]) for k, i in described.items() if i and i.dtype in STORED}
+    return str(layout_of(path, parameters[name].shape[-1], lazy))
+
+
+def of_shape(shape: Shape, config: EngineConfig) -> Anatomy:
+    on_cpu = device.kind() == "cpu"
+    dtype = DTYPES[config.dtype] if config.dtype else (mx.float32 if on_cpu else mx.bfloat16)
+    model = outlined(shape.config, dtype)
+    parts = {name: Part() for name in CLASSES}
+    for name, array in flat(model).items():
+        parts[class_of(name)].parameters += array.size
+    if shape.bits is not None:
+        packed = outlined(shape.config, dtype)
+        nn.quantize(
+            packed, shape.group_size, shape.bits, mode=shape.mode,
+            class_predicate=lambda _, module: packs(module, shape.group_size),
+        )  # fmt: skip
+    else:
+        packed = model
+    made = flat(packed)
+    for name, array in made.items():
+        part = parts[class_of(name)]
+        part.nbytes += array.nbytes
+        if not name.endswith((".scales", ".biases")):
+            whole = f"{shape.mode} {shape.bits} bit group {shape.group_size}"
+            is_packed = f"{name.removesuffix('.weight')}.scales" in made
+            part.kinds[whole if is_packed else str(array.dtype).removeprefix("mlx.core.")] += 1
+    parts = {name: part for name, part in parts.items() if part.parameters}
+    return Anatomy(model, parts, sum(part.nbytes for part in parts.values()))

@@ -1,0 +1,82 @@
+"""`mlxrt generate`: one prompt, one answer."""
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BadRequest
+from .flags import Parser, add_engine_flags, add_model_flag, add_sampling_flags, engine_config, sampling_given
+from .outcome import INTERRUPTED
+from .prompt import add_prompt_flags, add_template_flags, read_prompt, read_tools, require_template
+from .terminal import note
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+    from ..request import Request
+
+
+def add_flags(parser: Parser) -> None:
+    add_model_flag(parser)
+    add_prompt_flags(parser)
+    add_template_flags(parser)
+    parser.add_argument("--raw", action="store_true", help="give the prompt as it is, without the chat template")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
+    add_sampling_flags(parser)
+    add_engine_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    sampling, config = sampling_given(args), engine_config(args)
+    if sampling.get("logprobs") and not args.json:
+        raise BadRequest("--logprobs are shown with --json only; add --json")
+    prompt, template = read_prompt(args), template_options(args)
+    from ..load import load
+    from ..weights.alias import DEFAULT
+
+    with load(DEFAULT if args.model is None else args.model, config, say=note) as engine:
+        return answer(engine, request_of(engine, args, prompt, template, sampling), args.json)
+
+
+def template_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What goes to the chat template, refused where there is none."""
+    found = {"system": args.system, "tools": args.tools, "thinking": args.enable_thinking}
+    if args.raw and (given := [name for name, value in found.items() if value is not None]):
+        raise BadRequest(f"--{given[0]} goes through the chat template: it does not apply with --raw")
+    return {"tools": read_tools(args.tools), "enable_thinking": args.enable_thinking}
+
+
+def request_of(
+    engine: "Engine", args: argparse.Namespace, prompt: str, template: dict[str, Any], sampling: dict[str, Any]
+) -> "Request":
+    from ..request import Request, SamplingParams
+    from .defaults import seeded, settled
+
+    params = SamplingParams(**seeded(settled(dict(engine.source.generation), sampling)))
+    if args.raw:
+        return Request(prompt=prompt, params=params)
+    require_template(engine)
+    system = ({"role": "system", "content": args.system},) if args.system is not None else ()
+    return Request(messages=(*system, {"role": "user", "content": prompt}), params=params, **template)
+
+
+def answer(engine: "Engine", request: "Request", as_json: bool) -> int:
+    from ..request import Request
+    from .answer import Answer, report
+
+    tokens = engine.encode(request)  # here, so that an answer stopped early can still say how long its prompt was
+    answer = Answer(shown=not as_json)
+    with engine.stream(Request(tokens=tokens, params=request.params)) as stream:
+        try:
+            whole = answer.follow(stream)
+        except KeyboardInterrupt:
+            whole = False
+    answer.end_line()
+    done = answer.completion() if whole else answer.stopped(len(tokens), request.params)
+    peak = engine.stats().peak_memory
+    if as_json:
+        from .document import document
+
+        print(json.dumps(document(engine, done, peak), ensure_ascii=False, allow_nan=False))
+    else:
+        report(done, peak)
+    return 0 if whole else INTERRUPTED

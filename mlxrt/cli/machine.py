@@ -1,0 +1,22 @@
+"""What this machine has for a model: device, memory, libraries. Knows no model."""
+
+from typing import Any
+
+import mlx.core as mx
+
+from .. import __version__, blas, device
+
+
+def machine() -> dict[str, Any]:
+    total, free = device.memory()
+    kind = device.kind()
+    found = {
+        "mlxrt": __version__,
+        "mlx": mx.__version__,
+        "device": kind,
+        "device_name": str(mx.device_info().get("device_name", "")) or kind,
+        "memory_bytes": total,
+        "free_bytes": free,
+        "kernels": "reference MLX ops",
+    }
+    return found | ({"blas": blas.running()} if kind == "cpu" else {})

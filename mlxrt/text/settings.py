@@ -1,0 +1,174 @@
+"""The JSON files around a tokenizer: tokenizer_config.json and its older siblings. Knows files, no vocabulary."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadTokenizer
+
+FORCED_CLEAN_UP = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True)
+class Added:
+    """A token beside the model's own vocabulary."""
+
+    text: str
+    id: int | None = None  # where the files say it is
+    special: bool = True
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = False
+
+
+@dataclass(frozen=True)
+class Settings:
+    names: dict[str, str] = field(default_factory=dict)  # bos_token ... and what else templates may call by name
+    extra: tuple[str, ...] = ()  # further special tokens
+    added: tuple[Added, ...] = ()  # in the order of their ids
+    templates: dict[str, str] = field(default_factory=dict)
+    add_bos: bool | None = None  # None: the tokenizer's own post-processor decides
+    add_eos: bool | None = None
+    clean_up: bool = False
+    clean_up_bpe: bool = False
+    legacy: bool = False
+    prefix_space: bool | None = None
+    split_special: bool = False
+
+
+def read_settings(folder: Path) -> Settings:
+    config = read_object(folder / "tokenizer_config.json")
+    older = read_object(folder / "special_tokens_map.json")
+    names = {role: content(config.get(role, older.get(role)), role) for role in ROLES}
+    extra = config.get("extra_special_tokens", older.get("extra_special_tokens"))
+    if isinstance(extra, dict):
+        names |= {role: content(token, role) for role, token in extra.items()}
+    listed = [extra, config.get("additional_special_tokens", older.get("additional_special_tokens"))]
+    return Settings(
+        names={role: text for role, text in names.items() if text is not None},
+        extra=tuple(dict.fromkeys(text for some in listed for text in texts(some))),
+        added=read_added(folder, config),
+        templates=read_templates(folder, config),
+        add_bos=flag(config, "add_bos_token", None),
+        add_eos=flag(config, "add_eos_token", None),
+        clean_up=bool(flag(config, "clean_up_tokenization_spaces", False)),
+        clean_up_bpe=bool(flag(config, FORCED_CLEAN_UP, False)),
+        legacy=bool(flag(config, "legacy", False)),
+        prefix_space=flag(config, "add_prefix_space", None),
+        split_special=bool(flag(config, "split_special_tokens", False)),
+    )
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; nothing when there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as e:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise BadTokenizer(f"{path} is not valid JSON: {e}") from None
+    if not isinstance(found, dict):
+        raise BadTokenizer(f"{path} must hold an object, not a {type(found).__name__}")
+    return found
+
+
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        raise BadTokenizer(f"{path} cannot be read: {e.strerror}") from None
+
+
+def flag(config: dict[str, Any], key: str, otherwise: bool | None) -> bool | None:
+    value = config.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise BadTokenizer(f"tokenizer_config.json: {key} must be true or false, not {value!r:.40}")
+    return otherwise if value is None else value
+
+
+def content(token: Any, where: str) -> str | None:
+    """The text of a token, written as itself or as an object with a content."""
+    text = token.get("content") if isinstance(token, dict) else token
+    if text is None and not isinstance(token, dict):
+        return None
+    if not isinstance(text, str) or not encodable(text):
+        raise BadTokenizer(f"{where} must be a text or an object with a content, not {token!r:.80}")
+    return text or None
+
+
+def encodable(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def texts(listed: Any) -> list[str]:
+    if listed is None or isinstance(listed, dict):
+        return []
+    if not isinstance(listed, list):
+        raise BadTokenizer(f"extra special tokens must be a list, not {listed!r:.40}")
+    return [text for token in listed if (text := content(token, "an extra special token")) is not None]
+
+
+def read_added(folder: Path, config: dict[str, Any]) -> tuple[Added, ...]:
+    """From tokenizer_config.json (by id), else from added_tokens.json (by text)."""
+    by_id = config.get("added_tokens_decoder") or {}
+    if not isinstance(by_id, dict):
+        raise BadTokenizer(f"tokenizer_config.json: added_tokens_decoder must be an object, not {by_id!r:.40}")
+    found = [added(key, token) for key, token in by_id.items()]
+    if not found:
+        rows = read_object(folder / "added_tokens.json").items()
+        found = [Added(content(text, "an added token") or "", token_id(i, text), special=False) for text, i in rows]
+    return tuple(sorted((a for a in found if a.text), key=lambda a: a.id or 0))
+
+
+def added(key: str, token: Any) -> Added:
+    text = content(token, f"added_tokens_decoder[{key}]")
+    flags = {name: token.get(name, False) for name in FLAGS} if isinstance(token, dict) else {}
+    if text is None or not all(isinstance(v, bool) for v in flags.values()):
+        raise BadTokenizer(f"tokenizer_config.json: added_tokens_decoder[{key}] is not a token: {token!r:.80}")
+    return Added(text, token_id(int(key) if key.isdecimal() and len(key) < 12 else key, text), **flags)
+
+
+FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
+
+
+def token_id(value: Any, text: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
+        raise BadTokenizer(f"the added token {text!r:.60} has id {value!r:.40}, which is no token id")
+    return value
+
+
+def read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """By name. A file of its own wins over tokenizer_config.json, that over chat_template.json."""
+    found = named_templates(read_object(folder / "chat_template.json").get("chat_template"))
+    found |= named_templates(config.get("chat_template"))
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    for name, path in files.items():
+        if path.is_file():
+            found[name] = decoded(path)
+    return found
+
+
+def decoded(path: Path) -> str:
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as e:
+        raise BadTokenizer(f"{path} is not UTF-8: {e}") from None
+
+
+def named_templates(value: Any) -> dict[str, str]:
+    """One template, or a list of {name, template}."""
+    if value is None:
+        return {}
+    rows = [{"name": "default", "template": value}] if isinstance(value, str) else value
+    if isinstance(rows, dict):
+        rows = [{"name": name, "template": text} for name, text in rows.items()]
+    good = isinstance(rows, list) and all(
+        isinstance(r, dict) and isinstance(r.get("name"), str) and isinstance(r.get("template"), str) for r in rows
+    )
+    if not good:
+        raise BadTokenizer(f"chat_template must be a text or a list of {{name, template}}, not {value!r:.80}")
+    return {row["name"]: row["template"] for row in rows}

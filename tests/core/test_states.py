@@ -1,0 +1,188 @@
+"""States are values: what one holder does, no other sees. No device needed."""
+
+import subprocess
+import sys
+
+import pytest
+
+from mlxrt.cache import BlockPool, BlockTable, PrefixStore, SequenceState
+from mlxrt.errors import CacheCorrupt, CannotRewind, EvictedBlock, NoRoom
+
+
+def ids(state):
+    return [b.id for b in state.blocks]
+
+
+def stored(pool, size=4, **options):
+    return PrefixStore(lambda: (BlockTable(pool, size, **options),), size)
+
+
+def state(table):
+    return SequenceState(tuple(range(table.length)), (table,))
+
+
+def test_live_sequences_and_the_store_share_blocks_without_copying():
+    pool = BlockPool(32)
+    store = stored(pool)
+    a = BlockTable(pool, 4).grow(10)
+    store.put(state(a))
+    b = store.resume([*range(10), 99]).parts[0]
+    assert ids(b) == ids(a) and not pool.copies
+    a2, b2 = a.grow(1), b.grow(1)  # the first to write on keeps the last block, the second gets its own
+    assert ids(a2) == ids(a) and ids(b2)[:2] == ids(a)[:2] and ids(b2)[2] != ids(a)[2]
+    assert [(o.id, n.id) for o, n in pool.copies] == [(ids(a)[2], ids(b2)[2])]
+
+
+def test_full_blocks_are_never_copied():
+    pool = BlockPool(32)
+    a = BlockTable(pool, 4).grow(8)
+    a.grow(3), a.grow(5)
+    assert not pool.copies
+
+
+def test_blocks_go_back_with_their_last_holder():
+    pool = BlockPool(8)
+    store = stored(pool)
+    store.put(state(BlockTable(pool, 4).grow(10)))
+    mine = store.resume([*range(6), 99])
+    store.clear()
+    assert len(mine) == 6 and pool.used == 2
+    del mine
+    assert pool.used == 0
+
+
+def test_a_stale_handle_raises():
+    pool = BlockPool(4)
+    a = BlockTable(pool, 4).grow(4)
+    block = a.blocks[0]
+    pool.revoke(block)
+    pool.take()
+    with pytest.raises(EvictedBlock, match="generation"):
+        block.check()
+
+
+def test_no_room_leaves_everything_as_it_was():
+    pool = BlockPool(3)
+    a = BlockTable(pool, 4).grow(6)
+    with pytest.raises(NoRoom):
+        a.grow(3)
+    assert pool.idle == 0 and a.grow(2).length == 8
+
+
+def test_a_pool_doubles_up_to_its_limit():
+    pool = BlockPool(4, 10)
+    held = pool.take(3)
+    assert pool.size == 4
+    held += pool.take(1)
+    assert pool.size == 8 and len({b.id for b in held}) == 4 and 0 not in {b.id for b in held}
+    held += pool.take(5)
+    assert pool.size == 10
+    with pytest.raises(NoRoom, match="1 blocks wanted, 0 of 9"):
+        pool.take(1)
+
+
+def test_window_lets_blocks_go_and_the_store_keeps_them():
+    pool = BlockPool(64)
+    store = stored(pool, window=6)
+    a = BlockTable(pool, 4, window=6)
+    for n in (8, 8, 8):
+        a = a.grow(n)
+        store.put(state(a))
+    assert a.first == 2 and a.floor == 13
+    for n in range(1, 24):
+        assert len(store.resume([*range(n), 99])) == n
+    with pytest.raises(CannotRewind):
+        a.rewind(12)
+
+
+def test_slack_keeps_blocks_that_are_not_flushed_yet():
+    a = BlockTable(BlockPool(64), 4, window=3, slack=20).grow(8)
+    for _ in range(30):
+        a = a.grow(1)
+        assert a.first * 4 <= max(0, a.length - 20)
+    assert a.first > 0
+
+
+def test_parts_cannot_disagree():
+    with pytest.raises(CacheCorrupt):
+        SequenceState((1, 2, 3), (BlockTable(BlockPool(8), 4).grow(2),))
+
+
+def test_nothing_before_zero():
+    with pytest.raises(CannotRewind):
+        BlockTable(BlockPool(8), 4).grow(2).rewind(-1)
+
+
+def test_the_store_finds_the_longest_prefix_and_leaves_one_token():
+    pool = BlockPool(64)
+    store = stored(pool)
+    store.put(state(BlockTable(pool, 4).grow(10)))
+    assert len(store.resume(range(10))) == 9
+    assert len(store.resume([*range(7), 50, 51])) == 7
+    assert store.resume([50, 51]) is None
+    assert store.resume([0]) is None
+    assert (store.hits, store.misses, store.reused) == (2, 2, 16)
+
+
+def test_a_longer_text_replaces_the_half_block_it_continues():
+    pool = BlockPool(64)
+    store = stored(pool)
+    a = BlockTable(pool, 4).grow(6)
+    store.put(state(a))
+    store.put(state(a.grow(5)))
+    assert len(store) == 3 and len(store.resume([*range(11), 99])) == 11
+
+
+def test_eviction_takes_leaves_first_and_the_least_recently_used():
+    pool = BlockPool(64)
+    store = stored(pool)
+    a = BlockTable(pool, 4).grow(12)
+    store.put(state(a))
+    other = SequenceState((0, 1, 2, 3, 70, 71, 72, 73), (BlockTable(pool, 4).grow(8),))
+    store.put(other)
+    del a, other
+    assert len(store.resume([*range(12), 99])) == 12  # used again: the other branch is older now
+    assert store.evict()
+    assert len(store.resume([0, 1, 2, 3, 70, 99])) == 4
+    for _ in range(3):
+        assert store.evict()
+    assert not store.evict() and pool.used == 0
+
+
+def test_a_cursor_to_an_evicted_node_starts_again():
+    pool = BlockPool(64)
+    store = stored(pool)
+    a = BlockTable(pool, 4).grow(8)
+    node = store.put(state(a))
+    store.clear()
+    a = a.grow(4)
+    assert store.put(state(a), node).depth == 3 and len(store.resume([*range(12), 9])) == 12
+
+
+def test_the_store_agrees_with_a_list_of_everything_it_was_given():
+    """Random texts over a small alphabet: the answer is the longest common prefix with anything stored."""
+    import random
+
+    rng = random.Random(7)
+    pool = BlockPool(4000)
+    store, texts = stored(pool), []
+    for _ in range(300):
+        text = tuple(rng.randrange(2) for _ in range(rng.randrange(1, 30)))
+        want = max((common(text[:-1], t) for t in texts), default=0)
+        found = store.resume(text)
+        assert (len(found) if found else 0) == want
+        if found:
+            assert found.tokens == text[:want]
+        store.put(SequenceState(text, (BlockTable(pool, 4).grow(len(text)),)))
+        texts.append(text)
+
+
+def common(a, b):
+    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+
+
+def test_scheduler_imports_no_mlx():
+    code = "import sys, types; m = types.ModuleType('mlxrt'); m.__path__ = ['mlxrt']; sys.modules['mlxrt'] = m\n"
+    code += "sys.modules['mlx'] = None\n"
+    code += "import mlxrt.scheduler; assert 'mlx.core' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,39 @@
+"""The truth to compare with: a dense forward that has no memory at all, computed anew for every token."""
+
+import mlx.core as mx
+
+from mlxrt.cache.memory import Shared
+
+
+class Dense:
+    """One sequence, everything at once, plain masks."""
+
+    def __init__(self, spec, n):
+        self.spec, self.positions = spec, mx.arange(n)
+
+    def attend(self, q, k=None, v=None, *, scale):
+        if k is not None:
+            codec, heads = self.spec.codec, k.shape[1]
+            kv = codec.decode(codec.encode(mx.concatenate([k, v], axis=1)))
+            self.k, self.v = kv[:, :heads], kv[:, heads:]
+        groups = q.shape[1] // self.k.shape[1]
+        k, v = (mx.repeat(x, groups, axis=1).swapaxes(0, 1) for x in (self.k, self.v))
+        at, far = self.positions[:, None], self.positions[None]
+        seen = (far <= at) & (far > at - (self.spec.window or 1 << 30))
+        scores = mx.where(seen, (q.swapaxes(0, 1) * scale) @ k.swapaxes(1, 2), -mx.inf)
+        return (mx.softmax(scores, axis=-1) @ v).swapaxes(0, 1)
+
+
+def logits(model, tokens):
+    specs = model.memory()
+    views = [None if isinstance(s, Shared) else Dense(s, len(tokens)) for s in specs]
+    views = [views[s.layer] if isinstance(s, Shared) else view for s, view in zip(specs, views)]
+    return model.logits(model(mx.array(list(tokens)), views))
+
+
+def truth(model, prompt, n):
+    """n greedy tokens."""
+    tokens = list(prompt)
+    for _ in range(n):
+        tokens.append(mx.argmax(logits(model, tokens)[-1]).item())
+    return tuple(tokens[len(prompt) :])

@@ -1,0 +1,64 @@
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest import mark, raises
+
+from mlxrt.errors import BadRequest
+from mlxrt.text import StopMatcher
+
+
+def run(stops, chunks):
+    matcher, out = StopMatcher(stops), ""
+    for chunk in chunks:
+        emit, matched = matcher.push(chunk)
+        out += emit
+        if matched:
+            return out, True
+    return out + matcher.finish(), False
+
+
+def truth(stops, text):
+    places = [text.find(s) for s in stops if s in text]
+    return (text[: min(places)], True) if places else (text, False)
+
+
+@given(st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.lists(st.text("abc", max_size=5), max_size=12))
+def test_any_cutting_of_the_text_gives_what_the_whole_text_gives(stops, chunks):
+    found = run(tuple(stops), chunks)
+    wanted = truth(stops, "".join(chunks))
+    if found[1]:  # a stop that ends earlier may be met before one that starts earlier is complete
+        assert wanted[1] and found[0].startswith(wanted[0])
+    else:
+        assert found == wanted
+
+
+@given(st.text("ab", min_size=1, max_size=4), st.lists(st.text("abc", max_size=5), max_size=12))
+def test_one_stop_is_exact(stop, chunks):
+    assert run((stop,), chunks) == truth([stop], "".join(chunks))
+
+
+@given(st.text("ab", min_size=1, max_size=4), st.text("abc", max_size=20))
+def test_nothing_is_held_that_cannot_become_a_stop(stop, text):
+    matcher = StopMatcher((stop,))
+    shown = "".join(matcher.push(c)[0] for c in text)
+    if not matcher.matched:
+        held = text[len(shown) :]
+        assert stop.startswith(held) and len(held) < len(stop)
+        assert not any(stop.startswith(text[i:]) for i in range(len(shown)))  # nothing longer could have matched
+
+
+def test_text_after_a_stop_is_dropped():
+    matcher = StopMatcher(("User:",))
+    assert matcher.push("ok Us") == ("ok ", False)
+    assert matcher.push("er: more") == ("", True)
+    assert matcher.push("again") == ("", True)
+    assert matcher.finish() == ""
+
+
+def test_without_stops_text_passes():
+    assert StopMatcher(()).push("abc") == ("abc", False)
+
+
+@mark.parametrize("stops", [("",), (1,), ("a", None)])
+def test_bad_stops(stops):
+    with raises(BadRequest, match="stop must be"):
+        StopMatcher(stops)
