@@ -1,4 +1,10 @@
-"""mlxrt: LLM runtime for Apple Silicon, on MLX. The public names and nothing else."""
+"""mlxrt: LLM runtime for Apple Silicon, on MLX. The public names and nothing else.
+
+Each is imported when it is first asked for, so that `import mlxrt` and `mlxrt --help` cost next to nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from . import blas
 
@@ -12,38 +18,60 @@ except ImportError as error:
         f"'mlxrt[cuda13]' (NVIDIA); on macOS plain 'pip install mlxrt' brings Metal. ({error})"
     ) from None
 
-from .config import EngineConfig
-from .engine import Engine, Stats
-from .errors import (
-    BadCheckpoint,
-    BadRequest,
-    BadSnapshot,
-    BadTemplate,
-    BadTokenizer,
-    CacheCorrupt,
-    CannotRewind,
-    ContextOverflow,
-    EngineClosed,
-    EvictedBlock,
-    HubError,
-    MlxrtError,
-    ModelNotFound,
-    NoRoom,
-    NoTokenizer,
-    QueueFull,
-    StaleLogits,
-    UnsupportedModel,
-    WontFit,
-)
-from .load import load
-from .logits import LogitsRow, LogitsView
-from .request import Completion, Event, Finish, Request, SamplingParams, Timings
-from .session import Session
+if TYPE_CHECKING:
+    from .config import EngineConfig
+    from .engine import Engine, Stats
+    from .errors import (
+        BadCheckpoint,
+        BadLogits,
+        BadRequest,
+        BadSnapshot,
+        BadTemplate,
+        BadTokenizer,
+        CacheCorrupt,
+        CannotRewind,
+        ContextOverflow,
+        EngineClosed,
+        EvictedBlock,
+        HubError,
+        MlxrtError,
+        ModelNotFound,
+        NoRoom,
+        NoTokenizer,
+        QueueFull,
+        StaleLogits,
+        UnsupportedModel,
+        WontFit,
+    )
+    from .loader import load
+    from .logits import LogitsRow, LogitsView
+    from .request import Completion, Event, Finish, Request, SamplingParams, Timings
+    from .session import Session
 
 __version__ = "0.1.0"
 
-__all__ = [
+ERRORS = """BadCheckpoint BadLogits BadRequest BadSnapshot BadTemplate BadTokenizer CacheCorrupt CannotRewind
+    ContextOverflow EngineClosed EvictedBlock HubError MlxrtError ModelNotFound NoRoom NoTokenizer QueueFull StaleLogits
+    UnsupportedModel WontFit""".split()
+HOMES = dict.fromkeys(ERRORS, "errors") | {
+    "Completion": "request",
+    "Engine": "engine",
+    "EngineConfig": "config",
+    "Event": "request",
+    "Finish": "request",
+    "LogitsRow": "logits",
+    "LogitsView": "logits",
+    "Request": "request",
+    "SamplingParams": "request",
+    "Session": "session",
+    "Stats": "engine",
+    "Timings": "request",
+    "load": "loader",
+}
+
+__all__ = [  # noqa: F822  found by __getattr__
     "BadCheckpoint",
+    "BadLogits",
     "BadRequest",
     "BadSnapshot",
     "BadTemplate",
@@ -76,3 +104,13 @@ __all__ = [
     "WontFit",
     "load",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module 'mlxrt' has no attribute {name!r}")
+    return getattr(import_module(f".{HOMES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

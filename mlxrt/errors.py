@@ -100,3 +100,7 @@ class BadSnapshot(MlxrtError):
 
 class StaleLogits(MlxrtError):
     """Logits were read after the step that produced them."""
+
+
+class BadLogits(MlxrtError):
+    """No token can be chosen: the logits are NaN or infinite, or every token is banned."""

@@ -71,7 +71,7 @@ RANGES: dict[str, tuple[type, float, float, str]] = {
 
 def check(name: str, value, kind: type, low: float, high: float, text: str) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and (kind is float or isinstance(value, int))
-    if not number or not math.isfinite(value) or not low <= value <= high:
+    if not number or not low <= value <= high or (isinstance(value, float) and not math.isfinite(value)):
         raise BadRequest(f"{name} must be {text}, not {value!r}")
 
 

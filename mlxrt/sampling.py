@@ -22,7 +22,7 @@ from typing import Any
 import mlx.core as mx
 
 from .draw import keep, pick, uniforms
-from .errors import BadRequest, MlxrtError
+from .errors import BadLogits, BadRequest
 from .logits import LogitsView, best, ranked
 from .request import Logprobs, SamplingParams, Sequence
 
@@ -93,7 +93,7 @@ class Sampled:
         """Row -> why its token must not be used. Waits."""
         marks: Any = self.bad.tolist()
         found: dict[int, Exception] = {
-            i: MlxrtError(
+            i: BadLogits(
                 f"request {self.requests[i]}: no token can be chosen: its logits are NaN or infinite, or every token "
                 "is banned; check suppress, logit_bias, penalties, on_logits and the weights"
             )

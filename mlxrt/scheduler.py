@@ -64,7 +64,7 @@ class Scheduler:
         seq.finish = reason
         if seq in self.running:
             self.running.remove(seq)
-            self._keep(seq, whole=True)
+            self.keep(seq, whole=True)
         else:
             self.waiting.remove(seq)
         seq.parts, seq.stored = (), None
@@ -96,7 +96,7 @@ class Scheduler:
 
     def grow(self, seq: Sequence, n: int) -> bool:
         """Room for n more tokens of a sequence, at the expense of stored prefixes. False when there is none."""
-        self._keep(seq)  # before window layers let go of what only they hold
+        self.keep(seq)  # before window layers let go of what only they hold
         while True:
             try:
                 seq.parts = tuple(part.grow(n) for part in seq.parts)
@@ -105,7 +105,7 @@ class Scheduler:
                 if self.store is None or not self.store.evict():
                     return False
 
-    def _keep(self, seq: Sequence, whole: bool = False) -> None:
+    def keep(self, seq: Sequence, whole: bool = False) -> None:
         """Put what is known and computed into the store: whole nodes, and at the end the rest."""
         if self.store is None:
             return
@@ -124,7 +124,7 @@ class Scheduler:
         if len(self.running) == 1:
             raise WontFit(f"request {want[0].id} needs more than the whole cache at {want[0].length} tokens")
         seq = self.running.pop()
-        self._keep(seq, whole=True)
+        self.keep(seq, whole=True)
         seq.parts, seq.stored, seq.length = (), None, 0
         self.waiting.appendleft(seq)
         self._full = True

@@ -40,7 +40,7 @@ def load_state(path: Path, runner: Runner, empty, identity: dict[str, str]) -> t
     if not path.is_file():
         raise BadSnapshot(f"there is no saved state at {path}")
     read_header(path)  # mx.load trusts what it reads
-    loaded = mx.load(str(path), return_metadata=True)
+    loaded = mx.load(str(path), format="safetensors", return_metadata=True)
     assert isinstance(loaded, tuple)
     arrays, metadata = loaded
     try:

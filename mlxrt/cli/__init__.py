@@ -41,7 +41,11 @@ def dispatch(argv: list[str]) -> int:
     command: ModuleType = import_module(f".{name}", __name__)
     parser = Parser(prog=f"mlxrt {name}", description=COMMANDS[name])
     command.add_flags(parser)
-    return command.run(parser.parse_args(argv[1:]))
+    try:
+        args = parser.parse_args(argv[1:])
+    except SystemExit:  # argparse has printed the help; what is wrong comes as BadRequest
+        return 0
+    return command.run(args)
 
 
 def overview() -> str:

@@ -6,6 +6,7 @@ Reads headers and outlines; nothing is loaded and nothing computed.
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import mlx.core as mx
@@ -15,11 +16,12 @@ from mlx.utils import tree_flatten
 from .. import device
 from ..cache.memory import Shared
 from ..config import EngineConfig
-from ..load import DTYPES, is_packed, unpacked_fits
+from ..loader import DTYPES, is_packed, unpacked_fits
 from ..models import CausalLM, find
 from ..weights import Checkpoint, TensorInfo
 from ..weights.fill import check_depth
-from ..weights.quantised import layout_of
+from ..weights.gguf_tensors import PACKED
+from ..weights.quantised import layout_of, refuse_methods
 from ..weights.randomise import packs
 from ..weights.shapes import Shape
 from .terminal import note
@@ -48,11 +50,13 @@ class Anatomy:
     model: CausalLM  # an outline in the dtype it would compute in
     parts: dict[str, Part]
     resident: int  # bytes of weights in memory when it runs
+    dtype: str
 
     @property
     def kv_bytes(self) -> float:
         """Bytes one more token takes, all layers together, while no window is full."""
-        return sum(s.nbytes() / s.size for s in self.model.memory() if not isinstance(s, Shared))
+        own = [s for s in self.model.memory() if not isinstance(s, Shared)]
+        return sum(s.nbytes() / s.size for s in own)  # type: ignore[attr-defined]  # every kind made of blocks has it
 
 
 def class_of(name: str) -> str:
@@ -75,26 +79,32 @@ def outlined(config: dict[str, Any], dtype: mx.Dtype | None) -> CausalLM:
     return model
 
 
+def word(dtype: mx.Dtype) -> str:
+    return str(dtype).removeprefix("mlx.core.")
+
+
 def flat(model: nn.Module) -> dict[str, mx.array]:
     return dict(tree_flatten(model.parameters()))  # type: ignore[arg-type]
 
 
 def of_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> Anatomy:
     family = find(checkpoint.config)
+    refuse_methods(checkpoint.config)
     check_depth(checkpoint, family.rename)
     sizes = {family.rename(name): info for name, info in checkpoint.sizes().items()}
     dtype = compute_dtype(config, sizes.values())
     model = outlined(checkpoint.config, dtype)
     parameters = flat(model)
-    parts = measured(parameters, sizes)
-    stored = sum(part.nbytes for part in parts.values())
     if unpacks(checkpoint, config, dtype):
         resident = sum(array.nbytes for array in parameters.values())
-    elif is_packed(checkpoint):
-        resident = stored
     else:
-        resident = stored_as(sizes.values(), dtype)
-    return Anatomy(model, parts, resident)
+        resident = sum(in_memory(info, dtype) for info in sizes.values())
+    return Anatomy(model, measured(parameters, sizes), resident, word(dtype))
+
+
+def in_memory(info: TensorInfo, dtype: mx.Dtype) -> int:
+    """Bytes of a stored tensor that is not unpacked on purpose: floats are cast, GGUF kinds unknown to MLX unpacked."""
+    return info.nbytes if info.dtype in ("U32", "U8", *PACKED) else prod(info.shape) * dtype.size
 
 
 def compute_dtype(config: EngineConfig, infos: Iterable[TensorInfo]) -> mx.Dtype:
@@ -117,10 +127,6 @@ def unpacks(checkpoint: Checkpoint, config: EngineConfig, dtype: mx.Dtype) -> bo
     return device.kind() == "cpu" and unpacked_fits(checkpoint, dtype, note)
 
 
-def stored_as(infos: Iterable[TensorInfo], dtype: mx.Dtype) -> int:
-    return sum(info.nbytes * dtype.size // STORED[info.dtype].size for info in infos)
-
-
 def measured(parameters: Mapping[str, mx.array], sizes: Mapping[str, TensorInfo]) -> dict[str, Part]:
     parts = {name: Part() for name in CLASSES}
     for name, array in parameters.items():
@@ -133,7 +139,9 @@ def measured(parameters: Mapping[str, mx.array], sizes: Mapping[str, TensorInfo]
     return {name: part for name, part in parts.items() if part.parameters or part.nbytes}
 
 
-def stored_kind(name: str, info: TensorInfo, parameters: Mapping[str, mx.array], sizes: Mapping[str, TensorInfo]) -> str:
+def stored_kind(
+    name: str, info: TensorInfo, parameters: Mapping[str, mx.array], sizes: Mapping[str, TensorInfo]
+) -> str:
     """The file's word for it, or the layout of a packed MLX matrix."""
     path = name.removesuffix(".weight")
     if f"{path}.scales" not in sizes or name not in parameters:
@@ -144,27 +152,12 @@ def stored_kind(name: str, info: TensorInfo, parameters: Mapping[str, mx.array],
 
 
 def of_shape(shape: Shape, config: EngineConfig) -> Anatomy:
-    on_cpu = device.kind() == "cpu"
-    dtype = DTYPES[config.dtype] if config.dtype else (mx.float32 if on_cpu else mx.bfloat16)
-    model = outlined(shape.config, dtype)
-    parts = {name: Part() for name in CLASSES}
-    for name, array in flat(model).items():
-        parts[class_of(name)].parameters += array.size
+    dtype = compute_dtype(config, []) if config.dtype or device.kind() == "cpu" else mx.bfloat16
+    model, stored = outlined(shape.config, dtype), outlined(shape.config, dtype)
     if shape.bits is not None:
-        packed = outlined(shape.config, dtype)
-        nn.quantize(
-            packed, shape.group_size, shape.bits, mode=shape.mode,
-            class_predicate=lambda _, module: packs(module, shape.group_size),
-        )  # fmt: skip
-    else:
-        packed = model
-    made = flat(packed)
-    for name, array in made.items():
-        part = parts[class_of(name)]
-        part.nbytes += array.nbytes
-        if not name.endswith((".scales", ".biases")):
-            whole = f"{shape.mode} {shape.bits} bit group {shape.group_size}"
-            is_packed = f"{name.removesuffix('.weight')}.scales" in made
-            part.kinds[whole if is_packed else str(array.dtype).removeprefix("mlx.core.")] += 1
-    parts = {name: part for name, part in parts.items() if part.parameters}
-    return Anatomy(model, parts, sum(part.nbytes for part in parts.values()))
+        kind = {"group_size": shape.group_size, "bits": shape.bits, "mode": shape.mode}
+        nn.quantize(stored, **kind, class_predicate=lambda _, module: packs(module, shape.group_size))
+    named = {dtype: name for name, dtype in STORED.items()}
+    sizes = {name: TensorInfo(array.shape, named[array.dtype], array.nbytes) for name, array in flat(stored).items()}
+    resident = sum(info.nbytes for info in sizes.values())
+    return Anatomy(model, measured(flat(model), sizes), resident, word(dtype))

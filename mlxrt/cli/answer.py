@@ -13,6 +13,8 @@ from ..ticket import complete
 from .interrupt import Interrupt
 from .terminal import amount, note
 
+ENDINGS = {Finish.LENGTH: "ended by max_tokens or the context", Finish.CANCELLED: "stopped"}
+
 
 @dataclass
 class Answer:
@@ -71,6 +73,6 @@ def report(done: Completion, peak: int) -> None:
     parts.append(f"peak {amount(peak)}")
     if t.seed is not None:
         parts.append(f"seed {t.seed}")
-    if done.finish_reason is not Finish.STOP:
-        parts.append({"length": "ended by max_tokens", "cancelled": "stopped"}.get(done.finish_reason, done.finish_reason))
+    if done.finish_reason in ENDINGS:
+        parts.append(ENDINGS[done.finish_reason])
     note(" | ".join(parts))

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     if sys.stdin is None:
         raise BadRequest("stdin is closed; a chat reads its turns from there")
     extra = {"tools": read_tools(args.tools), "enable_thinking": args.enable_thinking}
-    from ..load import load
+    from ..loader import load
     from ..weights.alias import DEFAULT
     from .conversation import Conversation
     from .defaults import settled

@@ -29,7 +29,7 @@ class Conversation:
         if line in ("/exit", "/quit"):
             return False
         if line.startswith("/"):
-            self.command(*(line.split(maxsplit=1) + [""])[:2])
+            self.command(*[*line.split(maxsplit=1), ""][:2])
         elif line:
             self.answer(line)
         return True
@@ -80,9 +80,9 @@ class Conversation:
         refuse(rest, "/stats")
         s, session = self.engine.stats(), self.session
         note(f"{self.turns()} turns, {len(session.tokens)} of {self.engine.context} tokens of context")
-        note(f"keys and values: {amount(s.kv_bytes)} held, {amount(s.kv_limit)} at most; peak memory {amount(s.peak_memory)}")
-        note(f"prefix cache: {s.hits} hits, {s.misses} misses, {s.reused_tokens} tokens reused, {s.evictions} evictions")
-        note(f"{s.positions} tokens computed")
+        note(f"keys and values: {amount(s.kv_bytes)} held, {amount(s.kv_limit)} at most")
+        note(f"prefix cache: {s.hits} hits, {s.misses} misses, {s.reused_tokens} tokens reused, {s.evictions} evicted")
+        note(f"{s.positions} tokens computed; peak memory {amount(s.peak_memory)}")
 
     def help(self, rest: str) -> None:
         for line in HELP.splitlines():

@@ -12,10 +12,12 @@ from .terminal import note
 
 TAKEN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 SILENT = frozenset(
-    """do_sample bos_token_id eos_token_id pad_token_id decoder_start_token_id transformers_version _from_model_config
-    use_cache cache_implementation return_dict_in_generate output_attentions output_hidden_states output_scores
-    trust_remote_code""".split()
-)  # whether to sample and where to end is honoured; the others do not change what is generated
+    (
+        "do_sample", "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version",
+        "_from_model_config", "use_cache", "cache_implementation", "return_dict_in_generate", "output_attentions",
+        "output_hidden_states", "output_scores", "trust_remote_code",
+    )
+)  # fmt: skip  # whether to sample and where to end is honoured; the others do not change what is generated
 
 
 def recommended(generation: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,7 +26,7 @@ def recommended(generation: Mapping[str, Any]) -> dict[str, Any]:
         if generation.get(key) is not None:
             check(key, generation[key])
     sample = generation.get("do_sample")
-    if sample not in (None, True, False) or isinstance(sample, (int, float)) and not isinstance(sample, bool):
+    if sample is not None and not isinstance(sample, bool):
         raise BadCheckpoint(f"generation_config.json: do_sample must be true or false, not {sample!r}")
     found = {key: generation[key] for key in TAKEN if generation.get(key) is not None}
     if sample is False or (sample is None and "temperature" not in found):

@@ -7,7 +7,7 @@ import argparse
 import math
 import types
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import Field, fields
 from typing import Any, NoReturn, Union, get_args, get_origin
 
 from ..config import EngineConfig
@@ -64,7 +64,7 @@ def add_engine_flags(parser: Parser, only: tuple[str, ...] | None = None) -> Non
 
 def add_flag(group: argparse._ArgumentGroup, option: Field, text: str) -> None:
     names = (*SHORT.get(option.name, ()), f"--{option.name.replace('_', '-')}")
-    if "default" not in text and option.default not in (None, MISSING, ()) and not isinstance(option.default, bool):
+    if type(option.default) is int and option.default:  # the others are off, or chosen at load and described so
         text += f" (default: {option.default})"
     group.add_argument(
         *names, dest=option.name, default=argparse.SUPPRESS, help=text.replace("%", "%%"), **reading(option.type)
@@ -147,4 +147,3 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 def taken(args: argparse.Namespace, names) -> dict[str, Any]:
     found = vars(args)
     return {name: found[name] for name in names if name in found}
-

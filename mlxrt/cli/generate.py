@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     if sampling.get("logprobs") and not args.json:
         raise BadRequest("--logprobs are shown with --json only; add --json")
     prompt, template = read_prompt(args), template_options(args)
-    from ..load import load
+    from ..loader import load
     from ..weights.alias import DEFAULT
 
     with load(DEFAULT if args.model is None else args.model, config, say=note) as engine:

@@ -1,5 +1,6 @@
 """What this machine has for a model: device, memory, libraries. Knows no model."""
 
+from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
@@ -12,7 +13,7 @@ def machine() -> dict[str, Any]:
     kind = device.kind()
     found = {
         "mlxrt": __version__,
-        "mlx": mx.__version__,
+        "mlx": version("mlx"),
         "device": kind,
         "device_name": str(mx.device_info().get("device_name", "")) or kind,
         "memory_bytes": total,

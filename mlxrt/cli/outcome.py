@@ -23,8 +23,6 @@ def guarded(work: Callable[[], int]) -> int:
         code = work()
         sys.stdout.flush()
         return code
-    except SystemExit as asked:  # argparse, after --help
-        return hurry(lambda: int(asked.code or 0))
     except MlxrtError as error:
         complain(str(error))
         return error.exit_code
@@ -45,15 +43,6 @@ def guarded(work: Callable[[], int]) -> int:
             raise
         complain(f"the device is out of memory ({error}); use a smaller model or a smaller kv_memory")
         return FAILED
-
-
-def hurry(code: Callable[[], int]) -> int:
-    """Flush what is printed; the reader of a pipe may be gone."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return abandon()
-    return code()
 
 
 def open_streams() -> str | None:

@@ -5,7 +5,6 @@ Every key is used, known to say nothing about the arithmetic, known and pinned t
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from math import isfinite
 from typing import Any, Self
 
 from ..errors import BadCheckpoint, UnsupportedModel
@@ -139,7 +138,7 @@ def checked(name: str, kind: str, value):
         if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST.get(name, 1 << 22):
             return value
     elif "float" in kind:
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value) and 0 <= value < 1:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1:
             return float(value)
     elif isinstance(value, str):
         return value

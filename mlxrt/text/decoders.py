@@ -100,18 +100,20 @@ def replace_all(step: Mapping[str, Any]):
     return lambda: Replace(old, new)
 
 
+def leading(step: Mapping[str, Any]) -> tuple[str, int]:
+    if step["stop"]:
+        raise BadTokenizer("decoder Strip at the end of a text is not supported; only at its start")
+    return step["content"], step["start"]
+
+
 def strip(step: Mapping[str, Any]):
-    mark, left, right = step["content"], step["start"], step["stop"]
-
-    def change(piece: str) -> str:
-        stage = Strip(mark, left, right)
-        return "".join(stage.push([piece]))
-
-    return lambda: PerToken(change)
+    mark, count = leading(step)
+    return lambda: PerToken(lambda t: "".join(Strip(mark, count).push([t])))
 
 
 def strip_all(step: Mapping[str, Any]):
-    return lambda: Strip(step["content"], step["start"], step["stop"])
+    mark, count = leading(step)
+    return lambda: Strip(mark, count)
 
 
 BEFORE_FUSE: dict[str, Callable[[Mapping[str, Any]], Callable[[], Stage]]] = {

@@ -125,25 +125,17 @@ class Replace:
 
 
 class Strip:
-    """Up to `left` leading and `right` trailing characters of the whole text, where they are `mark`."""
+    """Without up to `count` leading characters of the whole text, where they are `mark`."""
 
-    def __init__(self, mark: str, left: int, right: int):
-        self.mark, self.left, self.right, self.held = mark, left, right, ""
+    def __init__(self, mark: str, count: int):
+        self.mark, self.left = mark, count
 
     def push(self, pieces: Pieces) -> Pieces:
         text = "".join(pieces)
         while self.left and text:
-            self.left -= 1
-            if text[0] != self.mark:
-                self.left = 0
-                break
-            text = text[1:]
-        text = self.held + text
-        ending = len(text) - len(text.rstrip(self.mark))
-        cut = len(text) - min(ending, self.right)
-        self.held = text[cut:]
-        return [text[:cut]]
+            self.left = self.left - 1 if text[0] == self.mark else 0
+            text = text.removeprefix(self.mark) if text[0] == self.mark else text
+        return [text]
 
     def finish(self) -> Pieces:
-        self.held = ""  # only marks, at most `right` of them
         return []

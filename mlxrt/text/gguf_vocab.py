@@ -85,7 +85,7 @@ def read_spm(told: Metadata, ids: dict[str, int], types: list[int]) -> Vocabular
         return out
 
     pieces = [spaced(t, k) for t, k in zip(ids, types)]
-    stages: Callable[[], list[Stage]] = lambda: [Utf8(), Strip(" ", 1, 0)] if prefix else [Utf8()]  # noqa: E731
+    stages: Callable[[], list[Stage]] = lambda: [Utf8(), Strip(" ", 1)] if prefix else [Utf8()]  # noqa: E731
     return assemble(told, ids, types, encode, pieces, (True, 1, 2), stages)
 
 

@@ -3,13 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import BadTokenizer
+from ..errors import BadTokenizer, MlxrtError
 
 
 def rust_call(what: str, call: Callable[[], Any]) -> Any:
     """`call`, its refusals turned into a BadTokenizer that names `what`."""
     try:
         return call()
+    except MlxrtError:
+        raise
     except Exception as e:  # the library raises Exception itself for bad data, so nothing narrower exists
         raise BadTokenizer(f"{what} cannot be used: {first_line(e)}") from None
     except BaseException as e:

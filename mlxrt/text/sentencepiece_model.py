@@ -46,6 +46,8 @@ def load(data: bytes):
     import sentencepiece
 
     try:
+        if not data:  # the library takes that for a model yet to be loaded
+            raise ValueError("the file is empty")
         return sentencepiece.SentencePieceProcessor(model_proto=data)
     except (RuntimeError, OSError, ValueError, TypeError) as e:
         raise BadTokenizer(f"tokenizer.model is not a SentencePiece model: {' '.join(str(e).split())[:200]}") from None

@@ -7,6 +7,8 @@ from typing import Any
 
 from ..errors import BadTokenizer
 
+# Classes whose add_bos_token and add_eos_token count even beside a tokenizer.json, whose post-processor decides else.
+LLAMA_LIKE = {f"{name}Tokenizer{fast}" for name in ("Llama", "CodeLlama", "Gemma", "Cohere") for fast in ("", "Fast")}
 FORCED_CLEAN_UP = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -30,7 +32,8 @@ class Settings:
     extra: tuple[str, ...] = ()  # further special tokens
     added: tuple[Added, ...] = ()  # in the order of their ids
     templates: dict[str, str] = field(default_factory=dict)
-    add_bos: bool | None = None  # None: the tokenizer's own post-processor decides
+    llama_like: bool = False
+    add_bos: bool | None = None
     add_eos: bool | None = None
     clean_up: bool = False
     clean_up_bpe: bool = False
@@ -41,17 +44,20 @@ class Settings:
 
 def read_settings(folder: Path) -> Settings:
     config = read_object(folder / "tokenizer_config.json")
-    older = read_object(folder / "special_tokens_map.json")
-    names = {role: content(config.get(role, older.get(role)), role) for role in ROLES}
-    extra = config.get("extra_special_tokens", older.get("extra_special_tokens"))
+    older = {} if "added_tokens_decoder" in config else read_object(folder / "special_tokens_map.json")
+    told = {**config, **older}  # the older file counts where the newer one does not list the added tokens
+    extra = told.get("extra_special_tokens")
+    own = [role for role in config if role.endswith("_token") and isinstance(config[role], str)]  # image_token ...
+    names = {role: content(told.get(role), role) for role in (*ROLES, *own)}
     if isinstance(extra, dict):
         names |= {role: content(token, role) for role, token in extra.items()}
-    listed = [extra, config.get("additional_special_tokens", older.get("additional_special_tokens"))]
+    listed = [extra, told.get("additional_special_tokens")]
     return Settings(
         names={role: text for role, text in names.items() if text is not None},
         extra=tuple(dict.fromkeys(text for some in listed for text in texts(some))),
         added=read_added(folder, config),
         templates=read_templates(folder, config),
+        llama_like=config.get("tokenizer_class") in LLAMA_LIKE,
         add_bos=flag(config, "add_bos_token", None),
         add_eos=flag(config, "add_eos_token", None),
         clean_up=bool(flag(config, "clean_up_tokenization_spaces", False)),

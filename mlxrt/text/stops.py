@@ -29,14 +29,17 @@ class StopMatcher:
         if self.matched or self._any is None:
             return ("" if self.matched else text), self.matched
         text = self._held + text
-        if found := self._any.search(text):
+        found, cut = self._any.search(text), len(text) - max(held_back(text, stop) for stop in self.stops)
+        if found and found.start() <= cut:
             self.matched, self._held = True, ""
             return text[: found.start()], True
-        cut = len(text) - max(held_back(text, stop) for stop in self.stops)
-        self._held = text[cut:]
+        self._held = text[cut:]  # with a whole stop in it, perhaps: one that starts earlier may still complete
         return text[:cut], False
 
     def finish(self) -> str:
-        """The text kept back for a stop that never completed."""
+        """The text kept back for a stop that never completed, up to one that did."""
         rest, self._held = self._held, ""
-        return rest
+        if self._any is None or (found := self._any.search(rest)) is None:
+            return rest
+        self.matched = True
+        return rest[: found.start()]

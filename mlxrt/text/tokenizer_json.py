@@ -38,10 +38,10 @@ def add_tokens(backend, settings: Settings) -> None:
 
 
 def post_process(backend, settings: Settings) -> None:
-    """add_bos_token and add_eos_token, where given, say what goes around a text, whatever tokenizer.json says."""
+    """Llama's classes have add_bos_token and add_eos_token; where given, they overrule tokenizer.json (DeepSeek's)."""
     from tokenizers import processors
 
-    if settings.add_bos is None and settings.add_eos is None:
+    if not settings.llama_like or (settings.add_bos is None and settings.add_eos is None):
         return
     bos, eos = settings.names.get("bos_token"), settings.names.get("eos_token")
     before, after = [bos] if settings.add_bos and bos else [], [eos] if settings.add_eos and eos else []
@@ -59,8 +59,9 @@ def assemble(backend, settings: Settings, digest: str) -> Vocabulary:
         raise BadTokenizer("tokenizer.json holds no tokens")
     names = {role: backend.token_to_id(text) for role, text in settings.names.items()}
     ends = {names["eos_token"]} - {None} if "eos_token" in names else set()
+    processor = str(backend.post_processor)
     added = backend.get_added_tokens_decoder().items()
-    told = [digest, repr(settings.added), settings.extra, settings.add_bos, settings.add_eos, len(steps)]
+    told = [digest, repr(settings.added), settings.extra, processor, len(steps)]
     return Vocabulary(
         size=max(ids.values()) + 1,
         encode=lambda text, special: backend.encode(text, add_special_tokens=special).ids,

@@ -17,7 +17,7 @@ from ..errors import BadCheckpoint, NoTokenizer, UnsupportedModel
 from .checkpoint import Checkpoint, Say, TensorInfo, tell
 from .gguf_config import synthesise
 from .gguf_directory import TensorRecord, read_directory
-from .gguf_tensors import convert, needs_dequantising, stored_rows, unpermute
+from .gguf_tensors import PLAIN, convert, needs_dequantising, stored_rows, unpermute
 
 if TYPE_CHECKING:
     from ..text import Tokenizer
@@ -85,6 +85,10 @@ class GgufCheckpoint(Checkpoint):
         found = re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", record.name)
         if not found:
             return rows
+        if len(record.shape) != (2 if found[2] == "weight" else 1) or (found[2] == "bias" and record.kind not in PLAIN):
+            raise BadCheckpoint(
+                f"{record.name} is {record.kind} {list(record.shape)}, expected a matrix or a plain bias"
+            )
         heads = self.config["num_attention_heads" if found[1] == "q" else "num_key_value_heads"]
         if record.shape[0] != heads * self.config["head_dim"]:
             raise BadCheckpoint(

@@ -93,9 +93,9 @@ FIELDS = (
 WORDS = """llama mistral qwen2 qwen3 gpt2 yarn linear llama3 dynamic default longrope affine mxfp4 nvfp4 full_attention
     sliding_attention F32 F16 BF16 U32 U8 I64 F8_E4M3 BPE Unigram WordPiece WordLevel ByteLevel Metaspace Sequence"""
 KEYS = """sliding_window layer_types use_sliding_window max_window_layers rope_parameters rope_freq_factors
-    attention_bias mlp_bias partial_rotary_factor quantization_config quant_method mode bits group_size factor low_freq_factor type
-    high_freq_factor attention_factor mscale truncate beta_fast text_config lm_head chat_template added_tokens eos_token
-    unk_token byte_fallback ignore_merges dropout normalizer pre_tokenizer post_processor decoder end_of_word_suffix
+    attention_bias mlp_bias partial_rotary_factor quantization_config quant_method mode bits group_size factor
+    low_freq_factor type high_freq_factor attention_factor mscale truncate beta_fast text_config lm_head chat_template
+    added_tokens eos_token unk_token byte_fallback ignore_merges dropout normalizer pre_tokenizer post_processor decoder
     general.alignment split.count llama.attention.sliding_window llama.rope.scaling.type llama.rope.scaling.factor
     llama.expert_count tokenizer.ggml.scores tokenizer.ggml.eot_token_id
     tokenizer.ggml.add_bos_token tokenizer.ggml.pre"""
@@ -193,7 +193,7 @@ def to_json(tree: Any) -> bytes:
 
 
 def mostly_edited(tree: Any, encode: Callable[[Any], bytes], blob: bytes, head: int) -> Maker:
-    """Edited trees get past the parser and reach what lies behind it, so there are more of them than of blind damage."""
+    """Edited trees get past the parser and reach what lies behind it, so most damage is of that kind."""
 
     def make(draw: Draw) -> bytes:
         return damaged(draw, blob, head) if draw(st.integers(0, 3)) == 0 else encode(edited(draw, tree))

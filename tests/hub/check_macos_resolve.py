@@ -1,4 +1,4 @@
-"""Do our dependencies, and theirs, exist as wheels for Apple Silicon? Asks the package index; run by hand, not by pytest.
+"""Are our dependencies, and theirs, there as wheels for Apple Silicon? Asks the index; run by hand, not by pytest.
 
     python tests/hub/check_macos_resolve.py [3.11 3.12 3.13]
 
@@ -48,7 +48,7 @@ def resolve(wanted: list[str], version: str) -> list[dict]:
             "--report",
             f"{folder}/report.json",
         ]
-        command = [sys.executable, "-m", "pip", "install", *where, *rules, *wanted]
+        command = [sys.executable, "-m", "pip", "install", *where, *rules, "--report", f"{folder}/report.json", *wanted]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             sys.exit(f"python {version}: pip cannot resolve {' '.join(wanted)}\n{done.stderr.strip()}")
@@ -83,9 +83,8 @@ def main() -> None:
         wheels = [package["download_info"]["url"].rpartition("/")[2] for package in chosen]
         native = [name for name in wheels if "macosx" in name]
         assert all(name.endswith(".whl") for name in wheels), wheels
-        print(
-            f"python {version}, {PLATFORM}: {len(direct)} dependencies resolve to {len(wheels)} wheels, {len(native)} native"
-        )
+        counts = f"{len(direct)} dependencies resolve to {len(wheels)} wheels, {len(native)} of them native"
+        print(f"python {version}, {PLATFORM}: {counts}")
         print("  added by macOS markers:", ", ".join(sorted(set(wanted) - set(direct))) or "none")
         print("  " + "\n  ".join(sorted(native)))
 

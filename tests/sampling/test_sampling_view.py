@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrt.errors import BadRequest, MlxrtError, StaleLogits
+from mlxrt.errors import BadLogits, BadRequest, MlxrtError, StaleLogits
 from mlxrt.logits import LogitsView
 from mlxrt.sampling import sample
 
@@ -156,7 +156,7 @@ def test_a_row_without_a_choice_is_marked_and_named_and_no_other(x, sequence):
         assert max(result.tokens.tolist()) < VOCAB and result.tokens.tolist()[:n] == [0] * n
     failures = result.failures()
     assert failures.keys() == {*range(n), *range(2 * n, 3 * n)}
-    assert all(type(e) is MlxrtError and f"request {70 + i}:" in str(e) for i, e in failures.items())
+    assert all(type(e) is BadLogits and f"request {70 + i}:" in str(e) for i, e in failures.items())
 
 
 KINDS = [{}] + [

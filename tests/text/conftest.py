@@ -35,7 +35,7 @@ def texts() -> list[str]:
     return TEXTS
 
 
-def trained_bpe(vocab_size: int = 600):
+def trained_bpe(vocab_size: int = 450):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tok = Tokenizer(models.BPE())
@@ -75,9 +75,9 @@ def train_spm(folder: Path, kind: str, **options) -> bytes:
 
     (folder / "in.txt").write_text("\n".join(line for text in LINES * 4 for line in text.splitlines()), encoding="utf-8")
     settings = {
-        "vocab_size": 520,
+        "vocab_size": 460,
         "byte_fallback": True,
-        "character_coverage": 0.97,
+        "character_coverage": 0.98,
         "split_digits": True,
         "normalization_rule_name": "identity",
         "remove_extra_whitespaces": False,

@@ -232,6 +232,19 @@ def test_q_rows_that_fit_no_heads(tmp_path):
         GgufCheckpoint(write_gguf(tmp_path / "x.gguf", weights)).load()
 
 
+@pytest.mark.parametrize(
+    "name, shape, kind",
+    [("weight", (128,), "Q4_0"), ("weight", (2, 64, 128), "F32"), ("bias", (128,), "Q8_0"), ("bias", (1, 128), "F32")],
+)
+def test_q_that_cannot_be_unpermuted(tmp_path, name, shape, kind):
+    weights = float_weights()
+    del weights["model.layers.0.self_attn.q_proj.weight"]
+    value = np.ones(shape, np.float32)
+    path = write_gguf(tmp_path / "x.gguf", weights, extra=lambda w: add_tensor(w, f"blk.0.attn_q.{name}", value, kind))
+    with pytest.raises(BadCheckpoint, match=f"blk.0.attn_q.{name} is {kind} .*, expected a matrix or a plain bias"):
+        GgufCheckpoint(path).load()
+
+
 def test_unknown_tensor_is_a_leftover(tmp_path):
     path = write_gguf(
         tmp_path / "x.gguf",
