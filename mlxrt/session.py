@@ -1,12 +1,12 @@
 """A conversation: say, fork, rewind, save, restore.
 
-A session keeps the tokens that were really fed and produced, with the text they stand for. A new turn's template
-text is matched against that text, so only what is new is tokenised and nothing that was said is tokenised twice
-differently. What the engine's store still holds of the tokens is not computed again.
+A session keeps the tokens that were really fed and produced. Where the chat template leaves the history as it was,
+only what is new is tokenised, so an answer is never tokenised a second time and differently; where it rewrites the
+history (drops earlier reasoning), the template's text counts. What the engine's store holds is not computed again.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +18,17 @@ from .ticket import complete
 if TYPE_CHECKING:
     from .engine import Engine
 
+ANSWER = "\ufdd0answer\ufdd1"  # stands for the last answer in a template's output; no text holds these two
+
 
 @dataclass(frozen=True)
 class Turn:
-    """Where the conversation stands after an answer: messages, what was fed, and its tokens."""
+    """Where the conversation stands after an answer."""
 
     messages: tuple[dict, ...] = ()
-    text: str = ""
-    tokens: tuple[int, ...] = ()
+    prompt: str = ""  # the template's text that was answered
+    tokens: tuple[int, ...] = ()  # all that was fed and produced
+    end: str = ""  # the text of the token that ended the answer, if one did
 
 
 class Reply(Iterator[Event]):
@@ -48,10 +51,11 @@ class Reply(Iterator[Event]):
 
     def _turn(self) -> Turn:
         done = complete(self._events)
-        tokenizer = self._session.engine.tokenizer
-        tokens = self._prompt + done.tokens
-        text = self._text + tokenizer.decode(list(done.tokens), skip_special=False)
-        return Turn((*self._messages, {"role": "assistant", "content": done.text}), text, tokens)
+        engine = self._session.engine
+        ended = done.tokens[-1:] if done.tokens[-1] in engine.source.eos else ()
+        end = engine.tokenizer.decode(list(ended), skip_special=False)
+        messages = (*self._messages, {"role": "assistant", "content": done.text})
+        return Turn(messages, self._text, self._prompt + done.tokens, end)
 
     @property
     def completion(self) -> Completion:
@@ -91,14 +95,23 @@ class Session:
         extra = {k: given.pop(k) for k in ("tools", "enable_thinking") if k in given}
         messages = (*self.messages, {"role": "user", "content": text})
         rendered = self.engine.tokenizer.render(list(messages), **extra)
-        tokens = self._tokenise(rendered)
+        tokens = self._continued(messages, rendered, extra) or self.engine.tokenizer.encode(rendered, special=False)
         return Reply(self, Request.of(list(tokens), **given), messages, rendered)
 
-    def _tokenise(self, rendered: str) -> tuple[int, ...]:
+    def _continued(self, messages: tuple[dict, ...], rendered: str, extra: dict[str, Any]) -> list[int] | None:
+        """The tokens so far and those of what the template puts after them, if it changes nothing before."""
         last, tokenizer = self.turns[-1], self.engine.tokenizer
-        if last.tokens and rendered.startswith(last.text):
-            return last.tokens + tuple(tokenizer.encode(rendered[len(last.text) :], special=False))
-        return tuple(tokenizer.encode(rendered, special=False))
+        if not last.tokens:
+            return None
+        *before, answer, question = messages
+        marked = tokenizer.render([*before, answer | {"content": ANSWER}, question], **extra)
+        said = answer["content"]
+        if not marked.startswith(last.prompt + ANSWER):
+            return None
+        if rendered not in (marked.replace(ANSWER, said), marked.replace(ANSWER, said.strip())):
+            return None
+        rest = marked[len(last.prompt + ANSWER) :]
+        return [*last.tokens, *tokenizer.encode(rest.removeprefix(last.end), special=False)]
 
     def _accept(self, base: Turn, turn: Turn) -> None:
         if self.turns[-1] is not base:
@@ -136,6 +149,6 @@ class Session:
         engine.store.put(state)
         session = cls(engine, None, options)
         session.turns = [
-            replace(Turn(), messages=tuple(t["messages"]), text=t["text"], tokens=tuple(t["tokens"])) for t in extra["turns"]
+            Turn(tuple(t["messages"]), t["prompt"], tuple(t["tokens"]), t["end"]) for t in extra["turns"]
         ]
         return session

@@ -155,8 +155,8 @@ def of_shape(shape: Shape, config: EngineConfig) -> Anatomy:
     dtype = compute_dtype(config, []) if config.dtype or device.kind() == "cpu" else mx.bfloat16
     model, stored = outlined(shape.config, dtype), outlined(shape.config, dtype)
     if shape.bits is not None:
-        kind = {"group_size": shape.group_size, "bits": shape.bits, "mode": shape.mode}
-        nn.quantize(stored, **kind, class_predicate=lambda _, module: packs(module, shape.group_size))
+        fits = lambda _, module: packs(module, shape.group_size)  # noqa: E731
+        nn.quantize(stored, shape.group_size, shape.bits, mode=shape.mode, class_predicate=fits)
     named = {dtype: name for name, dtype in STORED.items()}
     sizes = {name: TensorInfo(array.shape, named[array.dtype], array.nbytes) for name, array in flat(stored).items()}
     resident = sum(info.nbytes for info in sizes.values())

@@ -66,7 +66,7 @@ def read_rope(raw: Mapping[str, Any], dim: int, context: int) -> Rope:
     if raw.get("rope_freq_factors") is not None:
         return Rope(dim, theta, "factors", stretched(theta, dim, raw["rope_freq_factors"]))
     kind = given.get("rope_type", given.get("type", "default"))
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise UnsupportedModel(f"config.json: rope scaling {kind!r} is not supported; supported: {', '.join(KINDS)}")
     return KINDS[kind](dim, theta, given, original(raw, given, context))
 

@@ -57,7 +57,7 @@ def read_settings(folder: Path) -> Settings:
         extra=tuple(dict.fromkeys(text for some in listed for text in texts(some))),
         added=read_added(folder, config),
         templates=read_templates(folder, config),
-        llama_like=config.get("tokenizer_class") in LLAMA_LIKE,
+        llama_like=str(config.get("tokenizer_class")) in LLAMA_LIKE,
         add_bos=flag(config, "add_bos_token", None),
         add_eos=flag(config, "add_eos_token", None),
         clean_up=bool(flag(config, "clean_up_tokenization_spaces", False)),

@@ -10,7 +10,8 @@ from typing import Any
 
 from ..errors import BadRequest, BadTemplate
 
-WORK = 2_000_000  # loop rounds and calls of one rendering; a chat of 10,000 messages takes a tenth of it
+WORK = 3_000_000  # loop rounds of one rendering: about a second
+CALL = 20  # loop rounds that take as long as one call
 LARGEST = 10_000_000  # characters, digits or items that one product may have
 
 
@@ -126,13 +127,13 @@ def sandbox():
         intercepted_binops = frozenset(["*", "**"])
         work = WORK
 
-        def spend(self) -> None:
-            self.work -= 1
+        def spend(self, units: int) -> None:
+            self.work -= units
             if self.work < 0:
-                raise TemplateRuntimeError(f"it works too long (more than {WORK:,} loop rounds and calls)")
+                raise TemplateRuntimeError(f"it works too long (more than {WORK:,} loop rounds, a call being {CALL})")
 
         def call(self, context, obj, *args, **kwargs):
-            self.spend()
+            self.spend(CALL)
             return super().call(context, obj, *args, **kwargs)
 
         def call_binop(self, context, operator, left, right):
@@ -149,7 +150,7 @@ def sandbox():
     @pass_environment
     def counted(environment, items) -> Iterator:
         for item in items:
-            environment.spend()
+            environment.spend(1)
             yield item
 
     made = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])

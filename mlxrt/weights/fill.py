@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from ..errors import BadCheckpoint, UnsupportedModel
 from ..models import CausalLM, find
-from .checkpoint import Checkpoint, Say, tell
+from .checkpoint import Checkpoint, Say, shown, tell
 from .quantised import FLOATS, Layout, contradictions, kind, layout_of, packed, refuse_methods, unpack
 
 Arrays = dict[str, mx.array]
@@ -66,7 +66,7 @@ def select(family: type[CausalLM], arrays: Arrays) -> Arrays:
             continue
         name = family.rename(key)
         if name in kept:
-            raise BadCheckpoint(f"two tensors of the checkpoint are {name}; one of them is {key}")
+            raise BadCheckpoint(f"two tensors of the checkpoint are {shown(name)}; one of them is {shown(key)}")
         kept[name] = array
     return kept
 
@@ -81,7 +81,7 @@ def drop_tied_head(model: nn.Module, arrays: Arrays) -> None:
         other = arrays.get(f"{table}.{name.removeprefix(HEAD)}")
         if other is None or other.shape != array.shape or not mx.array_equal(other, array, equal_nan=True).item():
             raise BadCheckpoint(
-                f"config.json ties the head to the embedding, but the checkpoint's {name} differs from {table}; "
+                f"config.json ties the head to the embedding, but the checkpoint's {shown(name)} differs from {table}; "
                 "set tie_word_embeddings to false if the head is meant to be used"
             )
         del arrays[name]
@@ -139,7 +139,7 @@ def place(model: nn.Module, arrays: Arrays, dtype: mx.Dtype) -> None:
 
 
 def count(names: Iterable[str]) -> str:
-    names = list(names)
+    names = [shown(name) for name in names]
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return f"{len(names)} tensors ({', '.join(names[:5])}{more})"
 

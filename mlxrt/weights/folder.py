@@ -3,7 +3,6 @@
 Knows file names and how an index maps to shards. Refuses to know architectures and quantised layouts.
 """
 
-import json
 import re
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 import mlx.core as mx
 
 from ..errors import BadCheckpoint, ModelNotFound, UnsupportedModel
-from .checkpoint import Checkpoint, Say, TensorInfo, tell
+from .checkpoint import Checkpoint, Say, TensorInfo, shown, tell
+from .json_text import parse_object
 from .safetensors import read_header
 
 if TYPE_CHECKING:
@@ -32,16 +32,13 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LARGEST_JSON:
             raise BadCheckpoint(f"{path}: larger than {LARGEST_JSON} bytes, which no {path.name} is")
-        value = json.loads(path.read_text("utf-8"))
+        return parse_object(path.read_bytes())
     except FileNotFoundError:
         raise BadCheckpoint(f"{path.parent}: no {path.name}; give a folder with config.json and safetensors") from None
     except OSError as bad:
         raise BadCheckpoint(f"{path}: cannot be read ({bad.strerror})") from None
-    except (ValueError, RecursionError) as bad:
-        raise BadCheckpoint(f"{path}: not valid JSON ({str(bad)[:80]}); download it again") from None
-    if not isinstance(value, dict):
-        raise BadCheckpoint(f"{path}: holds a {type(value).__name__}, expected a JSON object")
-    return value
+    except ValueError as bad:
+        raise BadCheckpoint(f"{path}: not usable JSON ({str(bad)[:120]}); download it again") from None
 
 
 class FolderCheckpoint(Checkpoint):
@@ -64,23 +61,23 @@ class FolderCheckpoint(Checkpoint):
         shards = {name: read_header(self.path / name) for name in names}
         for tensor, name in mapped.items():
             if tensor not in shards[name]:
-                raise BadCheckpoint(f"{self.path / INDEX}: puts {tensor[:80]} in {name}, which does not hold it")
+                raise BadCheckpoint(f"{self.path / INDEX}: puts {shown(tensor)} in {name}, which does not hold it")
         return shards
 
     def sizes(self) -> dict[str, TensorInfo]:
         sizes: dict[str, TensorInfo] = {}
         for name, tensors in self.shards.items():
             if twice := sizes.keys() & tensors.keys():
-                raise BadCheckpoint(f"{self.path / name}: {min(twice)[:80]} is in another shard too")
+                raise BadCheckpoint(f"{self.path / name}: {shown(min(twice))} is in another shard too")
             sizes |= tensors
         return sizes
 
     def load(self, say: Say = tell) -> dict[str, mx.array]:
         for tensor, info in self.sizes().items():
             if info.dtype.startswith(("F8", "F6", "F4")):
-                raise UnsupportedModel(f"{tensor} is stored as {info.dtype}, which mlxrt does not read yet")
+                raise UnsupportedModel(f"{shown(tensor)} is stored as {info.dtype}, which mlxrt does not read yet")
             if info.dtype in ("F64", "C64"):
-                raise UnsupportedModel(f"{tensor} is stored as {info.dtype}; convert it to F32, F16 or BF16")
+                raise UnsupportedModel(f"{shown(tensor)} is stored as {info.dtype}; convert it to F32, F16 or BF16")
         arrays: dict[str, mx.array] = {}
         for name in self.shards:
             try:
@@ -109,7 +106,7 @@ def read_index(folder: Path) -> dict[str, str]:
     for shard in mapped.values():
         # Only plain names: an index must not make us read outside its folder.
         if not isinstance(shard, str) or not re.fullmatch(r"[\w][\w.+-]*\.safetensors", shard):
-            raise BadCheckpoint(f"{folder / INDEX}: {str(shard)[:80]!r} is not the name of a safetensors file")
+            raise BadCheckpoint(f"{folder / INDEX}: {shown(shard)} is not the name of a safetensors file")
     shards = set(mapped.values())
     if SINGLE not in shards and (folder / SINGLE).is_file():
         return {}  # an index left over from before the shards were joined; Hugging Face takes the single file too

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import BadCheckpoint, NoTokenizer, UnsupportedModel
-from .checkpoint import Checkpoint, Say, TensorInfo, tell
+from .checkpoint import Checkpoint, Say, TensorInfo, shown, tell
 from .gguf_config import synthesise
 from .gguf_directory import TensorRecord, read_directory
 from .gguf_tensors import PLAIN, convert, needs_dequantising, stored_rows, unpermute
@@ -124,7 +124,9 @@ class GgufCheckpoint(Checkpoint):
 def refuse_parts(path: Path, metadata: dict[str, Any]) -> None:
     parts = metadata.get("split.count", 0)
     if parts not in (0, 1):
-        raise UnsupportedModel(f"{path} is one of {parts} parts; join them with `llama-gguf-split --merge` first")
+        raise UnsupportedModel(
+            f"{path} is one of {shown(parts)} parts; join them with `llama-gguf-split --merge` first"
+        )
 
 
 def watched(records: Iterable[TensorRecord]) -> Iterable[TensorRecord]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import BadCheckpoint, UnsupportedModel
+from .checkpoint import shown
 from .gguf_directory import TensorRecord
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -41,7 +42,7 @@ class Keys:
         return self.metadata.get(f"{self.architecture}.{key}")
 
     def wrong(self, key: str, expected: str) -> BadCheckpoint:
-        found = "nothing" if self.find(key) is None else repr(self.find(key))[:80]
+        found = "nothing" if self.find(key) is None else shown(self.find(key))
         return BadCheckpoint(
             f"the GGUF key {self.architecture}.{key} must be {expected}, found {found}; convert the model again"
         )
@@ -72,10 +73,10 @@ class Keys:
 def architecture(metadata: Mapping[str, Any]) -> str:
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
-        raise BadCheckpoint(f"general.architecture must be a string, found {name!r}; is this a whole GGUF model?")
+        raise BadCheckpoint(f"general.architecture must be a string, found {shown(name)}; is this a whole GGUF model?")
     if name not in ARCHITECTURES:
         raise UnsupportedModel(
-            f"GGUF architecture {name[:80]!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
+            f"GGUF architecture {shown(name)} is not supported; supported: {', '.join(ARCHITECTURES)}"
         )
     return name
 
@@ -117,7 +118,7 @@ def refuse(keys: Keys) -> None:
     for key, neutral in NEUTRAL.items():
         value = keys.find(key)
         if value is not None and value != neutral:
-            raise UnsupportedModel(f"the GGUF key {keys.architecture}.{key} = {str(value)[:40]} is not supported")
+            raise UnsupportedModel(f"the GGUF key {keys.architecture}.{key} = {shown(value)} is not supported")
 
 
 def head_dim(keys: Keys, hidden: int, heads: int) -> int:
@@ -139,8 +140,8 @@ def vocabulary(metadata: Mapping[str, Any], tensors: Mapping[str, TensorRecord])
         raise BadCheckpoint("the GGUF file has no matrix token_embd.weight; is it a vocabulary or an adapter only?")
     tokens = metadata.get("tokenizer.ggml.tokens", [])
     if not isinstance(tokens, list) or len(tokens) > table.shape[0]:
-        count = len(tokens) if isinstance(tokens, list) else tokens
-        raise BadCheckpoint(f"tokenizer.ggml.tokens has {count!r} tokens, the embedding {table.shape[0]} rows")
+        found = f"{len(tokens)} tokens" if isinstance(tokens, list) else shown(tokens)
+        raise BadCheckpoint(f"tokenizer.ggml.tokens has {found}, the embedding {table.shape[0]} rows")
     return table.shape[0]
 
 
@@ -152,9 +153,7 @@ def rope_scaling(keys: Keys, context: int) -> dict[str, Any] | None:
     if kind in (None, "none"):
         return None
     if kind not in ("linear", "yarn"):
-        raise UnsupportedModel(
-            f"rope scaling {str(kind)[:40]!r} is not supported in GGUF; supported: none, linear, yarn"
-        )
+        raise UnsupportedModel(f"rope scaling {shown(kind)} is not supported in GGUF; supported: none, linear, yarn")
     factor = keys.number("rope.scaling.factor")
     scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
@@ -194,7 +193,9 @@ def ends(metadata: Mapping[str, Any], vocab: int) -> dict[str, Any]:
         if token is None:
             continue
         if type(token) is not int or not 0 <= token < vocab:
-            raise BadCheckpoint(f"tokenizer.ggml.{role}_token_id must be a token id below {vocab}, found {token!r}")
+            raise BadCheckpoint(
+                f"tokenizer.ggml.{role}_token_id must be a token id below {vocab}, found {shown(token)}"
+            )
         found[role] = token
     stops = list(dict.fromkeys(found[role] for role in STOPS if role in found))
     return ({"bos_token_id": found["bos"]} if "bos" in found else {}) | ({"eos_token_id": stops} if stops else {})

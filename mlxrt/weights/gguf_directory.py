@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import BadCheckpoint, ModelNotFound, UnsupportedModel
-from .checkpoint import LARGEST_DIMENSION
+from .checkpoint import LARGEST_DIMENSION, shown
 
 # ggml type id -> (name, elements in a block, bytes in a block)
 KINDS: dict[int, tuple[str, int, int]] = {
@@ -176,15 +176,15 @@ def read_metadata(cursor: Cursor, count: int) -> dict[str, Any]:
     for _ in range(count):
         key = cursor.text("a metadata key")
         if key in metadata:
-            raise cursor.damaged(f"the key {key[:80]!r} appears twice")
-        metadata[key] = cursor.value(cursor.u32(f"the type of {key[:80]!r}"), f"the value of {key[:80]!r}")
+            raise cursor.damaged(f"the key {shown(key)} appears twice")
+        metadata[key] = cursor.value(cursor.u32(f"the type of {shown(key)}"), f"the value of {shown(key)}")
     return metadata
 
 
 def read_record(cursor: Cursor) -> TensorRecord:
     """A record whose offset still counts from the start of the data."""
     name = cursor.text("a tensor name")
-    what = f"the tensor {name[:80]!r}"
+    what = f"the tensor {shown(name)}"
     rank = cursor.u32(what)
     if not name or not 1 <= rank <= 4:
         raise cursor.damaged(f"{what} has {rank} dimensions, expected a named tensor with 1 to 4")
@@ -206,7 +206,7 @@ def read_record(cursor: Cursor) -> TensorRecord:
 def alignment(cursor: Cursor, metadata: dict[str, Any]) -> int:
     value = metadata.get("general.alignment", 32)  # the format's default
     if type(value) is not int or not 1 <= value <= 2**20 or value & (value - 1):
-        raise cursor.damaged(f"general.alignment is {value!r}, expected a power of two")
+        raise cursor.damaged(f"general.alignment is {shown(value)}, expected a power of two")
     return value
 
 
@@ -216,15 +216,15 @@ def place(cursor: Cursor, raw: list[TensorRecord], step: int) -> dict[str, Tenso
     tensors: dict[str, TensorRecord] = {}
     for r in raw:
         if r.name in tensors:
-            raise cursor.damaged(f"the tensor {r.name[:80]!r} appears twice")
+            raise cursor.damaged(f"the tensor {shown(r.name)} appears twice")
         if r.offset % step:
-            raise cursor.damaged(f"the tensor {r.name[:80]!r} lies at {r.offset}, not a multiple of {step}")
+            raise cursor.damaged(f"the tensor {shown(r.name)} lies at {r.offset}, not a multiple of {step}")
         tensors[r.name] = TensorRecord(r.name, r.shape, r.kind, start + r.offset, r.nbytes)
     end, before = start, "the header"
     for r in sorted(tensors.values(), key=lambda r: r.offset):
         if r.offset < end:
-            raise cursor.damaged(f"the tensors {before[:80]!r} and {r.name[:80]!r} overlap")
+            raise cursor.damaged(f"the tensors {shown(before)} and {shown(r.name)} overlap")
         end, before = r.offset + r.nbytes, r.name
     if end > len(cursor.data) and tensors:
-        raise cursor.damaged(f"{before[:80]!r} ends at byte {end}, the file has {len(cursor.data)}: it is truncated")
+        raise cursor.damaged(f"{shown(before)} ends at byte {end}, the file has {len(cursor.data)}: it is truncated")
     return tensors

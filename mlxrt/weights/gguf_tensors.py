@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import BadCheckpoint, UnsupportedModel
+from .checkpoint import shown
 from .gguf_directory import Directory, TensorRecord
 
 PLAIN = ("F32", "F16", "BF16")
@@ -68,11 +69,12 @@ def pack(record: TensorRecord, rows: np.ndarray) -> dict[str, mx.array]:
 
 def nibbles(packed: np.ndarray) -> np.ndarray:
     """ggml keeps elements i and i + 16 of a block in one byte, MLX neighbours 2i and 2i + 1."""
-    low, high = packed & 0x0F, packed >> 4
-    out = np.empty_like(packed)
-    out[..., :8] = low[..., 0::2] | low[..., 1::2] << 4
-    out[..., 8:] = high[..., 0::2] | high[..., 1::2] << 4
-    return out
+    pairs = np.ascontiguousarray(packed).view("<u2")  # neighbours side by side: one shift joins them
+    out = np.empty((*pairs.shape[:-1], 2, 8), np.uint8)
+    for half, shift in ((0, 0), (1, 4)):
+        codes = (pairs >> shift) & 0x0F0F
+        out[..., half, :] = (codes | codes >> 4).astype(np.uint8)  # keeps the low byte
+    return out.reshape(packed.shape)
 
 
 def dequantised(record: TensorRecord, rows: np.ndarray) -> mx.array:
@@ -84,8 +86,8 @@ def dequantised(record: TensorRecord, rows: np.ndarray) -> mx.array:
         values = dequantize(np.ascontiguousarray(rows), GGMLQuantizationType[record.kind])
     except (NotImplementedError, KeyError):
         raise UnsupportedModel(
-            f"the tensor {record.name} is of the GGUF kind {record.kind}, which neither MLX nor the gguf package can "
-            "unpack; take another quantisation of the model"
+            f"the tensor {shown(record.name)} is of the GGUF kind {record.kind}, which neither MLX nor PyPI gguf "
+            "can unpack; take another quantisation of the model"
         ) from None
     return mx.array(finite(record, values.astype(np.float16)).reshape(record.shape))
 
@@ -94,5 +96,5 @@ def finite(record: TensorRecord, values: np.ndarray) -> np.ndarray:
     if np.isfinite(values).all():
         return values
     raise BadCheckpoint(
-        f"the tensor {record.name} ({record.kind}) holds values beyond float16; download the file again"
+        f"the tensor {shown(record.name)} ({record.kind}) holds values beyond float16; download the file again"
     )

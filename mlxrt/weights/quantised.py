@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import BadCheckpoint, UnsupportedModel
+from .checkpoint import shown
 
 AFFINE_BITS, AFFINE_GROUPS = (1, 2, 3, 4, 5, 6, 8), (32, 64, 128)
 BLOCK_MODES = {(4, 32): "mxfp4", (8, 32): "mxfp8", (4, 16): "nvfp4"}  # (bits, group) of the layouts without biases
@@ -102,7 +103,7 @@ def refuse_methods(config: Mapping[str, Any]) -> None:
     given = config.get("quantization_config")
     if isinstance(given, Mapping) and given.get("quant_method") is not None:
         raise UnsupportedModel(
-            f"config.json: quantization_config.quant_method = {str(given['quant_method'])[:40]!r} is not supported; "
+            f"config.json: quantization_config.quant_method = {shown(given['quant_method'])} is not supported; "
             "take a checkpoint in MLX layout (affine, mxfp4, mxfp8, nvfp4) or an unquantised one"
         )
 

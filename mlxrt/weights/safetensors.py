@@ -3,13 +3,13 @@
 Knows bytes, offsets and shapes. Refuses to know what the tensors are for or which dtypes a model can use.
 """
 
-import json
 import struct
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import BadCheckpoint
-from .checkpoint import LARGEST_DIMENSION, TensorInfo
+from .checkpoint import LARGEST_DIMENSION, TensorInfo, shown
+from .json_text import parse_object
 
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64, "F16": 16,
@@ -33,7 +33,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     end = 0
     for begin, stop, name in sorted(spans):
         if begin != end:
-            damaged(path, f"the tensor {name[:80]!r} begins at {begin}, the one before it ends at {end}")
+            damaged(path, f"the tensor {shown(name)} begins at {begin}, the one before it ends at {end}")
         end = stop
     if end != room:
         damaged(path, f"the tensors take {end} bytes, the file holds {room}")
@@ -61,20 +61,10 @@ def read_entries(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def parse(path: Path, text: bytes) -> dict[str, Any]:
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        entries = dict(pairs)
-        if len(entries) < len(pairs):
-            names = [name for name, _ in pairs]
-            damaged(path, f"the key {next(n for n in names if names.count(n) > 1)[:80]!r} appears twice")
-        return entries
-
     try:
-        entries = json.loads(text.decode("utf-8"), object_pairs_hook=once)
-    except (ValueError, RecursionError) as bad:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        damaged(path, f"the header is not JSON ({str(bad)[:80]})")
-    if not isinstance(entries, dict):
-        damaged(path, f"the header is a {type(entries).__name__}, expected an object")
-    return entries
+        return parse_object(text)
+    except ValueError as bad:
+        damaged(path, f"the header is not usable JSON ({str(bad)[:120]})")
 
 
 def check_metadata(path: Path, entry: Any) -> None:
@@ -86,23 +76,25 @@ def check_metadata(path: Path, entry: Any) -> None:
 
 def read_entry(path: Path, name: str, entry: Any) -> tuple[TensorInfo, int]:
     """A tensor and where its bytes begin."""
-    what = f"the tensor {name[:80]!r}"
+    what = f"the tensor {shown(name)}"
     if not isinstance(entry, dict):
         damaged(path, f"{what} is described by a {type(entry).__name__}, expected an object")
     dtype: Any = entry.get("dtype")
     shape: Any = entry.get("shape")
     span: Any = entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in BITS:
-        damaged(path, f"{what} has the unknown dtype {str(dtype)[:40]!r}")
+        damaged(path, f"{what} has the unknown dtype {shown(dtype)}")
     if not whole(shape) or any(d > LARGEST_DIMENSION for d in shape):
-        damaged(path, f"{what} has the shape {str(shape)[:80]}, expected whole numbers up to {LARGEST_DIMENSION}")
+        damaged(path, f"{what} has the shape {shown(shape)}, expected whole numbers up to {LARGEST_DIMENSION}")
     if not whole(span) or len(span) != 2 or span[0] > span[1]:
-        damaged(path, f"{what} has data_offsets {str(span)[:80]}, expected [begin, end]")
+        damaged(path, f"{what} has data_offsets {shown(span)}, expected [begin, end]")
     bits = BITS[dtype]
     for d in shape:
         bits *= d
     if bits != 8 * (span[1] - span[0]):
-        damaged(path, f"{what} is {dtype} {shape}, {bits // 8} bytes, but its data_offsets span {span[1] - span[0]}")
+        damaged(
+            path, f"{what} is {dtype} {shown(shape)}, {bits // 8} bytes, but its data_offsets span {span[1] - span[0]}"
+        )
     return TensorInfo(tuple(shape), dtype, span[1] - span[0]), span[0]
 
 

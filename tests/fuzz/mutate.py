@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.fuzz.seeds import Gguf
 
-DEEP = "\x01deep\x01"  # stands for nesting that Python objects of our own could not hold
+# Marks that stand for nesting: beyond every parser, near the interpreter's limit, and below it.
+DEPTHS = {"\x01deep\x01": 100_000, "\x01near\x01": 960, "\x01below\x01": 900, "\x01some\x01": 100}
 NUMBERS = (
     0,
     1,
@@ -66,7 +67,7 @@ ODD = (
     float("nan"),
     float("inf"),
     -float("inf"),
-    DEEP,
+    *DEPTHS,
 )
 FIELDS = (
     0,
@@ -187,9 +188,10 @@ def damaged(draw: Draw, blob: bytes, head: int) -> bytes:
 
 
 def to_json(tree: Any) -> bytes:
-    depth = 100_000
-    deep = "[" * depth + "]" * depth
-    return json.dumps(tree).replace(json.dumps(DEEP), deep).encode()
+    text = json.dumps(tree)
+    for mark, depth in DEPTHS.items():
+        text = text.replace(json.dumps(mark), "[" * depth + "]" * depth)
+    return text.encode()
 
 
 def mostly_edited(tree: Any, encode: Callable[[Any], bytes], blob: bytes, head: int) -> Maker:

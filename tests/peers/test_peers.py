@@ -13,8 +13,7 @@ from mlxrt.weights.alias import ALIASES
 GGUF = ALIASES["smollm2"].path
 TEXT = (
     "The harbour master counted the boats twice before he went home. Eleven had left at dawn and ten had returned, "
-    "and the missing one belonged to his brother. He lit the lamp at the end of the pier, although the rules said "
-    "that no lamp was to burn after midnight, and sat down beside it with a blanket and a flask of tea."
+    "and the missing one belonged to his brother."
 )
 
 pytestmark = pytest.mark.skipif(not GGUF.exists(), reason=f"{GGUF} is not there; `mlxrt pull smollm2` fetches it")
@@ -40,24 +39,31 @@ def test_greedy_tokens_are_llama_cpps(engine):
     assert "Paris" in done.text
 
 
-@pytest.mark.parametrize("chunk", [64, 7])
-def test_logits_do_not_depend_on_chunking(engine, chunk):
-    tokens = engine.tokenizer.encode(TEXT, special=False)
+@pytest.fixture(scope="module")
+def tokens(engine):
+    return engine.tokenizer.encode(TEXT, special=False)
+
+
+@pytest.fixture(scope="module")
+def whole(engine, tokens):
+    return engine.score(tokens, 512)
+
+
+@pytest.mark.parametrize("chunk", [16, 7])
+def test_logits_do_not_depend_on_chunking(engine, tokens, whole, chunk):
     assert len(tokens) > chunk
-    whole, parts = engine.score(tokens, 512), engine.score(tokens, chunk)
+    parts = engine.score(tokens, chunk)
     assert whole.dtype == parts.dtype == mx.float32
     assert whole.shape == parts.shape == (len(tokens), engine.model.config.vocab_size)
     assert mx.abs(whole - parts).max().item() < 1e-3
     assert mx.abs(whole).max().item() > 1  # zeros would agree too
 
 
-def test_model_finds_english_likelier_than_its_words_reversed(engine):
-    tokens = engine.tokenizer.encode(TEXT, special=False)
+def test_english_is_likelier_than_its_words_reversed(engine, tokens, whole):
     back = engine.tokenizer.encode(" ".join(reversed(TEXT.split())), special=False)
-    assert mean_loss(engine, tokens) + 1 < mean_loss(engine, back)
+    assert mean_loss(whole, tokens) + 1 < mean_loss(engine.score(back), back)
 
 
-def mean_loss(engine, tokens):
-    logits = engine.score(tokens)[:-1]
-    chosen = mx.take_along_axis(logits, mx.array(tokens[1:])[:, None], axis=-1)[:, 0]
-    return (mx.logsumexp(logits, axis=-1) - chosen).mean().item()
+def mean_loss(logits, tokens):
+    chosen = mx.take_along_axis(logits[:-1], mx.array(tokens[1:])[:, None], axis=-1)[:, 0]
+    return (mx.logsumexp(logits[:-1], axis=-1) - chosen).mean().item()

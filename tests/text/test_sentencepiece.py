@@ -47,7 +47,8 @@ def test_folders_against_transformers(name, spm_bpe, tmp_path, texts):
     assert (ours.vocab_size, ours.bos_id, ours.eos_ids) == (len(truth), truth.bos_token_id, {truth.eos_token_id})
     for text in [*texts, "a<pad>b<x y> c"]:
         ids = truth.encode(text)
-        if not text.startswith(" "):  # there transformers 5 leaves out the space SentencePiece puts before any text
+        # transformers 5 leaves out SentencePiece's leading space before a space, and (legacy) adds one after <tool>
+        if not text.startswith(" ") and not (name == "legacy" and "<tool>" in text):
             assert ours.encode(text) == ids, text
         for skip in (True, False):
             assert ours.decode(ids, skip_special=skip) == truth.decode(ids, skip_special_tokens=skip), text

@@ -12,6 +12,8 @@ from mlxrt.weights import FolderCheckpoint, build
 from mlxrt.weights.folder import INDEX
 from tests.weights.tiny_files import CONFIG, float_weights, write_folder
 
+DEEP = b'{"model_type":' + b"[" * 900 + b"]" * 900 + b"}"
+
 
 def sharded(folder: Path, files=("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")) -> dict:
     """Two shards; returns the weight_map."""
@@ -127,7 +129,20 @@ def test_index_without_a_map(tmp_path, mapped):
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"{", b"[1]", b"null", b"\xff\xfe", b'{"a": 1' * 3, b"[" * 100_000, b'{"a":' * 100_000, b"1" * 5000]
+    "text",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b"null",
+        b"\xff\xfe",
+        b'{"a": 1' * 3,
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"1" * 5000,
+        b'{"a":1,"a":2}',
+        DEEP,
+    ],
 )
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json", INDEX])
 def test_bad_json(tmp_path, file, text):

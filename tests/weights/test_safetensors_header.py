@@ -57,6 +57,13 @@ def test_knows_every_dtype_of_the_format():
     assert listed and listed <= BITS.keys()
 
 
+def nested(depth: int) -> list:
+    value: list = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 def entry(**change) -> dict:
     return GOOD | {"a": {k: v for k, v in (GOOD["a"] | change).items() if v is not ...}}
 
@@ -64,22 +71,24 @@ def entry(**change) -> dict:
 @pytest.mark.parametrize(
     "header, problem",
     [
-        (b"", "not JSON"),
-        (b"{", "not JSON"),
-        (b"[]", "is a list"),
-        (b"\xff\xff", "not JSON"),
+        (b"", "not usable JSON"),
+        (b"{", "not usable JSON"),
+        (b"[]", "a list, expected an object"),
+        (b"\xff\xff", "not usable JSON"),
         (b"null", "NoneType"),
-        (b"[" * 100_000, "not JSON"),
-        (b'{"a":' * 100_000, "not JSON"),
-        (b"1" * 5000, "not JSON"),
-        (b'{"a": 1, "a": 2}', "'a' appears twice"),
+        (b"[" * 100_000, "not usable JSON"),
+        (b'{"a":' * 100_000, "not usable JSON"),
+        (b"1" * 5000, "not usable JSON"),
+        (b'{"a": 1, "a": 2}', "key 'a' appears twice"),
         ({"a": 5}, "described by a int"),
         ({"a": None}, "described by"),
         ({"__metadata__": 5}, "__metadata__"),
         ({"__metadata__": {"a": 1}}, "__metadata__"),
-        (entry(dtype="F33"), "unknown dtype 'F33'"),
+        (entry(dtype="F33"), "unknown dtype F33"),
         (entry(dtype=4), "unknown dtype"),
         (entry(dtype=...), "unknown dtype"),
+        (entry(shape=nested(900)), "nested deeper"),
+        (entry(shape=nested(60)), "the shape"),
         (entry(shape=...), "shape"),
         (entry(shape=[-2, -3]), "shape"),
         (entry(shape=[2.0, 3]), "shape"),

@@ -1,0 +1,68 @@
+# Two commands do everything: `make demo` and `make test`. Each creates .venv and installs what is missing.
+#   make PYTHON=python3.12 test     another interpreter
+#   make BACKEND=cuda12 demo        another MLX backend than the one chosen below (metal, cpu, cuda12, cuda13)
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.installed
+PEERS := .venv/.peers
+
+# macOS: plain mlx brings Metal. Linux: CUDA 13 needs driver 580, CUDA 12 driver 525; without a driver the CPU.
+ifeq ($(shell uname -s),Darwin)
+BACKEND ?= metal
+else
+DRIVER := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | grep -E '^[0-9]+\.' | head -n 1 | cut -d. -f1)
+BACKEND ?= $(shell if [ "0$(DRIVER)" -ge 580 ]; then echo cuda13; elif [ "0$(DRIVER)" -ge 525 ]; then echo cuda12; else echo cpu; fi)
+endif
+COMMA := ,
+EXTRAS := $(if $(filter metal,$(BACKEND)),dev,$(BACKEND)$(COMMA)dev)
+
+.PHONY: demo test test-all bench lint clean backend
+
+demo: $(READY)
+	@$(BIN)/python examples/demo.py
+
+# The default model is fetched first, so that the tests that need a real one run; without network they are skipped.
+test: $(READY)
+	@$(BIN)/mlxrt pull smollm2 >/dev/null || echo "make test: no default model; the tests that need it are skipped"
+	@$(BIN)/python -m pytest $(PYTEST)
+
+# What takes minutes or downloads: see docs/numbers.md. Every line fails on a difference.
+test-all: test $(PEERS)
+	@$(BIN)/python -m tests.fuzz.run_fuzz --count 2000
+	@$(BIN)/python tests/text/token_vectors.py
+	@$(BIN)/python tests/hub/check_macos_resolve.py
+	@$(BIN)/python -m bench.peer_tokens
+	@$(BIN)/python -m bench.perplexity
+	@if [ -d ../shared/fixtures/parity ]; then \
+		$(BIN)/python ../shared/tools/parity/check_parity.py ../shared/fixtures/parity tests.parity_adapter:logits \
+			--stepper tests.parity_adapter:Stepper --only llama3,smollm2,mistral,qwen2,qwen3; \
+	else echo "make test-all: ../shared is not here; parity with the stored logits was not checked"; fi
+
+bench: $(READY)
+	@$(BIN)/python -m bench.foundation $(BENCH)
+
+lint: $(READY)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks fuzz-failures
+	find mlxrt tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+backend:
+	@echo $(BACKEND)
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "mlxrt needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "installing into .venv, MLX backend: $(BACKEND) (once; a few minutes)"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@touch $@
+
+$(PEERS): $(READY)
+	@echo "installing llama.cpp (xllamacpp), to compare with"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check xllamacpp
+	@touch $@

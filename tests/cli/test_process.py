@@ -1,0 +1,125 @@
+"""What only a process of its own shows: signals, closed pipes, terminals, what gets imported."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+
+ENDLESS = ("-n", "3000", "--ignore-eos", "--temp", "1", "--seed", "1")
+
+
+def start(*argv: object, **options) -> subprocess.Popen:
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-m", "mlxrt", *map(str, argv)], **(pipes | options))
+
+
+def test_ctrl_c_keeps_what_was_generated(folder):
+    child = start("generate", "-m", folder, "hello", *ENDLESS)
+    first = child.stdout.read(8)
+    child.send_signal(signal.SIGINT)
+    rest, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert (first + rest).decode().endswith("\n") and len(first) == 8
+    [timing] = [line for line in err.decode().splitlines() if "prompt tokens" in line]
+    assert "stopped" in timing and "seed 1" in timing
+    assert b"Traceback" not in err
+
+
+def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(folder):
+    child = start("chat", "-m", folder, *ENDLESS, "--stop", "\n", stdin=subprocess.PIPE)
+    child.stdin.write(b"hello\n")
+    child.stdin.flush()
+    child.stdout.read(4)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(b"/stats\n", timeout=60)
+    assert child.returncode == 0
+    assert b"stopped after" in err and b"0 turns" in err and b"Traceback" not in err
+
+
+@pytest.mark.parametrize("as_help", [False, True])
+def test_a_reader_that_leaves_is_no_crash(folder, as_help):
+    child = start("generate", "--help") if as_help else start("generate", "-m", folder, "hello", *ENDLESS)
+    child.stdout.read(1)
+    child.stdout.close()
+    err = child.stderr.read()
+    child.wait(timeout=60)
+    child.stderr.close()
+    assert child.returncode in (0, 1) and b"Traceback" not in err and b"Exception ignored" not in err
+
+
+def test_closed_streams(folder):
+    for redirected in (">&-", "2>&-", "<&-"):
+        command = f'"$0" -m mlxrt generate -m "$1" hello -n 2 --json {redirected}'
+        done = subprocess.run(["sh", "-c", command, sys.executable, folder.path], capture_output=True, timeout=60)
+        assert done.returncode == (1 if redirected == ">&-" else 0)
+        assert b"Traceback" not in done.stderr
+        if done.returncode == 0:
+            assert done.stdout.startswith(b"{") and done.stdout.count(b"\n") == 1
+
+
+def test_any_locale_speaks_utf8(folder):
+    environment = os.environ | {
+        "LC_ALL": "C",
+        "PYTHONIOENCODING": "ascii",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+    }
+    child = start("info", "-m", env=environment)
+    assert b"Traceback" not in child.communicate(timeout=60)[1]
+    child = start(
+        "generate", "-m", folder, "--raw", "--json", "-n", "40", "--ignore-eos", env=environment, stdin=subprocess.PIPE
+    )
+    out, err = child.communicate("grüß".encode(), timeout=60)
+    assert child.returncode == 0, err
+    assert not out.decode("utf-8").isascii()
+
+
+def on_terminal(*argv: object, typed: bytes, environment=None) -> tuple[int, bytes]:
+    """Run with a terminal for all three streams."""
+    ours, theirs = pty.openpty()
+    child = start(
+        *argv, stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "xterm"} | (environment or {})
+    )
+    os.close(theirs)
+    os.write(ours, typed)
+    seen = b""
+    while True:
+        try:
+            piece = os.read(ours, 4096)
+        except OSError:  # Linux's way to say that the other side is closed
+            break
+        if not piece:
+            break
+        seen += piece
+    os.close(ours)
+    return child.wait(timeout=60), seen
+
+
+def test_no_prompt_on_a_terminal_is_one_line():
+    code, seen = on_terminal("generate", typed=b"", environment={"NO_COLOR": "1"})
+    assert code == 2
+    assert seen.replace(b"\r\n", b"\n").decode() == (
+        "mlxrt: there is no prompt; give it as an argument, with -p or through a pipe\n"
+    )
+
+
+def test_a_chat_on_a_terminal(folder):
+    flags = ("chat", "-m", folder, "-n", "4")
+    code, seen = on_terminal(*flags, typed=b"hello\n\x04")
+    assert code == 0 and b"prompt tokens" in seen and b"\033[2m" in seen and b"Traceback" not in seen
+    code, seen = on_terminal(*flags, typed=b"/fly\n/exit\n", environment={"NO_COLOR": "1"})
+    assert code == 0 and b"there is no command /fly" in seen and b"\033[2m" not in seen and b"\033[31m" not in seen
+
+
+def test_an_answer_imports_nothing_it_does_not_need(folder):
+    script = (
+        "import sys; from mlxrt.cli import main; main(sys.argv[1:]);"
+        "print(sorted({'rich', 'typer', 'transformers', 'huggingface_hub', 'mlx_lm', 'torch', 'gguf', 'sentencepiece'}"
+        " & set(sys.modules)), file=sys.stderr)"
+    )
+    argv = [sys.executable, "-c", script, "generate", "-m", str(folder), "hello", "-n", "2"]
+    done = subprocess.run(argv, capture_output=True, timeout=60)
+    assert done.returncode == 0 and done.stderr.decode().splitlines()[-1] == "[]"
