@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from . import device
 from .cache import LayerState, PrefixStore, SequenceState
-from .cache.memory import Shared, groups
+from .cache.memory import plan
 from .config import EngineConfig, nbytes
 from .errors import BadRequest, EngineClosed, NoTokenizer, WontFit
 from .identity import identify
@@ -22,9 +22,6 @@ from .session import Session
 from .stream import Stream
 from .text import StopMatcher, Tokenizer
 from .ticket import Ticket, complete
-
-FIRST_BLOCKS = 33  # a pool starts with so many places (one is nowhere) and doubles: short chats stay small
-SPARE_BLOCKS = 2  # a sequence that shares its last block needs a copy while it grows
 
 
 @dataclass(frozen=True)
@@ -65,15 +62,11 @@ class Engine:
         source: Source = Source(),  # noqa: B008  frozen
     ):
         self.model, self.config, self.source, self._tokenizer = model, config, source, tokenizer
-        specs = model.memory()
-        self.block_bytes = sum(s.nbytes() for s in specs if not isinstance(s, Shared))
-        blocks = self._blocks()
-        self.groups = groups(specs, min(FIRST_BLOCKS, blocks), blocks)
-        self.block = self.groups[0].spec.empty(self.groups[0].pool).size
-        self.context = self._context(blocks)
+        memory = plan(model.memory(), self._budget(), config.max_running)
+        self.groups, self.context = memory.groups, self._context(memory.fits)
         compiled = device.kind() != "cpu" if config.compile is None else config.compile
         self.runner = Runner(model, self.groups, compiled)
-        self.store = PrefixStore(self.empty, self.block) if config.prefix_cache else None
+        self.store = PrefixStore(self.empty, memory.node) if config.prefix_cache else None
         step = min(g.spec.max_step for g in self.groups)
         self.scheduler = Scheduler(self.empty, self.store, Limits(config.max_running, config.chunk, self.context, step))
         self._flights: list[Flight] = []
@@ -81,26 +74,16 @@ class Engine:
         self._identity: dict[str, str] | None = None
         self._closed = False
 
-    def _blocks(self) -> int:
-        """Places a pool may have: what the memory for keys and values holds, and one that is nowhere."""
-        asked = self.config.kv_memory
-        budget = device.memory()[1] // 2 if asked is None else nbytes(asked)
-        blocks = 1 + budget // self.block_bytes
-        if blocks < 2 + SPARE_BLOCKS:
-            raise WontFit(
-                f"keys and values need {self.block_bytes * (1 + SPARE_BLOCKS)} bytes at least, "
-                f"{'kv_memory gives' if asked else 'the machine has'} {budget}; use a smaller model or raise kv_memory"
-            )
-        return blocks
+    def _budget(self) -> int:
+        """Bytes for keys, values and states."""
+        return device.memory()[1] // 2 if self.config.kv_memory is None else nbytes(self.config.kv_memory)
 
-    def _context(self, blocks: int) -> int:
-        fits = (blocks - 1 - SPARE_BLOCKS) * self.block
-        own = self.model.config.context
-        asked = self.config.max_context
+    def _context(self, fits: int) -> int:
+        own, asked = self.model.config.context, self.config.max_context
         if asked is not None and asked > own:
             raise BadRequest(f"max_context {asked} is beyond the model's own {own} tokens")
         if asked is not None and asked > fits:
-            raise WontFit(f"max_context {asked} needs {asked // self.block * self.block_bytes} bytes, {fits} tokens fit")
+            raise WontFit(f"max_context {asked} does not fit: {fits} tokens do; raise kv_memory")
         return min(asked or own, fits)
 
     def empty(self) -> tuple[LayerState, ...]:
@@ -243,9 +226,9 @@ class Engine:
         if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
             raise BadRequest(f"chunk must be a whole number >= 1, not {chunk!r}")
         seq = Sequence(-1, Request(tokens=known), known, parts=self.empty())
-        rows = []
+        rows, most = [], min(chunk or self.config.chunk, self.scheduler.limits.max_step)
         while seq.length < len(known):
-            rows.append(self.feed(seq, min(chunk or self.config.chunk, len(known) - seq.length)))
+            rows.append(self.feed(seq, min(most, len(known) - seq.length)))
         self.runner.settle()
         return mx.concatenate(rows) if len(rows) > 1 else rows[0]
 
@@ -253,8 +236,7 @@ class Engine:
         """Run the next n known tokens of a sequence that the scheduler does not own; their logits, float32 [n, vocab]."""
         if not self.scheduler.grow(seq, n):
             raise WontFit(f"no room for {n} more tokens beside what is running; wait, or raise kv_memory")
-        step = Step((Slice(seq, seq.length, seq.length + n, False),))
-        seq.length += n
+        step = Step((Slice(seq, seq.length - n, seq.length, False),), self.scheduler.mark(seq))
         logits = self.model.logits(self.runner.hidden(step, every=True)).astype(mx.float32)
         mx.eval(logits)
         return logits
@@ -274,13 +256,12 @@ class Engine:
 
     def stats(self) -> Stats:
         store = self.store
-        layers = [(g, len(g.layers) * g.spec.nbytes()) for g in self.groups]
         return Stats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
-            kv_bytes=sum(g.pool.used * size for g, size in layers),
-            kv_allocated=sum(g.pool.size * size for g, size in layers),
-            kv_limit=sum(g.pool.limit * size for g, size in layers),
+            kv_bytes=sum(g.nbytes(g.pool.used) for g in self.groups),
+            kv_allocated=sum(g.nbytes(g.pool.size) for g in self.groups),
+            kv_limit=sum(g.nbytes(g.pool.limit) for g in self.groups),
             stored_nodes=len(store) if store is not None else 0,
             hits=store.hits if store is not None else 0,
             misses=store.misses if store is not None else 0,

@@ -76,7 +76,11 @@ class BadTemplate(MlxrtError):
 
 
 class NoRoom(MlxrtError):
-    """The block pool is exhausted. The scheduler answers it by growing, evicting prefixes, then preempting."""
+    """A block pool is exhausted. The scheduler answers it by evicting prefixes, then by preempting."""
+
+    def __init__(self, text: str, pool: object = None):
+        super().__init__(text)
+        self.pool = pool  # which one
 
 
 class EvictedBlock(MlxrtError):

@@ -195,6 +195,7 @@ class Sequence:
     cached: int = 0
     finish: Finish | None = None
     pending: list[tuple[Any, int]] = field(default_factory=list)  # sampled, still on the device: (tokens of a step, row)
+    marks: list[tuple[LayerState, ...]] = field(default_factory=list)  # checkpoints whose tokens may not be known yet
     stored: Any = None  # the prefix store's node up to which this sequence is stored
 
     def __post_init__(self):

@@ -37,6 +37,12 @@ class Tail:
     batch: Batch | None = None
     index: list[dict] = field(default_factory=list)
 
+    kept: bool = False  # a checkpoint waits in it
+
+    @property
+    def ends(self) -> bool:
+        return self.used == TAIL or self.kept
+
     def goes_on(self, step: Step) -> bool:
         """Whether the step is the next one of this very batch."""
         at = [(s.seq.id, s.start) for s in step.slices]
@@ -74,7 +80,7 @@ class Runner:
         """The last hidden state of every row, or of `every` token."""
         rows = tuple(s.seq.id for s in step.slices)
         moved = any(g.pool.copies or g.pool.size > self.pools[g.layers[0]][0].shape[0] for g in self.groups)
-        if self.tail and (not step.decode or moved or self.tail.used == TAIL or not self.tail.goes_on(step)):
+        if self.tail and (not step.decode or moved or self.tail.ends or not self.tail.goes_on(step)):
             self.settle()
         if moved:
             self.move()
@@ -112,7 +118,7 @@ class Runner:
         if width > len(rows):
             tokens = mx.concatenate([tokens, mx.zeros(width - len(rows), tokens.dtype)])
         hidden, t.live = self.decode(tokens, t.batch, t.index, self.pools, t.live)
-        t.used += 1
+        t.used, t.kept = t.used + 1, step.checkpoint
         mx.async_eval(t.live)
         return hidden[: len(rows)]
 
@@ -157,18 +163,14 @@ class Runner:
         mx.eval(arrays)
         return arrays
 
-    def write(self, tokens, firsts, arrays, empty) -> SequenceState:
+    def write(self, tokens, described, arrays, empty) -> SequenceState:
         """A state of these tokens in blocks of its own, filled with what `read` gave."""
         self.settle()
-        parts, places = [], {}
+        parts, places = [], []
         for g, group in enumerate(self.groups):
-            layer = group.layers[0]
-            new = group.pool.take(arrays[f"layer.{layer}.0"].shape[0])
-            places[g] = mx.array([b.check() for b in new])
-            pieces = [None] * firsts[g] + new
-            for i, block in enumerate(new, firsts[g]):
-                block.filled = min(empty[g].size, len(tokens) - i * empty[g].size)
-            parts.append(empty[g].adopt(pieces, len(tokens)))
+            new = tuple(group.pool.take(arrays[f"layer.{group.layers[0]}.0"].shape[0]))
+            places.append(mx.array([b.check() for b in new]))
+            parts.append(empty[g].placed(new, len(tokens), **described[g]))
         self.move()
         for i, g in self.of.items():
             old = self.pools.pop(i)

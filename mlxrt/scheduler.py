@@ -27,6 +27,7 @@ class Slice:
 @dataclass(frozen=True)
 class Step:
     slices: tuple[Slice, ...]  # those of one token first
+    checkpoint: bool = False  # a state inside a running batch will be kept: it must reach the pool
 
     @property
     def decode(self) -> bool:
@@ -67,23 +68,24 @@ class Scheduler:
             self.keep(seq, whole=True)
         else:
             self.waiting.remove(seq)
-        seq.parts, seq.stored = (), None
+        seq.parts, seq.stored, seq.marks = (), None, []
         self._full = False
 
     def plan(self) -> Step | None:
         self._admit()
-        budget, slices = self.limits.chunk, []
+        budget, slices, marked = self.limits.chunk, [], False
         for seq in sorted(self.running, key=lambda s: s.todo):
             n = min(seq.todo, budget, self.limits.max_step)
+            samples = n == seq.todo
             if n > 0 and self.grow(seq, n):
-                slices.append(Slice(seq, seq.length, seq.length + n, n == seq.todo))
-                seq.length += n
+                slices.append(Slice(seq, seq.length - n, seq.length, samples))
                 budget -= n
+                marked |= self.mark(seq)
         if not slices and self._stuck():
             return self.plan()
         # A long prompt may have been cut down to one token: rows of one token come first.
         slices.sort(key=lambda s: s.stop - s.start > 1)
-        return Step(tuple(slices)) if slices else None
+        return Step(tuple(slices), marked) if slices else None
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.limits.running and not (self._full and self.running):
@@ -100,20 +102,35 @@ class Scheduler:
         while True:
             try:
                 seq.parts = tuple(part.grow(n) for part in seq.parts)
+                seq.length += n
                 return True
-            except NoRoom:
-                if self.store is None or not self.store.evict():
+            except NoRoom as full:
+                if self.store is None or not self.store.evict(full.pool):
                     return False
+
+    def mark(self, seq: Sequence) -> bool:
+        """Note the lengths at which every part of the grown sequence exists: they can be kept when tokens are known."""
+        if self.store is None:
+            return False
+        stops = [set(part.stops) for part in seq.parts if part.sparse]
+        lengths = sorted(set.intersection(*stops)) if stops else []
+        seq.marks += [tuple(part.at(n) for part in seq.parts) for n in lengths]
+        return bool(lengths)
 
     def keep(self, seq: Sequence, whole: bool = False) -> None:
         """Put what is known and computed into the store: whole nodes, and at the end the rest."""
         if self.store is None:
             return
+        while seq.marks and seq.marks[0][0].length <= len(seq.tokens):
+            parts = seq.marks.pop(0)
+            seq.stored = self.store.put(SequenceState(tuple(seq.tokens[: parts[0].length]), parts), seq.stored)
+        if not whole and any(part.sparse for part in seq.parts):
+            return  # only what was marked is sure to reach the pool
         n = min(len(seq.tokens), seq.length)
         if not whole:
             n -= n % self.store.size
         done = seq.stored.depth * self.store.size if seq.stored is not None and seq.stored.alive else 0
-        if n > done:
+        if n > done and n >= max(part.floor for part in seq.parts):
             seq.stored = self.store.put(SequenceState.fit(tuple(seq.tokens[:n]), seq.parts), seq.stored)
 
     def _stuck(self) -> bool:
@@ -125,7 +142,7 @@ class Scheduler:
             raise WontFit(f"request {want[0].id} needs more than the whole cache at {want[0].length} tokens")
         seq = self.running.pop()
         self.keep(seq, whole=True)
-        seq.parts, seq.stored, seq.length = (), None, 0
+        seq.parts, seq.stored, seq.marks, seq.length = (), None, [], 0
         self.waiting.appendleft(seq)
         self._full = True
         self.preemptions += 1

@@ -21,7 +21,7 @@ from .weights.safetensors import read_header
 
 def save_state(path: Path, runner: Runner, state: SequenceState, identity: dict[str, str], extra: dict[str, Any]) -> None:
     arrays = runner.read(state)
-    header = {"identity": identity, "tokens": list(state.tokens), "firsts": [p.first for p in state.parts], "extra": extra}
+    header = {"identity": identity, "tokens": list(state.tokens), "parts": [p.describe() for p in state.parts], "extra": extra}
     text = json.dumps(header, sort_keys=True)
     metadata = {"mlxrt": text, "sha256": seal(text, arrays)}
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".safetensors")
@@ -51,7 +51,7 @@ def load_state(path: Path, runner: Runner, empty, identity: dict[str, str]) -> t
     except (KeyError, json.JSONDecodeError):
         raise BadSnapshot(f"{path} is no state saved by mlxrt") from None
     check_same(path, header["identity"], identity)
-    return runner.write(tuple(header["tokens"]), header["firsts"], arrays, empty), header["extra"]
+    return runner.write(tuple(header["tokens"]), header["parts"], arrays, empty), header["extra"]
 
 
 def seal(text: str, arrays: dict[str, mx.array]) -> str:

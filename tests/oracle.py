@@ -13,15 +13,20 @@ class Dense:
 
     def attend(self, q, k=None, v=None, *, scale):
         if k is not None:
-            codec, heads = self.spec.codec, k.shape[1]
-            kv = codec.decode(codec.encode(mx.concatenate([k, v], axis=1)))
-            self.k, self.v = kv[:, :heads], kv[:, heads:]
+            codec = self.spec.codec
+            coded = [x[:, :, None] for x in codec.encode(k, v)]  # [N, heads, 1, width]
+            self.k, self.v = (x[:, :, 0] for x in codec.decode(coded))
         groups = q.shape[1] // self.k.shape[1]
         k, v = (mx.repeat(x, groups, axis=1).swapaxes(0, 1) for x in (self.k, self.v))
         at, far = self.positions[:, None], self.positions[None]
-        seen = (far <= at) & (far > at - (self.spec.window or 1 << 30))
+        seen = (far <= at) & ((far > at - (self.spec.window or 1 << 30)) | (far < self.spec.keep))
         scores = mx.where(seen, (q.swapaxes(0, 1) * scale) @ k.swapaxes(1, 2), -mx.inf)
         return (mx.softmax(scores, axis=-1) @ v).swapaxes(0, 1)
+
+
+    def scan(self, cell, *xs):
+        parts = tuple(mx.zeros((1, *shape), dtype) for shape, dtype in self.spec.parts)
+        return cell(parts, *(x[None] for x in xs))[1][0]
 
 
 def logits(model, tokens):

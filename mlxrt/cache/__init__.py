@@ -2,7 +2,7 @@
 
 from .blocks import Block, BlockPool
 from .sequence import SequenceState
-from .states import BlockTable, LayerState
+from .states import BlockTable, LayerState, Ring, Slot
 from .store import PrefixStore
 
-__all__ = ["Block", "BlockPool", "BlockTable", "LayerState", "PrefixStore", "SequenceState"]
+__all__ = ["Block", "BlockPool", "BlockTable", "LayerState", "PrefixStore", "Ring", "SequenceState", "Slot"]

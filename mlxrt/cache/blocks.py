@@ -52,7 +52,7 @@ class BlockPool:
 
     def take(self, n: int = 1) -> list[Block]:
         if n > self.idle:
-            raise NoRoom(f"{n} blocks wanted, {self.idle} of {self.limit - 1} idle")
+            raise NoRoom(f"{n} blocks wanted, {self.idle} of {self.limit - 1} idle", self)
         while n > len(self._idle):
             self._extend(min(self.limit, 2 * self.size))
         return [Block(self, id, self.generations[id], 0) for id in (self._idle.pop() for _ in range(n))]

@@ -7,15 +7,20 @@ the depth of the model.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 from ..errors import CannotRewind
 from .blocks import Block, BlockPool
 
 
+SHARED = -1  # no length is this one, so nobody may write on
+
+
 class LayerState(ABC):
     length: int
     blocks: tuple[Block, ...]
+    first = 0  # blocks let go in front
+    sparse = False  # exists at some lengths only: checkpoints make it reusable
 
     @abstractmethod
     def grow(self, n: int) -> Self:
@@ -31,12 +36,29 @@ class LayerState(ABC):
         """The state at n tokens; `rewind` has checked that it exists."""
 
     @abstractmethod
-    def piece(self, i: int) -> Block | None:
-        """What it holds of the i-th node of tokens, for the prefix store; None where it holds nothing."""
+    def piece(self, i: int, size: int) -> Any:
+        """What it gives the prefix store for the i-th node of `size` tokens; None where it has nothing."""
 
     @abstractmethod
-    def adopt(self, pieces: Sequence[Block | None], n: int) -> Self | None:
+    def adopt(self, pieces: Sequence[Any], n: int, size: int) -> Self | None:
         """The state of n tokens made of stored pieces, or None where they do not suffice."""
+
+    def describe(self) -> dict[str, int]:
+        """What `placed` needs beside the blocks to make the same state elsewhere."""
+        return {}
+
+    @abstractmethod
+    def placed(self, blocks: tuple[Block, ...], n: int, **described: int) -> Self:
+        """An empty state's twin with n tokens in these blocks, which are its own."""
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """Lengths inside the last growth at which a sparse state exists too."""
+        return ()
+
+    def at(self, n: int) -> Self:
+        """The state at one of the stops of its group's step, or at its own length."""
+        return self.cut(n)
 
     def resume_point(self, limit: int) -> int:
         """The largest n <= limit this state can be cut back to."""
@@ -87,13 +109,132 @@ class BlockTable(LayerState):
             return replace(self, blocks=(), first=0, length=0)
         return replace(self, blocks=self.blocks[: -(-n // self.size) - self.first], length=n)
 
-    def piece(self, i):
+    def piece(self, i, size):
         at = i - self.first
         return self.blocks[at] if 0 <= at < len(self.blocks) else None
 
-    def adopt(self, pieces, n):
+    def describe(self):
+        return {"first": self.first}
+
+    def placed(self, blocks, n, first=0):
+        for i, block in enumerate(blocks, first):
+            block.filled = min(self.size, n - i * self.size)
+        return replace(self, blocks=blocks, first=first, length=n)
+
+    def adopt(self, pieces, n, size):
         first = 0 if self.window is None else max(0, n - self.window + 1) // self.size
         held = tuple(pieces[first : -(-n // self.size)])
         if any(b is None for b in held):
             return None
         return replace(self, blocks=held, first=first, length=n)
+
+
+@dataclass(frozen=True)
+class Ring(LayerState):
+    """A window of keys and values in one place of `size` slots; after `keep` first tokens, written round and round.
+
+    Writing on destroys the oldest tokens, so a place that two states name is never written again: it is copied.
+    """
+
+    pool: BlockPool
+    size: int
+    window: int
+    keep: int = 0
+    blocks: tuple[Block, ...] = ()
+    oldest: int = 0  # tokens before this one, but the first `keep`, are overwritten
+    stride: int = 32
+    before_length: int = 0
+    length: int = 0
+    sparse = True
+
+    def grow(self, n):
+        blocks = self.blocks or tuple(self.pool.take())
+        if blocks[0].filled != self.length:
+            [new] = self.pool.take()
+            self.pool.copies.append((blocks[0], new))
+            blocks = (new,)
+        blocks[0].filled = end = self.length + n
+        oldest = max(self.oldest, end - (self.size - self.keep))
+        oldest = 0 if oldest <= self.keep else oldest
+        return replace(self, blocks=blocks, oldest=oldest, before_length=self.length, length=end)
+
+    @property
+    def floor(self):
+        return self.oldest + self.window - 1 if self.oldest else 0
+
+    def cut(self, n):
+        if n == 0:
+            return Ring(self.pool, self.size, self.window, self.keep, stride=self.stride)
+        self.blocks[0].filled = SHARED
+        return replace(self, length=n)
+
+    @property
+    def stops(self):
+        first = max(self.before_length // self.stride + 1, -(-self.floor // self.stride)) * self.stride
+        return tuple(range(first, self.length + 1, self.stride))
+
+    def describe(self):
+        return {"oldest": self.oldest}
+
+    def placed(self, blocks, n, oldest=0):
+        blocks[0].filled = n
+        return replace(self, blocks=blocks, oldest=oldest, length=n)
+
+    def piece(self, i, size):
+        return self.cut(self.length) if i == (self.length - 1) // size else None
+
+    def adopt(self, pieces, n, size):
+        held = pieces[(n - 1) // size]
+        return held.cut(n) if held is not None and held.floor <= n <= held.length else None
+
+
+@dataclass(frozen=True)
+class Slot(LayerState):
+    """A running summary. It exists at one length; growing it writes to a new place, so the old one stays a value.
+
+    Every `stride` tokens inside a growth get a place of their own: the checkpoints a prefix can be resumed at.
+    """
+
+    pool: BlockPool
+    stride: int
+    blocks: tuple[Block, ...] = ()
+    before: tuple[Block, ...] = ()  # where the step that made this one read from
+    before_length: int = 0
+    inner: tuple[tuple[int, Block], ...] = ()  # lengths passed on the way, and their places
+    length: int = 0
+    sparse = True
+
+    def grow(self, n):
+        end = self.length + n
+        passed = range((self.length // self.stride + 1) * self.stride, end, self.stride)
+        last, *places = self.pool.take(1 + len(passed))
+        inner = tuple(zip(passed, places))
+        return replace(
+            self, blocks=(last,), before=self.blocks, before_length=self.length, inner=inner, length=end
+        )
+
+    @property
+    def floor(self):
+        return self.length
+
+    @property
+    def stops(self):
+        own = (self.length,) if self.length % self.stride == 0 else ()
+        return (*(n for n, _ in self.inner), *own)
+
+    def at(self, n):
+        places = dict(self.inner) | {self.length: self.blocks[0]}
+        return replace(self, blocks=(places[n],), before=(), inner=(), length=n)
+
+    def cut(self, n):
+        return self.at(n) if n else Slot(self.pool, self.stride)
+
+    def placed(self, blocks, n):
+        return replace(self, blocks=blocks, length=n)
+
+    def piece(self, i, size):
+        return self.cut(self.length) if i == (self.length - 1) // size else None
+
+    def adopt(self, pieces, n, size):
+        held = pieces[(n - 1) // size]
+        return held if held is not None and held.length == n else None

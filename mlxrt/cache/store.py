@@ -8,8 +8,9 @@ bytes: whoever needs room calls `evict`, and what is kept is whatever else would
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from .blocks import Block
+from .blocks import BlockPool
 from .sequence import SequenceState
 from .states import LayerState
 
@@ -17,11 +18,12 @@ from .states import LayerState
 class Node:
     """Up to `size` tokens after its parent's. Only full nodes have children."""
 
-    __slots__ = ("alive", "begins", "depth", "full", "parent", "pieces", "tokens")
+    __slots__ = ("alive", "begins", "depth", "full", "parent", "pieces", "reach", "tokens")
 
-    def __init__(self, parent: "Node | None", tokens: tuple[int, ...], pieces: list[Block | None]):
+    def __init__(self, parent: "Node | None", tokens: tuple[int, ...], pieces: list[Any]):
         self.parent, self.tokens, self.pieces, self.alive = parent, tokens, pieces, True
         self.depth: int = parent.depth + 1 if parent else 0
+        self.reach = self.depth  # the deepest node that was ever below it
         self.full: dict[tuple[int, ...], Node] = {}
         self.begins: dict[int, list[Node]] = {}  # all children by their first token, for a match that ends inside one
 
@@ -66,16 +68,18 @@ class PrefixStore:
     def _assemble(self, path: list[Node], n: int, tokens: Sequence[int]) -> SequenceState | None:
         """The longest state up to n tokens that every group has all pieces for."""
         empty = self.empty()
+        pieces = [[node.pieces[g] for node in path] for g in range(len(empty))]
+        order = sorted(range(len(empty)), key=lambda g: not empty[g].sparse)  # what is seldom there is asked first
         while n > 0:
-            parts = []
-            for g, part in enumerate(empty):
-                made = part.adopt([node.pieces[g] for node in path], n)
+            parts: dict[int, LayerState] = {}
+            for g in order:
+                made = empty[g].adopt(pieces[g], n, self.size)
                 if made is None:
                     break
-                parts.append(made)
+                parts[g] = made
             else:
-                return SequenceState(tuple(tokens[:n]), tuple(parts))
-            n = (n - 1) // self.size * self.size  # pieces end with nodes
+                return SequenceState(tuple(tokens[:n]), tuple(parts[g] for g in range(len(empty))))
+            n = (n - 1) // self.size * self.size  # sparse pieces lie at the ends of nodes
         return None
 
     def put(self, state: SequenceState, after: Node | None = None) -> Node:
@@ -84,13 +88,13 @@ class PrefixStore:
         last = node
         for i in range(node.depth, -(-len(state) // self.size)):
             key = state.tokens[i * self.size : (i + 1) * self.size]
-            last = self._child(node, key, [part.piece(i) for part in state.parts])
+            last = self._child(node, key, [part.piece(i, self.size) for part in state.parts])
             if len(key) == self.size:
                 node = last
         self._touch(last)
         return node
 
-    def _child(self, node: Node, key: tuple[int, ...], pieces: list[Block | None]) -> Node:
+    def _child(self, node: Node, key: tuple[int, ...], pieces: list[Any]) -> Node:
         siblings = node.begins.setdefault(key[0], [])
         if len(key) < self.size:
             for child in siblings:
@@ -106,6 +110,9 @@ class PrefixStore:
         if len(key) == self.size:
             node.full[key] = child
         self._nodes[child] = None
+        above: Node | None = node
+        while above is not None and above.reach < child.depth:
+            above.reach, above = child.depth, above.parent
         return child
 
     def _touch(self, node: Node) -> None:
@@ -113,12 +120,34 @@ class PrefixStore:
             self._nodes.move_to_end(node)
             node = node.parent
 
-    def evict(self) -> bool:
-        """Let go of the node used longest ago. False when there is none."""
+    def evict(self, pool: BlockPool | None = None) -> bool:
+        """Let go of something that may give `pool` room: a checkpoint where it holds those, else the oldest node."""
         if not self._nodes:
             return False
-        self._remove(next(iter(self._nodes)))
         self.evictions += 1
+        sparse = [g for g, part in enumerate(self.empty()) if part.sparse and part.pool is pool]
+        if not sparse or not self._thin(sparse[0]):
+            self._remove(next(iter(self._nodes)))
+        return True
+
+    def _thin(self, g: int) -> bool:
+        """Drop the checkpoint that is missed least: close to the one before it, far from the end. Ends are kept.
+
+        What is left lies exponentially further apart the older it is.
+        """
+        best, victim = 1.0, None
+        for node in self._nodes:
+            if node.pieces[g] is None or node.reach == node.depth:
+                continue
+            above = node.parent
+            while above is not None and above.parent is not None and above.pieces[g] is None:
+                above = above.parent
+            gap = node.depth - (above.depth if above is not None else 0)
+            if (score := gap / (node.reach - node.depth)) <= best:
+                best, victim = score, node
+        if victim is None:
+            return False
+        victim.pieces[g] = None
         return True
 
     def clear(self) -> None:

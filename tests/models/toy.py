@@ -1,8 +1,9 @@
 """Small models for tests: one of each kind of memory, mixed in every way a family mixes them."""
 
 import mlx.core as mx
+import mlx.nn as nn
 
-from mlxrt.cache.memory import FullKV, Plain, Shared, WindowKV
+from mlxrt.cache.memory import FullKV, Plain, Quantised, Recurrent, RingKV, Shared, WindowKV
 from mlxrt.models.config import ModelConfig
 from mlxrt.models.layers import Attention, Block, GatedMLP
 from mlxrt.models.llama import Llama
@@ -32,23 +33,47 @@ class Reader(Attention):
         return self.o_proj(kv.attend(self.rope(q, kv.positions), scale=self.scale).flatten(1))
 
 
-class Toy(Llama):
-    """Layers by letter: f full, w window, s reads the first full layer."""
+class Decay(nn.Module):
+    """The simplest recurrent layer: a decaying sum with a gate that depends on the token."""
 
-    kinds, window, size = "f", 8, 4
+    def __init__(self, c):
+        super().__init__()
+        self.proj = nn.Linear(c.hidden_size, c.hidden_size, bias=False)
+        self.gate = nn.Linear(c.hidden_size, c.hidden_size, bias=False)
+
+    def __call__(self, x, memory):
+        return memory.scan(decay, self.proj(x), mx.sigmoid(self.gate(x)))
+
+
+def decay(parts, x, g):
+    state, ys = parts[0], []
+    for t in range(x.shape[1]):
+        state = g[:, t] * state + x[:, t]
+        ys.append(state)
+    return (state,), mx.stack(ys, axis=1)
+
+
+class Toy(Llama):
+    """Layers by letter: f full, w window, o ring, r recurrent, s reads the first full layer."""
+
+    kinds, window, size, codec, keep, slack = "f", 8, 4, None, 0, 5
 
     def kind(self, i):
         return self.kinds[i % len(self.kinds)]
 
     def block(self, c, i):
-        mixer = Reader(c) if self.kind(i) == "s" else Attention(c, qk_norm=True)
+        made = {"s": lambda: Reader(c), "r": lambda: Decay(c)}
+        mixer = made.get(self.kind(i), lambda: Attention(c, qk_norm=True))()
         return Block(c, mixer, GatedMLP(c.hidden_size, c.intermediate_size))
 
     def memory(self):
-        c, codec = self.config, Plain(self.dtype)
+        c, codec = self.config, self.codec or Plain(self.dtype)
+        full = FullKV(c.num_key_value_heads, c.head_dim, codec, self.size)
         made = {
-            "f": FullKV(c.num_key_value_heads, c.head_dim, codec, self.size),
+            "f": full,
             "w": WindowKV(c.num_key_value_heads, c.head_dim, codec, self.size, self.window),
+            "o": RingKV.of(full, self.window, self.keep, self.slack, stride=8),
+            "r": Recurrent((((c.hidden_size,), self.dtype),), stride=8),
         }
         kinds = [self.kind(i) for i in range(c.num_hidden_layers)]
         return [Shared(kinds.index("f")) if k == "s" else made[k] for k in kinds]
@@ -69,4 +94,13 @@ KINDS = {
     "gemma": lambda: make("wf"),
     "shared": lambda: make("wfs"),
     "wide-blocks": lambda: make("wf", size=32),
+    "ring": lambda: make("o"),
+    "ring-keep": lambda: make("of", keep=3, slack=9),
+    "hybrid": lambda: make("rf"),
+    "recurrent": lambda: make("r"),
+    "everything": lambda: make("rfws"),
+    "q8": lambda: make("wf", codec=Quantised(8, 8)),
+    "k8v4": lambda: make("wfs", codec=Quantised(8, 4)),
+    "q4-ring": lambda: make("of", codec=Quantised(4, 4)),
+    "q3": lambda: make("f", codec=Quantised(6, 3)),
 }

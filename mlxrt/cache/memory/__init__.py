@@ -1,19 +1,27 @@
 """The device side of the cache: arrays, and what a layer may do with them during a step."""
 
-from .codec import Plain
+from .codec import Codec, Plain, Quantised
 from .kv import FullKV, WindowKV
-from .spec import TAIL, Arrays, Batch, Group, LayerSpec, LayerView, Shared, groups
+from .plan import Plan, plan
+from .recurrent import Recurrent
+from .ring import RingKV
+from .spec import TAIL, Arrays, Batch, Group, LayerSpec, LayerView, Shared
 
 __all__ = [
     "TAIL",
     "Arrays",
     "Batch",
+    "Codec",
     "FullKV",
     "Group",
     "LayerSpec",
     "LayerView",
     "Plain",
+    "Plan",
+    "Quantised",
+    "Recurrent",
+    "RingKV",
     "Shared",
     "WindowKV",
-    "groups",
+    "plan",
 ]

@@ -4,38 +4,84 @@ Nothing here copies keys or values beyond the one gather of the blocks a row nam
 what gets moved into order.
 """
 
+from dataclasses import dataclass
+
 import mlx.core as mx
+
+from .codec import Codec, Parts
 
 FAR = 1 << 30
 
 
-def attend_singles(q, blocks, tail, known, at, *, heads, window, scale):
-    """One token a row. q [R, Hq, D]; blocks [R, M, 2H, S, D] and tail [R, 2H, T, D] or None; known [R, M*S + T]."""
-    R, M, _, S, D = blocks.shape
-    q = (q * scale).reshape(R, 1, heads, -1, D)  # [R, 1, H, G, D]
-    scores = q @ blocks[:, :, :heads].swapaxes(-1, -2)  # [R, M, H, G, S]
-    scores = scores.transpose(0, 2, 3, 1, 4).flatten(3)  # [R, H, G, M*S]
+@dataclass(frozen=True)
+class Form:
+    """What a layer's attention computes, besides the keys it sees."""
+
+    scale: float
+    window: int | None = None  # a token sees itself and window - 1 before it ...
+    keep: int = 0  # ... and the first `keep` tokens of the text
+    softcap: float | None = None
+    sinks: mx.array | None = None  # [Hq] a logit per head that takes its share of the softmax and gives nothing
+
+    def visible(self, known: mx.array, at: mx.array) -> mx.array:
+        seen = (known >= 0) & (known <= at)
+        if self.window is None:
+            return seen
+        near = known > at - self.window
+        return seen & (near | (known < self.keep) if self.keep else near)
+
+    def weigh(self, scores: mx.array, seen: mx.array) -> mx.array:
+        """Scores [..., H, G, T] to weights of the same shape."""
+        if self.softcap is not None:
+            scores = mx.tanh(scores / self.softcap) * self.softcap
+        scores = mx.where(seen, scores, mx.array(-mx.inf, scores.dtype))
+        if self.sinks is None:
+            return mx.softmax(scores, axis=-1, precise=True)
+        *_, H, G, _ = scores.shape
+        sink = self.sinks.astype(scores.dtype).reshape(H, G, 1)
+        sink = mx.broadcast_to(sink, (*scores.shape[:-1], 1))
+        return mx.softmax(mx.concatenate([scores, sink], axis=-1), axis=-1, precise=True)[..., :-1]
+
+    @property
+    def plain(self) -> bool:
+        return self.softcap is None and self.sinks is None
+
+
+def attend_singles(q, codec: Codec, blocks: Parts, tail: Parts | None, known, at, heads: int, form: Form):
+    """One token a row: q [R, Hq, D]; blocks [R, M, h, S, d] and tail [R, h, T, d] of each part; known [R, M*S + T]."""
+    R, M, _, S, _ = blocks[0].shape
+    q = (q * form.scale).reshape(R, 1, heads, -1, q.shape[-1])  # [R, 1, H, G, D]
+    scores = codec.score(q, blocks).transpose(0, 2, 3, 1, 4).flatten(3)  # [R, H, G, M*S]
     if tail is not None:
-        scores = mx.concatenate([scores, q[:, 0] @ tail[:, :heads].swapaxes(-1, -2)], axis=-1)
-    seen = visible(known, at[:, None], window)[:, None, None]
-    weights = mx.softmax(mx.where(seen, scores, mx.array(-mx.inf, scores.dtype)), axis=-1, precise=True)
+        scores = mx.concatenate([scores, codec.score(q[:, 0], tail)], axis=-1)
+    weights = form.weigh(scores, form.visible(known, at[:, None])[:, None, None])
     spread = weights[..., : M * S].reshape(R, heads, -1, M, S).transpose(0, 3, 1, 2, 4)  # [R, M, H, G, S]
-    out = (spread @ blocks[:, :, heads:]).sum(axis=1)
+    out = codec.mix(spread, blocks).sum(axis=1)
     if tail is not None:
-        out = out + weights[..., M * S :] @ tail[:, heads:]
-    return out.reshape(R, -1, D)
+        out = out + codec.mix(weights[..., M * S :], tail)
+    return out.reshape(R, -1, out.shape[-1])
 
 
-def attend_span(q, k, v, first, start, *, window, scale):
-    """A chunk of one row: q [n, Hq, D] at positions start..; k, v [H, T, D] from position `first` to the chunk's end."""
-    n, T = q.shape[0], k.shape[1]
-    mask: str | mx.array = "causal"  # the last query lines up with the last key
-    if window is not None and first + window < start + n:
-        at, key = (start + mx.arange(n))[:, None], (first + mx.arange(T))[None]
-        mask = visible(key, at, window)
-    out = mx.fast.scaled_dot_product_attention(q.swapaxes(0, 1)[None], k[None], v[None], scale=scale, mask=mask)
+def attend_span(q, k, v, known, first: int, start: int, form: Form):
+    """A chunk of one row: q [n, Hq, D] at positions start..; k, v [H, T, D] whose positions `known` are [T].
+
+    `first` is the position of the first key where they are consecutive up to the chunk's end, else -1.
+    """
+    n = q.shape[0]
+    if form.plain and first >= 0 and (form.window is None or start + n <= first + form.window):
+        return sdpa(q, k, v, form.scale, "causal")  # the last query lines up with the last key
+    seen = form.visible(known[None], (start + mx.arange(n))[:, None])
+    if form.softcap is None:
+        return sdpa(q, k, v, form.scale, seen, form.sinks)
+    H, D = k.shape[0], q.shape[-1]
+    q = (q * form.scale).reshape(n, H, -1, D).transpose(1, 2, 0, 3)  # [H, G, n, D]
+    scores = (q @ k[:, None].swapaxes(-1, -2)).transpose(2, 0, 1, 3)  # [n, H, G, T]
+    weights = form.weigh(scores, seen[:, None, None]).transpose(1, 2, 0, 3)
+    return (weights @ v[:, None]).transpose(2, 0, 1, 3).reshape(n, -1, v.shape[-1])
+
+
+def sdpa(q, k, v, scale, mask, sinks=None):
+    out = mx.fast.scaled_dot_product_attention(
+        q.swapaxes(0, 1)[None], k[None], v[None], scale=scale, mask=mask, sinks=sinks
+    )
     return out[0].swapaxes(0, 1)
-
-
-def visible(known, at, window):
-    return (known >= 0) & (known <= at) & (known > at - (window or FAR))

@@ -1,20 +1,107 @@
-"""How a key or value vector is kept. A token's code depends on that token alone, so chunking cannot change it."""
+"""How keys and values are kept. A token's code depends on that token alone, so chunking cannot change it.
 
+A codec turns k and v [N, H, D] into arrays [N, heads, width] and computes with what it made: the dot products of
+queries with coded keys, and sums of coded values. A quantised cache is never unpacked as a whole.
+"""
+
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import mlx.core as mx
 
+from ...errors import UnsupportedModel
+
+Parts = list[mx.array] | tuple[mx.array, ...]
+
+
+class Codec(ABC):
+    """Frozen and comparable, as the specs that hold it."""
+
+    @abstractmethod
+    def shapes(self, heads: int, dim: int) -> list[tuple[int, int, mx.Dtype]]:
+        """Heads, width and dtype of each array that a token becomes."""
+
+    @abstractmethod
+    def encode(self, k: mx.array, v: mx.array) -> tuple[mx.array, ...]:
+        """k and v [N, H, D] -> one [N, heads, width] per array."""
+
+    @abstractmethod
+    def decode(self, parts: Parts) -> tuple[mx.array, mx.array]:
+        """Arrays [..., heads, T, width] -> k, v [..., H, T, D]."""
+
+    @abstractmethod
+    def score(self, q: mx.array, parts: Parts) -> mx.array:
+        """q [..., H, G, D] against the keys of [..., heads, T, width] -> [..., H, G, T]."""
+
+    @abstractmethod
+    def mix(self, weights: mx.array, parts: Parts) -> mx.array:
+        """weights [..., H, G, T] over the values -> [..., H, G, D]."""
+
 
 @dataclass(frozen=True)
-class Plain:
+class Plain(Codec):
+    """As they are, keys' heads then values' in one array: one gather, one scatter."""
+
     dtype: mx.Dtype = mx.float32
 
-    def parts(self, dim: int) -> list[tuple[int, mx.Dtype]]:
-        """Length and dtype of each array a vector becomes."""
-        return [(dim, self.dtype)]
+    def shapes(self, heads, dim):
+        return [(2 * heads, dim, self.dtype)]
 
-    def encode(self, x: mx.array) -> tuple[mx.array, ...]:
-        return (x.astype(self.dtype),)
+    def encode(self, k, v):
+        return (mx.concatenate([k, v], axis=1).astype(self.dtype),)
 
-    def decode(self, parts) -> mx.array:
-        return parts[0]
+    def decode(self, parts):
+        heads = parts[0].shape[-3] // 2
+        return parts[0][..., :heads, :, :], parts[0][..., heads:, :, :]
+
+    def score(self, q, parts):
+        return q @ self.decode(parts)[0].swapaxes(-1, -2)
+
+    def mix(self, weights, parts):
+        return weights @ self.decode(parts)[1]
+
+
+BITS, GROUPS = (2, 3, 4, 6, 8), (32, 64, 128)
+
+
+@dataclass(frozen=True)
+class Quantised(Codec):
+    """Affine codes of `key` and `value` bits per group of `group` numbers, as MLX packs them."""
+
+    key: int = 8
+    value: int = 8
+    group: int = 32
+    dtype: mx.Dtype = mx.float32  # of scales and biases, and of what comes out
+
+    def __post_init__(self):
+        for bits in (self.key, self.value):
+            if bits not in BITS:
+                raise UnsupportedModel(f"keys and values can be kept in {BITS} bits, not {bits}")
+        if self.group not in GROUPS:
+            raise UnsupportedModel(f"keys and values can be quantised in groups of {GROUPS}, not {self.group}")
+
+    def shapes(self, heads, dim):
+        if dim % self.group:
+            raise UnsupportedModel(f"head_dim {dim} is no multiple of the quantisation group {self.group}")
+        packed = [(heads, dim * bits // 32, mx.uint32) for bits in (self.key, self.value)]
+        scales = (heads, dim // self.group, self.dtype)
+        return [packed[0], scales, scales, packed[1], scales, scales]
+
+    def encode(self, k, v):
+        coded = [mx.quantize(x.astype(self.dtype), self.group, bits) for x, bits in ((k, self.key), (v, self.value))]
+        return (*coded[0], *coded[1])
+
+    def decode(self, parts):
+        k = mx.dequantize(*parts[:3], self.group, self.key)
+        return k, mx.dequantize(*parts[3:], self.group, self.value)
+
+    def score(self, q, parts):
+        return self._product(q, parts[:3], self.key, True)
+
+    def mix(self, weights, parts):
+        return self._product(weights, parts[3:], self.value, False)
+
+    def _product(self, x, parts, bits, transpose):
+        if x.shape[:-2] != parts[0].shape[:-2]:  # quantized_matmul does not broadcast batches
+            x = mx.broadcast_to(x, (*parts[0].shape[:-2], *x.shape[-2:]))
+        return mx.quantized_matmul(x, *parts, transpose=transpose, group_size=self.group, bits=bits)

@@ -1,18 +1,20 @@
-"""Keys and values in blocks, all of them or a window. One storage, plain or coded.
+"""Keys and values in blocks: all of them, or a window. One storage for every codec.
 
-A pool is [blocks, 2 H, size, D]: heads of keys, then heads of values. `live` is a tail [R, 2 H, TAIL, D] with the
-newest tokens of each row, extended by every decode step and flushed when it is full.
+A pool is [blocks, heads, size, width] per array of the codec. `live` is a tail [R, heads, TAIL, width] with the newest
+tokens of each row, extended by every decode step and flushed when it is full.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
-from ..states import BlockTable
-from .attention import attend_singles, attend_span
-from .codec import Plain
+from ..blocks import BlockPool
+from ..states import BlockTable, LayerState
+from .attention import Form, attend_singles, attend_span
+from .codec import Codec, Plain
 from .slices import bucket, put, table
-from .spec import TAIL, LayerSpec, LayerView
+from .spec import TAIL, Arrays, Batch, LayerSpec, LayerView
 
 
 class KVView(LayerView):
@@ -21,14 +23,15 @@ class KVView(LayerView):
     def __post_init__(self):
         self._read = {}
 
-    def attend(self, q, k=None, v=None, *, scale):
+    def attend(self, q, k=None, v=None, *, scale, softcap=None, sinks=None):
         """q [N, Hq, D], k and v [N, H, D] -> [N, Hq, D]. Without k and v it only reads."""
         if k is not None:
-            self._write(self.spec.codec.encode(mx.concatenate([k, v], axis=1)))
+            self._write(self.spec.codec.encode(k, v))
             self._read = {}
+        form = Form(scale, self.spec.window, self.spec.keep, softcap, sinks)
         s = self.batch.singles
-        out = [self._singles(q[:s], s, scale)] if s else []
-        out += [self._span(q[a:b], r, start, b - a, scale) for r, (a, b, start) in enumerate(self.batch.spans, s)]
+        out = [self._singles(q[:s], s, form)] if s else []
+        out += [self._span(q[a:b], r, start, form) for r, (a, b, start) in enumerate(self.batch.spans, s)]
         return mx.concatenate(out) if len(out) > 1 else out[0]
 
     def _write(self, new):
@@ -39,69 +42,82 @@ class KVView(LayerView):
             self.pool = self.spec.scatter(self.pool, new, self.batch.positions, self.batch.row, self.index)
 
     def _gather(self, rows):
-        """[..., M, 2H, S, D] of the blocks that these rows of the table name."""
+        """Each part's blocks, [..., M, heads, S, width], that these rows of the table name."""
         if rows not in self._read:
             where = self.index["table"][rows[0]] if len(rows) == 1 else self.index["table"][rows[0] : rows[1]]
-            self._read[rows] = self.spec.codec.decode([p[where] for p in self.pool])
+            self._read[rows] = [p[where] for p in self.pool]
         return self._read[rows]
 
-    def _singles(self, q, s, scale):
+    def _singles(self, q, s, form):
         known, tail = self.spec.known(self.index)[:s], None
         if self.live:
             start = self.batch.start[:, None]
             known = mx.concatenate([mx.where(known < start, known, -1), start + mx.arange(TAIL)], axis=1)
-            tail = self.spec.codec.decode(self.live)
-        at, heads, window = self.batch.positions[:s], self.spec.heads, self.spec.window
-        return attend_singles(q, self._gather((0, s)), tail, known, at, heads=heads, window=window, scale=scale)
+            tail = self.live
+        at, blocks = self.batch.positions[:s], self._gather((0, s))
+        return attend_singles(q, self.spec.codec, blocks, tail, known, at, self.spec.heads, form)
 
-    def _span(self, q, r, start, n, scale):
-        first = self.index["first"][r]
-        kv = self._gather((r,)).swapaxes(0, 1).flatten(1, 2)[:, : start + n - first]  # [2H, T, D]
-        k, v = kv[: self.spec.heads], kv[self.spec.heads :]
-        return attend_span(q, k, v, first, start, window=self.spec.window, scale=scale)
+    def _span(self, q, r, start, form):
+        n = q.shape[0]
+        first, length = self.spec.reach(self.index, r, start + n)
+        parts = [p.swapaxes(0, 1).flatten(1, 2)[:, :length] for p in self._gather((r,))]  # [heads, T, width]
+        k, v = self.spec.codec.decode(parts)
+        known = self.spec.known(self.index)[r, :length]
+        return attend_span(q, k, v, known, first, start, form)
 
 
 @dataclass(frozen=True)
 class FullKV(LayerSpec):
     heads: int
     dim: int
-    codec: Plain = Plain()
+    codec: Codec = Plain()
     size: int = 32  # tokens in a block
     window = None
+    keep = 0
+    paged = True
 
-    def empty(self, pool):
+    def empty(self, pool: BlockPool) -> LayerState:
         return BlockTable(pool, self.size, self.window, TAIL + self.size)
 
-    def pool(self, blocks):
-        return tuple(mx.zeros((blocks, 2 * self.heads, self.size, d), t) for d, t in self.codec.parts(self.dim))
+    def pool(self, blocks: int) -> Arrays:
+        return tuple(mx.zeros((blocks, h, self.size, d), t) for h, d, t in self.codec.shapes(self.heads, self.dim))
 
-    def nbytes(self):
-        return sum(2 * self.heads * self.size * d * t.size for d, t in self.codec.parts(self.dim))
+    def nbytes(self) -> int:
+        return sum(h * self.size * d * t.size for h, d, t in self.codec.shapes(self.heads, self.dim))
 
-    def index(self, states, rows, alone=False):
+    def index(self, states: list[Any], rows: int, alone: bool = False) -> dict[str, Any]:
         ids = [[b.check() for b in s.blocks] for s in states]
         base = [s.first * s.size for s in states]
         where = {"table": table(ids, rows, bucket(max(map(len, ids)))), "base": mx.array(base + [0] * (rows - len(ids)))}
         return where | {"first": base} if alone else where
 
-    def open(self, pool, index, rows):
+    def open(self, pool: Arrays, index: dict[str, Any], rows: int) -> Arrays:
         return tuple(mx.zeros((rows, p.shape[1], TAIL, p.shape[3]), p.dtype) for p in pool)
 
-    def flush(self, pool, live, batch, index):
+    def flush(self, pool: Arrays, live: Arrays, batch: Batch, index: dict[str, Any]) -> Arrays:
         n = batch.used.item()
         at = (batch.start[:, None] + mx.arange(n)).reshape(-1)
         row = mx.repeat(mx.arange(batch.start.shape[0]), n)
         return self.scatter(pool, [t[:, :, :n].swapaxes(1, 2).flatten(0, 1) for t in live], at, row, index)
 
-    def scatter(self, pool, new, positions, row, index):
-        block = index["table"][row, (positions - index["base"][row]) // self.size]
-        return tuple(put(p, (block, slice(None), positions % self.size), x) for p, x in zip(pool, new))
+    def scatter(self, pool, new, positions, row, index) -> Arrays:
+        block, slot = self.slots(positions, row, index)
+        return tuple(put(p, (block, slice(None), slot), x) for p, x in zip(pool, new))
 
-    def known(self, index):
+    def slots(self, positions, row, index):
+        """Block and place in it of each token."""
+        return index["table"][row, (positions - index["base"][row]) // self.size], positions % self.size
+
+    def known(self, index) -> mx.array:
         """The position in every slot the table names, [R, slots]. Those not written yet lie after every query."""
         return index["base"][:, None] + mx.arange(index["table"].shape[1] * self.size)
 
-    def view(self, batch, index, pool, live):
+    def reach(self, index, r: int, end: int) -> tuple[int, int]:
+        """Of a row in a step that runs alone: the position of its first slot, and how many slots hold tokens."""
+        first = index["first"][r]
+        return first, end - first
+
+    def view(self, batch: Batch, index: dict[str, Any], pool: Arrays, live: Arrays) -> LayerView:
         return KVView(self, batch, index, pool, live)
 
 

@@ -33,6 +33,7 @@ class LayerSpec(ABC):
     """Frozen and comparable: layers with equal specs form a group."""
 
     max_step: int = 1 << 30  # tokens of one sequence a step may take
+    paged: bool = False  # grows by blocks of tokens; otherwise a sequence has one place whatever its length
 
     @abstractmethod
     def empty(self, pool: BlockPool) -> LayerState: ...
@@ -89,12 +90,5 @@ class Group(NamedTuple):
     spec: LayerSpec
     layers: tuple[int, ...]
     pool: BlockPool
-
-
-def groups(specs: list, blocks: int, limit: int | None = None) -> list[Group]:
-    """Layers with equal specs, each group with its own places: `blocks` at first, `limit` at most."""
-    by: dict[LayerSpec, list[int]] = {}
-    for i, spec in enumerate(specs):
-        if not isinstance(spec, Shared):
-            by.setdefault(spec, []).append(i)
-    return [Group(spec, tuple(layers), BlockPool(blocks, limit)) for spec, layers in by.items()]
+    def nbytes(self, places: int) -> int:
+        return places * len(self.layers) * self.spec.nbytes()

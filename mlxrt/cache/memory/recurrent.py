@@ -1,0 +1,101 @@
+"""A running summary per sequence: linear attention, state space, short convolution."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from ..states import Slot
+from .slices import put
+from .spec import LayerSpec, LayerView
+
+
+class RecurrentView(LayerView):
+    _kept: list
+
+    def __post_init__(self):
+        self._kept = []  # (place, parts) of checkpoints inside this step
+
+    def scan(self, cell, *xs):
+        """cell(parts [B, ...], *xs [B, L, ...]) -> (parts, y [B, L, ...]); here xs and y are packed, [N, ...].
+
+        Rows of one token run as a batch, each chunk by itself, so a cell never sees padding.
+        """
+        s, parts = self.batch.singles, self._load()
+        made, ys = [], []
+        if s:
+            new, y = cell(tuple(p[:s] for p in parts), *(x[:s, None] for x in xs))
+            made.append(new)
+            ys.append(y[:, 0])
+        for r, (a, b, _) in enumerate(self.batch.spans, s):
+            new, y = self._chunk(cell, tuple(p[r : r + 1] for p in parts), [x[None, a:b] for x in xs], r)
+            made.append(new)
+            ys.append(y)
+        self._store(tuple(join(p).astype(old.dtype) for p, old in zip(zip(*made), parts)))
+        return join(ys)
+
+    def _chunk(self, cell, parts, xs, r):
+        """A chunk of one row, cut where a checkpoint is to be kept."""
+        ys, done = [], 0
+        for end, place in [*self.index["stops"][r], (xs[0].shape[1], None)]:
+            parts, y = cell(parts, *(x[:, done:end] for x in xs))
+            ys.append(y[0])
+            done = end
+            if place is not None:
+                self._kept.append((place, parts))
+        return parts, join(ys)
+
+    def _load(self):
+        return self.live or self.spec.open(self.pool, self.index, self.batch.start.shape[0])
+
+    def _store(self, parts):
+        if self.live:
+            self.live = parts
+        else:
+            self.pool = self.spec.flush(self.pool, parts, self.batch, self.index)
+            for place, kept in self._kept:
+                self.pool = tuple(put(p, mx.array([place]), x.astype(p.dtype)) for p, x in zip(self.pool, kept))
+
+
+def join(arrays) -> mx.array:
+    return mx.concatenate(list(arrays)) if len(arrays) > 1 else arrays[0]
+
+
+@dataclass(frozen=True)
+class Recurrent(LayerSpec):
+    """Arrays of these shapes and dtypes, zero before the first token."""
+
+    parts: tuple[tuple[tuple[int, ...], mx.Dtype], ...]
+    stride: int = 32  # tokens between two checkpoints
+
+    def empty(self, pool):
+        return Slot(pool, self.stride)
+
+    def pool(self, blocks):
+        return tuple(mx.zeros((blocks, *shape), dtype) for shape, dtype in self.parts)
+
+    def nbytes(self):
+        return sum(mx.zeros(shape, dtype).nbytes for shape, dtype in self.parts)
+
+    def index(self, states, rows, alone=False) -> dict[str, Any]:
+        pad = [0] * (rows - len(states))
+        read = [s.before[0].check() if s.before else 0 for s in states]
+        where = {"read": mx.array(read + pad), "write": mx.array([s.blocks[0].check() for s in states] + pad)}
+        if not alone:
+            return where
+        before = [s.before_length for s in states]
+        stops = [[(n - was, b.check()) for n, b in s.inner] for s, was in zip(states, before)]
+        return where | {"stops": stops}
+
+    def open(self, pool, index, rows):
+        """The state before the step; place 0 is nowhere, so whoever reads there begins with zeros."""
+        fresh = index["read"] == 0
+        return tuple(
+            mx.where(fresh.reshape(-1, *[1] * (p.ndim - 1)), mx.array(0, p.dtype), p[index["read"]]) for p in pool
+        )
+
+    def flush(self, pool, live, batch, index):
+        return tuple(put(p, index["write"], x) for p, x in zip(pool, live))
+
+    def view(self, batch, index, pool, live):
+        return RecurrentView(self, batch, index, pool, live)
