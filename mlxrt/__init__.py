@@ -50,9 +50,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-ERRORS = """BadCheckpoint BadLogits BadRequest BadSnapshot BadTemplate BadTokenizer CacheCorrupt CannotRewind
-    ContextOverflow EngineClosed EvictedBlock HubError MlxrtError ModelNotFound NoRoom NoTokenizer QueueFull StaleLogits
-    UnsupportedModel WontFit""".split()
+ERRORS = ["BadCheckpoint", "BadLogits", "BadRequest", "BadSnapshot", "BadTemplate", "BadTokenizer", "CacheCorrupt", "CannotRewind", "ContextOverflow", "EngineClosed", "EvictedBlock", "HubError", "MlxrtError", "ModelNotFound", "NoRoom", "NoTokenizer", "QueueFull", "StaleLogits", "UnsupportedModel", "WontFit"]
 HOMES = dict.fromkeys(ERRORS, "errors") | {
     "Completion": "request",
     "Engine": "engine",
@@ -69,7 +67,7 @@ HOMES = dict.fromkeys(ERRORS, "errors") | {
     "load": "loader",
 }
 
-__all__ = [  # noqa: F822  found by __getattr__
+__all__ = [
     "BadCheckpoint",
     "BadLogits",
     "BadRequest",

@@ -7,22 +7,69 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Self
 
-from ..errors import BadCheckpoint, UnsupportedModel
+from ..errors import BadCheckpoint, UnsupportedModel, shown
 from .rope import Rope, read_rope
 
 Say = Callable[[str], None]
 
 # Keys that say nothing about the arithmetic of a forward pass.
 NOISE = frozenset(
-    """architectures auto_map bos_token_id eos_token_id pad_token_id torch_dtype dtype transformers_version use_cache
-    attention_dropout hidden_dropout embd_pdrop resid_pdrop initializer_range name_or_path _name_or_path model_type
-    output_attentions output_hidden_states output_router_logits return_dict id2label label2id problem_type
-    finetuning_task is_encoder_decoder is_decoder gradient_checkpointing quantization quantization_config
-    is_llama_config transformers.js_config unsloth_fixed unsloth_version task_specific_params tokenizer_class
-    max_window_layers original_max_position_embeddings cache_implementation sep_token_id decoder_start_token_id
-    chunk_size_feed_forward vocab_size_padded tf_legacy_loss attn_implementation _attn_implementation_autoset
-    use_return_dict torchscript use_bfloat16 pruned_heads prefix add_cross_attention tie_encoder_decoder
-    cross_attention_hidden_size""".split()
+    [
+        "architectures",
+        "auto_map",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "torch_dtype",
+        "dtype",
+        "transformers_version",
+        "use_cache",
+        "attention_dropout",
+        "hidden_dropout",
+        "embd_pdrop",
+        "resid_pdrop",
+        "initializer_range",
+        "name_or_path",
+        "_name_or_path",
+        "model_type",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "return_dict",
+        "id2label",
+        "label2id",
+        "problem_type",
+        "finetuning_task",
+        "is_encoder_decoder",
+        "is_decoder",
+        "gradient_checkpointing",
+        "quantization",
+        "quantization_config",
+        "is_llama_config",
+        "transformers.js_config",
+        "unsloth_fixed",
+        "unsloth_version",
+        "task_specific_params",
+        "tokenizer_class",
+        "max_window_layers",
+        "original_max_position_embeddings",
+        "cache_implementation",
+        "sep_token_id",
+        "decoder_start_token_id",
+        "chunk_size_feed_forward",
+        "vocab_size_padded",
+        "tf_legacy_loss",
+        "attn_implementation",
+        "_attn_implementation_autoset",
+        "use_return_dict",
+        "torchscript",
+        "use_bfloat16",
+        "pruned_heads",
+        "prefix",
+        "add_cross_attention",
+        "tie_encoder_decoder",
+        "cross_attention_hidden_size",
+    ]
 )
 PINNED: dict[str, tuple] = {
     "hidden_act": ("silu", "swish"),
@@ -72,10 +119,12 @@ class ModelConfig:
                 raise BadCheckpoint(f"config.json has no {f.name}; {raw.get('model_type')} needs it")
         for key, allowed in pinned.items():
             if key in raw and raw[key] not in allowed:
-                raise UnsupportedModel(f"config.json: {key} = {raw[key]!r} is not supported (only {one_of(allowed)})")
+                raise UnsupportedModel(
+                    f"config.json: {key} = {shown(raw[key])} is not supported (only {one_of(allowed)})"
+                )
         known = {f.name for f in fields(cls)} | NOISE | ROPE_KEYS | set(pinned)
         for key in sorted(set(raw) - known):
-            say(f"config.json: {key} is unknown to mlxrt and has no effect")
+            say(f"config.json: {shown(key)} is unknown to mlxrt and has no effect")
         return cls(**values, rope=None)._complete(raw)  # type: ignore[arg-type]
 
     def _complete(self, raw) -> Self:
@@ -104,7 +153,9 @@ class ModelConfig:
                 raise BadCheckpoint(f"config.json: {len(self.layer_types)} layer_types for {n} layers")
             for kind in self.layer_types:
                 if kind not in ("full_attention", "sliding_attention"):
-                    raise UnsupportedModel(f"config.json: layer_types holds {kind!r}, which this family does not have")
+                    raise UnsupportedModel(
+                        f"config.json: layer_types holds {shown(kind)}, which this family does not have"
+                    )
             if "sliding_attention" in self.layer_types and self.sliding_window is None:
                 raise BadCheckpoint("config.json: layer_types has sliding_attention but sliding_window is missing")
             return tuple(self.sliding_window if k == "sliding_attention" else None for k in self.layer_types)
@@ -118,7 +169,9 @@ class ModelConfig:
     def windows_without_types(self, raw) -> tuple[int | None, ...]:
         """Families say what sliding_window means where layer_types is absent."""
         if self.sliding_window is not None:
-            raise UnsupportedModel(f"config.json: sliding_window = {self.sliding_window} means nothing to {self.model_type}")
+            raise UnsupportedModel(
+                f"config.json: sliding_window = {self.sliding_window} means nothing to {self.model_type}"
+            )
         return (None,) * self.num_hidden_layers
 
 
@@ -138,11 +191,11 @@ def checked(name: str, kind: str, value):
         if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST.get(name, 1 << 22):
             return value
     elif "float" in kind:
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1:
             return float(value)
     elif isinstance(value, str):
         return value
-    raise BadCheckpoint(f"config.json: {name} = {value!r} is not a usable {kind}")
+    raise BadCheckpoint(f"config.json: {name} = {shown(value)} is not a usable {kind}")
 
 
 def one_of(values) -> str:

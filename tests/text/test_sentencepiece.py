@@ -75,7 +75,9 @@ def test_gguf_merges_are_sentencepieces(spm_metadata, spm_bpe, text):
 
     ours = Tokenizer.from_gguf(spm_metadata)
     if "<s>" not in text:  # which is a token for us and text for the library
-        assert ours.encode(text, special=False) == sentencepiece.SentencePieceProcessor(model_proto=spm_bpe).encode(text)
+        assert ours.encode(text, special=False) == sentencepiece.SentencePieceProcessor(model_proto=spm_bpe).encode(
+            text
+        )
     assert ours.decode(ours.encode(text)) == text.replace("<s>", "").replace(SPACE, " ") or "<s>" in text
 
 

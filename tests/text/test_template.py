@@ -11,10 +11,16 @@ from mlxrt.text import Tokenizer
 CHAT = [
     {"role": "system", "content": "Be brief & <kind>."},
     {"role": "user", "content": "Größe? 'quotes' \"double\""},
-    {"role": "assistant", "content": "ok", "tool_calls": [{"function": {"name": "f", "arguments": {"x": [1, 2.5, None]}}}]},
+    {
+        "role": "assistant",
+        "content": "ok",
+        "tool_calls": [{"function": {"name": "f", "arguments": {"x": [1, 2.5, None]}}}],
+    },
     {"role": "user", "content": [{"type": "text", "text": "parts"}]},
 ]
-TOOLS = [{"type": "function", "function": {"name": "f", "description": "<b>é</b>", "parameters": {"b": 1, "a": [True]}}}]
+TOOLS = [
+    {"type": "function", "function": {"name": "f", "description": "<b>é</b>", "parameters": {"b": 1, "a": [True]}}}
+]
 
 TEMPLATES = {
     "loop": "{% for m in messages %}{{ loop.index }}/{{ loop.length }} {{ m['role'] }}{% if not loop.last %}, {% endif %}{% endfor %}",
@@ -77,8 +83,14 @@ HOSTILE = {
     "escape": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe|undefined|not safely"),
     "change of messages": ("{{ messages.append(1) }}", "unsafe|not safely"),
     "long range": ("{% for i in range(10**9) %}{% endfor %}", "OverflowError"),
-    "nested loops": ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "works too long"),
-    "calls": ("{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}", "works too long"),
+    "nested loops": (
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "works too long",
+    ),
+    "calls": (
+        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "works too long",
+    ),
     "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "nests too deep"),
     "long text": ("{{ 'a' * 10**9 }}", "product of more"),
     "long list": ("{{ 10**9 * [1] }}", "product of more"),
