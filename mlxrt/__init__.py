@@ -50,7 +50,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-ERRORS = ["BadCheckpoint", "BadLogits", "BadRequest", "BadSnapshot", "BadTemplate", "BadTokenizer", "CacheCorrupt", "CannotRewind", "ContextOverflow", "EngineClosed", "EvictedBlock", "HubError", "MlxrtError", "ModelNotFound", "NoRoom", "NoTokenizer", "QueueFull", "StaleLogits", "UnsupportedModel", "WontFit"]
+ERRORS = """BadCheckpoint BadLogits BadRequest BadSnapshot BadTemplate BadTokenizer CacheCorrupt CannotRewind
+    ContextOverflow EngineClosed EvictedBlock HubError MlxrtError ModelNotFound NoRoom NoTokenizer QueueFull StaleLogits
+    UnsupportedModel WontFit""".split()
 HOMES = dict.fromkeys(ERRORS, "errors") | {
     "Completion": "request",
     "Engine": "engine",

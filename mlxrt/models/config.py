@@ -14,62 +14,15 @@ Say = Callable[[str], None]
 
 # Keys that say nothing about the arithmetic of a forward pass.
 NOISE = frozenset(
-    [
-        "architectures",
-        "auto_map",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "torch_dtype",
-        "dtype",
-        "transformers_version",
-        "use_cache",
-        "attention_dropout",
-        "hidden_dropout",
-        "embd_pdrop",
-        "resid_pdrop",
-        "initializer_range",
-        "name_or_path",
-        "_name_or_path",
-        "model_type",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "return_dict",
-        "id2label",
-        "label2id",
-        "problem_type",
-        "finetuning_task",
-        "is_encoder_decoder",
-        "is_decoder",
-        "gradient_checkpointing",
-        "quantization",
-        "quantization_config",
-        "is_llama_config",
-        "transformers.js_config",
-        "unsloth_fixed",
-        "unsloth_version",
-        "task_specific_params",
-        "tokenizer_class",
-        "max_window_layers",
-        "original_max_position_embeddings",
-        "cache_implementation",
-        "sep_token_id",
-        "decoder_start_token_id",
-        "chunk_size_feed_forward",
-        "vocab_size_padded",
-        "tf_legacy_loss",
-        "attn_implementation",
-        "_attn_implementation_autoset",
-        "use_return_dict",
-        "torchscript",
-        "use_bfloat16",
-        "pruned_heads",
-        "prefix",
-        "add_cross_attention",
-        "tie_encoder_decoder",
-        "cross_attention_hidden_size",
-    ]
+    """architectures auto_map bos_token_id eos_token_id pad_token_id torch_dtype dtype transformers_version use_cache
+    attention_dropout hidden_dropout embd_pdrop resid_pdrop initializer_range name_or_path _name_or_path model_type
+    output_attentions output_hidden_states output_router_logits return_dict id2label label2id problem_type
+    finetuning_task is_encoder_decoder is_decoder gradient_checkpointing quantization quantization_config
+    is_llama_config transformers.js_config unsloth_fixed unsloth_version task_specific_params tokenizer_class
+    max_window_layers original_max_position_embeddings cache_implementation sep_token_id decoder_start_token_id
+    chunk_size_feed_forward vocab_size_padded tf_legacy_loss attn_implementation _attn_implementation_autoset
+    use_return_dict torchscript use_bfloat16 pruned_heads prefix add_cross_attention tie_encoder_decoder
+    cross_attention_hidden_size""".split()
 )
 PINNED: dict[str, tuple] = {
     "hidden_act": ("silu", "swish"),

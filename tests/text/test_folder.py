@@ -209,5 +209,5 @@ def test_bad_settings(bpe, make_folder, name, content, message):
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"model": {"type": "BPE"}}', '{"model": null}'])
 def test_bad_tokenizer_json(tmp_path, content):
     (tmp_path / "tokenizer.json").write_text(content)
-    with raises(BadTokenizer, match="tokenizer.json"):
+    with raises(BadTokenizer, match=r"tokenizer\.json"):
         Tokenizer.from_folder(tmp_path)
