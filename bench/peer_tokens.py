@@ -11,9 +11,11 @@ import sys
 from dataclasses import dataclass
 from itertools import zip_longest
 
+# isort: off
+import mlxrt  # before MLX: it brings the BLAS
 import mlx.core as mx
 
-import mlxrt
+# isort: on
 from mlxrt.weights.source import locate
 
 from .workers import Side

@@ -8,9 +8,10 @@ import argparse
 import math
 import sys
 
+# isort: off
+import mlxrt  # before MLX: it brings the BLAS
 import mlx.core as mx
-
-import mlxrt
+# isort: on
 
 from . import moby_dick
 

@@ -69,7 +69,7 @@ HOMES = dict.fromkeys(ERRORS, "errors") | {
     "load": "loader",
 }
 
-__all__ = [  # noqa: F822  found by __getattr__
+__all__ = [
     "BadCheckpoint",
     "BadLogits",
     "BadRequest",

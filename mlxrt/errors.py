@@ -10,6 +10,12 @@ class MlxrtError(Exception):
     exit_code = 1
 
 
+def shown(value: object) -> str:
+    """A name or value out of a file, fit for one line of a message: as it is, or escaped and cut."""
+    plain = isinstance(value, str) and value.isprintable() and 0 < len(value) <= 120
+    return str(value) if plain else ascii(value)[:120]
+
+
 # What the caller asked for
 
 
@@ -23,7 +29,9 @@ class ContextOverflow(BadRequest):
     """The prompt does not fit the context."""
 
     def __init__(self, prompt: int, limit: int, hint: str = "shorten the prompt or raise max_context"):
-        super().__init__(f"the prompt has {prompt} tokens, the context holds {limit} (one is needed for the answer); {hint}")
+        super().__init__(
+            f"the prompt has {prompt} tokens, the context holds {limit} (one is needed for the answer); {hint}"
+        )
         self.prompt, self.limit = prompt, limit
 
 

@@ -98,7 +98,7 @@ class Runner:
         """Rows of any length, packed. Writes the pools, so nothing else may be reading them."""
         self.wait()
         batch, index = place(step, self.groups, [s.start for s in step.slices], 0, len(step.slices))
-        hidden, self.pools, _ = self.forward(tokens, batch, index, self.pools, {i: () for i in self.of})
+        hidden, self.pools, _ = self.forward(tokens, batch, index, self.pools, dict.fromkeys(self.of, ()))
         mx.async_eval(self.pools)
         if every:
             return hidden

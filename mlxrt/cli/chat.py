@@ -28,8 +28,6 @@ def run(args: argparse.Namespace) -> int:
     sampling, config = sampling_given(args), engine_config(args)
     if sampling.get("logprobs"):
         raise BadRequest("--logprobs are shown by `mlxrt generate --json`, not in a chat")
-    if sys.stdin is None:
-        raise BadRequest("stdin is closed; a chat reads its turns from there")
     extra = {"tools": read_tools(args.tools), "enable_thinking": args.enable_thinking}
     from ..loader import load
     from ..weights.alias import DEFAULT

@@ -47,6 +47,8 @@ def guarded(work: Callable[[], int]) -> int:
 
 def open_streams() -> str | None:
     """Make the standard streams speak UTF-8; what is wrong with them, if anything."""
+    if sys.stdin is None:  # a file opened later would get descriptor 0, which MLX takes for a failure
+        sys.stdin = open(os.devnull)  # noqa: SIM115  lives as long as the process
     if sys.stderr is None:  # closed by the shell: print() would fall back on stdout
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  lives as long as the process
     if sys.stdout is None:

@@ -32,18 +32,12 @@ def read_prompt(args: argparse.Namespace) -> str:
         raise BadRequest("two prompts are given, one with -p and one without; give one")
     text = args.prompt if args.prompt is not None else args.given
     if text == "-" or text is None:
-        if text is None and (sys.stdin is None or sys.stdin.isatty()):
+        if text is None and sys.stdin.isatty():
             raise BadRequest("there is no prompt; give it as an argument, with -p or through a pipe")
-        text = decoded(read_stdin(), "stdin").removesuffix("\n").removesuffix("\r")
+        text = decoded(sys.stdin.buffer.read(), "stdin").removesuffix("\n").removesuffix("\r")
     if not text:
         raise BadRequest("the prompt is empty; give at least one character")
     return text
-
-
-def read_stdin() -> bytes:
-    if sys.stdin is None:
-        raise BadRequest("stdin is closed; give the prompt as an argument")
-    return sys.stdin.buffer.read()
 
 
 def decoded(raw: bytes, where: str) -> str:

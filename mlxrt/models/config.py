@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Self
 
-from ..errors import BadCheckpoint, UnsupportedModel
+from ..errors import BadCheckpoint, UnsupportedModel, shown
 from .rope import Rope, read_rope
 
 Say = Callable[[str], None]
@@ -72,10 +72,12 @@ class ModelConfig:
                 raise BadCheckpoint(f"config.json has no {f.name}; {raw.get('model_type')} needs it")
         for key, allowed in pinned.items():
             if key in raw and raw[key] not in allowed:
-                raise UnsupportedModel(f"config.json: {key} = {raw[key]!r} is not supported (only {one_of(allowed)})")
+                raise UnsupportedModel(
+                    f"config.json: {key} = {shown(raw[key])} is not supported (only {one_of(allowed)})"
+                )
         known = {f.name for f in fields(cls)} | NOISE | ROPE_KEYS | set(pinned)
         for key in sorted(set(raw) - known):
-            say(f"config.json: {key} is unknown to mlxrt and has no effect")
+            say(f"config.json: {shown(key)} is unknown to mlxrt and has no effect")
         return cls(**values, rope=None)._complete(raw)  # type: ignore[arg-type]
 
     def _complete(self, raw) -> Self:
@@ -104,7 +106,9 @@ class ModelConfig:
                 raise BadCheckpoint(f"config.json: {len(self.layer_types)} layer_types for {n} layers")
             for kind in self.layer_types:
                 if kind not in ("full_attention", "sliding_attention"):
-                    raise UnsupportedModel(f"config.json: layer_types holds {kind!r}, which this family does not have")
+                    raise UnsupportedModel(
+                        f"config.json: layer_types holds {shown(kind)}, which this family does not have"
+                    )
             if "sliding_attention" in self.layer_types and self.sliding_window is None:
                 raise BadCheckpoint("config.json: layer_types has sliding_attention but sliding_window is missing")
             return tuple(self.sliding_window if k == "sliding_attention" else None for k in self.layer_types)
@@ -118,7 +122,9 @@ class ModelConfig:
     def windows_without_types(self, raw) -> tuple[int | None, ...]:
         """Families say what sliding_window means where layer_types is absent."""
         if self.sliding_window is not None:
-            raise UnsupportedModel(f"config.json: sliding_window = {self.sliding_window} means nothing to {self.model_type}")
+            raise UnsupportedModel(
+                f"config.json: sliding_window = {self.sliding_window} means nothing to {self.model_type}"
+            )
         return (None,) * self.num_hidden_layers
 
 
@@ -138,11 +144,11 @@ def checked(name: str, kind: str, value):
         if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST.get(name, 1 << 22):
             return value
     elif "float" in kind:
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1:
             return float(value)
     elif isinstance(value, str):
         return value
-    raise BadCheckpoint(f"config.json: {name} = {value!r} is not a usable {kind}")
+    raise BadCheckpoint(f"config.json: {name} = {shown(value)} is not a usable {kind}")
 
 
 def one_of(values) -> str:

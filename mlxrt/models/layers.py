@@ -9,7 +9,9 @@ from .rope import RoPE
 
 def joined(linears: list[nn.Module]) -> nn.Module | None:
     """One matrix whose outputs are those of several, or None where they are stored differently."""
-    kinds = {(type(m), *(m.bits, m.group_size, m.mode)) if isinstance(m, nn.QuantizedLinear) else (type(m),) for m in linears}
+    kinds = {
+        (type(m), *(m.bits, m.group_size, m.mode)) if isinstance(m, nn.QuantizedLinear) else (type(m),) for m in linears
+    }
     if len(kinds) > 1 or len({tuple(sorted(m)) for m in linears}) > 1:
         return None
     whole = type(linears[0]).__new__(type(linears[0]))

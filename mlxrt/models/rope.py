@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..errors import BadCheckpoint, UnsupportedModel
+from ..errors import BadCheckpoint, UnsupportedModel, shown
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ def read_rope(raw: Mapping[str, Any], dim: int, context: int) -> Rope:
     scaling = raw.get("rope_scaling")
     for name, value in (("rope_parameters", parameters), ("rope_scaling", scaling)):
         if value is not None and not isinstance(value, Mapping):
-            raise BadCheckpoint(f"config.json: {name} must be an object, not {value!r}")
+            raise BadCheckpoint(f"config.json: {name} must be an object, not {shown(value)}")
     if parameters is not None and scaling is not None and {**scaling} != {k: parameters.get(k) for k in scaling}:
         raise BadCheckpoint("config.json: rope_scaling and rope_parameters contradict each other; remove one")
     given = dict(scaling or {}) | dict(parameters or {})
-    theta = number(given, "rope_theta", raw.get("rope_theta"), low=1)
+    theta = number(given, "rope_theta", raw.get("rope_theta"), low=1.001)  # 1 would turn every pair alike
     if theta is None:
         raise BadCheckpoint("config.json has no rope_theta (nor rope_parameters.rope_theta); it cannot be guessed")
     if dim % 2:
@@ -67,7 +67,9 @@ def read_rope(raw: Mapping[str, Any], dim: int, context: int) -> Rope:
         return Rope(dim, theta, "factors", stretched(theta, dim, raw["rope_freq_factors"]))
     kind = given.get("rope_type", given.get("type", "default"))
     if not isinstance(kind, str) or kind not in KINDS:
-        raise UnsupportedModel(f"config.json: rope scaling {kind!r} is not supported; supported: {', '.join(KINDS)}")
+        raise UnsupportedModel(
+            f"config.json: rope scaling {shown(kind)} is not supported; supported: {', '.join(KINDS)}"
+        )
     return KINDS[kind](dim, theta, given, original(raw, given, context))
 
 
@@ -86,7 +88,7 @@ def number(given, key: str, default, *, low: float | None = None, required: str 
         return None
     fine = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e30
     if not fine or not math.isfinite(value) or (low is not None and value < low):
-        raise BadCheckpoint(f"config.json: {key} = {value!r} is not a usable number")
+        raise BadCheckpoint(f"config.json: {key} = {shown(value)} is not a usable number")
     return float(value)
 
 

@@ -23,7 +23,7 @@ def read_model(data: bytes, settings: Settings) -> Vocabulary:
     prefixed = start.normalize("a").startswith(SPACE)
     if not settings.legacy:
         later.override_normalizer_spec(add_dummy_prefix=False)
-    pieces = [start.id_to_piece(i) for i in range(start.get_piece_size())]
+    pieces = texts_of(start)
     special = {p: i for i, p in enumerate(pieces) if start.is_control(i) or start.is_unknown(i)}
     marks = {text: Mark(text, i) for text, i in special.items()}
     hidden = set(special.values())
@@ -51,6 +51,13 @@ def load(data: bytes):
         return sentencepiece.SentencePieceProcessor(model_proto=data)
     except (RuntimeError, OSError, ValueError, TypeError) as e:
         raise BadTokenizer(f"tokenizer.model is not a SentencePiece model: {' '.join(str(e).split())[:200]}") from None
+
+
+def texts_of(loaded) -> list[str]:
+    try:
+        return [loaded.id_to_piece(i) for i in range(loaded.get_piece_size())]
+    except UnicodeDecodeError as e:
+        raise BadTokenizer(f"tokenizer.model holds a piece that is no text: {e}") from None
 
 
 def wanted(settings: Settings) -> dict[str, dict[str, Any]]:

@@ -101,7 +101,7 @@ def content(token: Any, where: str) -> str | None:
     if text is None and not isinstance(token, dict):
         return None
     if not isinstance(text, str) or not encodable(text):
-        raise BadTokenizer(f"{where} must be a text or an object with a content, not {token!r:.80}")
+        raise BadTokenizer(f"{where!a:.60} must be a text or an object with a content, not {token!r:.80}")
     return text or None
 
 
@@ -133,7 +133,7 @@ def added(key: str, token: Any) -> Added:
     text = content(token, f"added_tokens_decoder[{key}]")
     flags = {name: token.get(name, False) for name in FLAGS} if isinstance(token, dict) else {}
     if text is None or not all(isinstance(v, bool) for v in flags.values()):
-        raise BadTokenizer(f"tokenizer_config.json: added_tokens_decoder[{key}] is not a token: {token!r:.80}")
+        raise BadTokenizer(f"tokenizer_config.json: added_tokens_decoder[{key!a:.40}] is not a token: {token!r:.80}")
     return Added(text, token_id(int(key) if key.isdecimal() and len(key) < 12 else key, text), **flags)
 
 

@@ -25,12 +25,6 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def shown(value: object) -> str:
-    """A name or value out of a file, fit for one line of a message: as it is, or escaped and cut."""
-    plain = isinstance(value, str) and value.isprintable() and 0 < len(value) <= 120
-    return str(value) if plain else ascii(value)[:120]
-
-
 @dataclass(frozen=True)
 class TensorInfo:
     """A stored tensor as its file's header describes it."""

@@ -12,9 +12,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ..errors import BadCheckpoint, UnsupportedModel
+from ..errors import BadCheckpoint, UnsupportedModel, shown
 from ..models import CausalLM, find
-from .checkpoint import Checkpoint, Say, shown, tell
+from .checkpoint import Checkpoint, Say, tell
 from .quantised import FLOATS, Layout, contradictions, kind, layout_of, packed, refuse_methods, unpack
 
 Arrays = dict[str, mx.array]
@@ -55,7 +55,7 @@ def check_depth(checkpoint: Checkpoint, rename: Callable[[str], str]) -> None:
     said = checkpoint.config.get("num_hidden_layers")
     layers = {m[1] for name in checkpoint.sizes() if (m := re.search(r"(?:^|\.)layers\.(\d+)\.", rename(name)))}
     if type(said) is int and said > len(layers):
-        raise BadCheckpoint(f"{checkpoint.name}: config.json says {said} layers, the weights hold {len(layers)}")
+        raise BadCheckpoint(f"{checkpoint.name}: the config says {said} layers, the weights hold {len(layers)}")
 
 
 def select(family: type[CausalLM], arrays: Arrays) -> Arrays:

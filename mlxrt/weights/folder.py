@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
-from ..errors import BadCheckpoint, ModelNotFound, UnsupportedModel
-from .checkpoint import Checkpoint, Say, TensorInfo, shown, tell
+from ..errors import BadCheckpoint, ModelNotFound, UnsupportedModel, shown
+from .checkpoint import Checkpoint, Say, TensorInfo, tell
 from .json_text import parse_object
 from .safetensors import read_header
 

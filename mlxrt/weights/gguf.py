@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 
-from ..errors import BadCheckpoint, NoTokenizer, UnsupportedModel
-from .checkpoint import Checkpoint, Say, TensorInfo, shown, tell
+from ..errors import BadCheckpoint, NoTokenizer, UnsupportedModel, shown
+from .checkpoint import Checkpoint, Say, TensorInfo, tell
 from .gguf_config import synthesise
 from .gguf_directory import TensorRecord, read_directory
 from .gguf_tensors import PLAIN, convert, needs_dequantising, stored_rows, unpermute

@@ -8,8 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import BadCheckpoint, UnsupportedModel
-from .checkpoint import shown
+from ..errors import BadCheckpoint, UnsupportedModel, shown
 from .gguf_directory import TensorRecord
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}

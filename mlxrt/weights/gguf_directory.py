@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BadCheckpoint, ModelNotFound, UnsupportedModel
-from .checkpoint import LARGEST_DIMENSION, shown
+from ..errors import BadCheckpoint, ModelNotFound, UnsupportedModel, shown
+from .checkpoint import LARGEST_DIMENSION
 
 # ggml type id -> (name, elements in a block, bytes in a block)
 KINDS: dict[int, tuple[str, int, int]] = {

@@ -7,8 +7,7 @@ Refuses to know names and architectures.
 import mlx.core as mx
 import numpy as np
 
-from ..errors import BadCheckpoint, UnsupportedModel
-from .checkpoint import shown
+from ..errors import BadCheckpoint, UnsupportedModel, shown
 from .gguf_directory import Directory, TensorRecord
 
 PLAIN = ("F32", "F16", "BF16")

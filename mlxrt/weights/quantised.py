@@ -10,8 +10,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..errors import BadCheckpoint, UnsupportedModel
-from .checkpoint import shown
+from ..errors import BadCheckpoint, UnsupportedModel, shown
 
 AFFINE_BITS, AFFINE_GROUPS = (1, 2, 3, 4, 5, 6, 8), (32, 64, 128)
 BLOCK_MODES = {(4, 32): "mxfp4", (8, 32): "mxfp8", (4, 16): "nvfp4"}  # (bits, group) of the layouts without biases
@@ -98,6 +97,9 @@ def unpack(path: str, layout: Layout, arrays: Mapping[str, mx.array], dtype: mx.
 
 def refuse_methods(config: Mapping[str, Any]) -> None:
     """Quantised some other way than MLX's: named before anything is loaded."""
+    for key in ("quantization", "quantization_config"):
+        if config.get(key) is not None and not isinstance(config[key], Mapping):
+            raise BadCheckpoint(f"config.json: {key} must be an object, found {shown(config[key])}")
     if config.get("quantization") is not None:
         return  # converted to MLX's layouts; what quantization_config says of the original does not count
     given = config.get("quantization_config")

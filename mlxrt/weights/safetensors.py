@@ -7,8 +7,8 @@ import struct
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import BadCheckpoint
-from .checkpoint import LARGEST_DIMENSION, TensorInfo, shown
+from ..errors import BadCheckpoint, shown
+from .checkpoint import LARGEST_DIMENSION, TensorInfo
 from .json_text import parse_object
 
 BITS = {

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -9,20 +10,22 @@ import sys
 import pytest
 
 ENDLESS = ("-n", "3000", "--ignore-eos", "--temp", "1", "--seed", "1")
+CTRL_C = b"\x03"
 
 
 def start(*argv: object, **options) -> subprocess.Popen:
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    # Unbuffered: communicate() does not see what a buffer has already taken.
+    pipes = {"bufsize": 0, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen([sys.executable, "-m", "mlxrt", *map(str, argv)], **(pipes | options))
 
 
 def test_ctrl_c_keeps_what_was_generated(folder):
     child = start("generate", "-m", folder, "hello", *ENDLESS)
-    first = child.stdout.read(8)
+    first = child.stdout.read(1)
     child.send_signal(signal.SIGINT)
     rest, err = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert (first + rest).decode().endswith("\n") and len(first) == 8
+    assert (first + rest).decode().endswith("\n") and len(first) == 1
     [timing] = [line for line in err.decode().splitlines() if "prompt tokens" in line]
     assert "stopped" in timing and "seed 1" in timing
     assert b"Traceback" not in err
@@ -32,7 +35,7 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(folder):
     child = start("chat", "-m", folder, *ENDLESS, "--stop", "\n", stdin=subprocess.PIPE)
     child.stdin.write(b"hello\n")
     child.stdin.flush()
-    child.stdout.read(4)
+    child.stdout.read(1)
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(b"/stats\n", timeout=60)
     assert child.returncode == 0
@@ -77,16 +80,14 @@ def test_any_locale_speaks_utf8(folder):
     assert not out.decode("utf-8").isascii()
 
 
-def on_terminal(*argv: object, typed: bytes, environment=None) -> tuple[int, bytes]:
-    """Run with a terminal for all three streams."""
+def on_terminal(*argv: object, typed: tuple[bytes, ...] = (), environment=None) -> tuple[int, bytes]:
+    """Run with a terminal for all three streams; each piece is typed when a prompt waits for it."""
     ours, theirs = pty.openpty()
-    child = start(
-        *argv, stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "xterm"} | (environment or {})
-    )
+    settings = os.environ | {"TERM": "xterm"} | (environment or {})
+    child = start(*argv, stdin=theirs, stdout=theirs, stderr=theirs, env=settings)
     os.close(theirs)
-    os.write(ours, typed)
-    seen = b""
-    while True:
+    pieces, seen = list(typed), b""
+    while select.select([ours], [], [], 60)[0]:
         try:
             piece = os.read(ours, 4096)
         except OSError:  # Linux's way to say that the other side is closed
@@ -94,12 +95,19 @@ def on_terminal(*argv: object, typed: bytes, environment=None) -> tuple[int, byt
         if not piece:
             break
         seen += piece
+        if pieces and seen.endswith(b"> "):
+            text = pieces.pop(0)
+            if text == CTRL_C:  # only a session's own terminal would make a signal of it
+                child.send_signal(signal.SIGINT)
+            else:
+                os.write(ours, text)
+    child.kill()  # ended by now, unless nothing was said for a minute
     os.close(ours)
     return child.wait(timeout=60), seen
 
 
 def test_no_prompt_on_a_terminal_is_one_line():
-    code, seen = on_terminal("generate", typed=b"", environment={"NO_COLOR": "1"})
+    code, seen = on_terminal("generate", environment={"NO_COLOR": "1"})
     assert code == 2
     assert seen.replace(b"\r\n", b"\n").decode() == (
         "mlxrt: there is no prompt; give it as an argument, with -p or through a pipe\n"
@@ -108,10 +116,13 @@ def test_no_prompt_on_a_terminal_is_one_line():
 
 def test_a_chat_on_a_terminal(folder):
     flags = ("chat", "-m", folder, "-n", "4")
-    code, seen = on_terminal(*flags, typed=b"hello\n\x04")
+    code, seen = on_terminal(*flags, typed=(b"hello\n", b"\x04"))
     assert code == 0 and b"prompt tokens" in seen and b"\033[2m" in seen and b"Traceback" not in seen
-    code, seen = on_terminal(*flags, typed=b"/fly\n/exit\n", environment={"NO_COLOR": "1"})
+    plain = {"NO_COLOR": "1"}
+    code, seen = on_terminal(*flags, typed=(b"/fly\n", b"/exit\n"), environment=plain)
     assert code == 0 and b"there is no command /fly" in seen and b"\033[2m" not in seen and b"\033[31m" not in seen
+    code, seen = on_terminal(*flags, typed=(CTRL_C,), environment=plain)
+    assert code == 130 and b"Traceback" not in seen
 
 
 def test_an_answer_imports_nothing_it_does_not_need(folder):
@@ -123,3 +134,14 @@ def test_an_answer_imports_nothing_it_does_not_need(folder):
     argv = [sys.executable, "-c", script, "generate", "-m", str(folder), "hello", "-n", "2"]
     done = subprocess.run(argv, capture_output=True, timeout=60)
     assert done.returncode == 0 and done.stderr.decode().splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["generate", "--help"], ["generate", "--top-p", "2", "hello"]])
+def test_help_and_bad_flags_come_before_anything_heavy(argv):
+    script = (
+        "import sys; from mlxrt.cli import main; main(sys.argv[1:]);"
+        "print(sorted({'numpy', 'mlx.nn', 'mlxrt.engine', 'mlxrt.loader', 'tokenizers'} & set(sys.modules)),"
+        " file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *argv], capture_output=True, timeout=60)
+    assert done.stderr.decode().splitlines()[-1] == "[]"

@@ -1,0 +1,1 @@
+"""The real default model against other engines."""

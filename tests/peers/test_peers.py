@@ -2,10 +2,13 @@
 
 import importlib.util
 
-import mlx.core as mx
 import pytest
 
-import mlxrt
+# isort: off
+import mlxrt  # before MLX: it brings the BLAS
+import mlx.core as mx
+# isort: on
+
 from bench.peer_tokens import compare
 from bench.workers import Side
 from mlxrt.weights.alias import ALIASES

@@ -73,7 +73,9 @@ def make_folder(tmp_path):
 def train_spm(folder: Path, kind: str, **options) -> bytes:
     import sentencepiece
 
-    (folder / "in.txt").write_text("\n".join(line for text in LINES * 4 for line in text.splitlines()), encoding="utf-8")
+    (folder / "in.txt").write_text(
+        "\n".join(line for text in LINES * 4 for line in text.splitlines()), encoding="utf-8"
+    )
     settings = {
         "vocab_size": 460,
         "byte_fallback": True,

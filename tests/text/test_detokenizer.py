@@ -11,7 +11,24 @@ from mlxrt.errors import BadRequest, BadTokenizer
 from mlxrt.text import Tokenizer
 
 BYTES = [f"<0x{b:02X}>" for b in range(256)]
-WORDS = ["▁", "▁Hello", "▁world", "Hello", "llo", "▁▁", "##ing", "run", ".", "n't", "'s", "don</w>", "x</w>", "é", " ", "a b"]
+WORDS = [
+    "▁",
+    "▁Hello",
+    "▁world",
+    "Hello",
+    "llo",
+    "▁▁",
+    "##ing",
+    "run",
+    ".",
+    "n't",
+    "'s",
+    "don</w>",
+    "x</w>",
+    "é",
+    " ",
+    "a b",
+]
 LLAMA = [("Replace", "▁", " "), ("ByteFallback",), ("Fuse",), ("Strip", " ", 1, 0)]
 
 

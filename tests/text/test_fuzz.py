@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mlxrt.errors import MlxrtError
 from mlxrt.text import Tokenizer
 
-QUIET = settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUIET = settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=6) | st.just("\ud800"),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
@@ -27,7 +27,16 @@ CONFIG = {
     "added_tokens_decoder": {"0": {"content": "<|endoftext|>", "special": True, "lstrip": False}},
     "chat_template": [{"name": "default", "template": "{{ messages[0].content }}{{ tools | tojson }}"}],
 }
-TOUCHED = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens", "truncation", "padding", "version")
+TOUCHED = (
+    "normalizer",
+    "pre_tokenizer",
+    "post_processor",
+    "decoder",
+    "added_tokens",
+    "truncation",
+    "padding",
+    "version",
+)
 
 
 def places(tree, path=()):
@@ -111,7 +120,9 @@ def test_metadata(bpe_metadata, spm_metadata, data):
             metadata[key][data.draw(st.integers(0, len(value) - 1))] = data.draw(VALUES)
         else:
             metadata[key] = data.draw(VALUES)
-    extra = st.sampled_from(["add_bos_token", "add_space_prefix", "eot_token_id", "pre", "unknown_token_id", "add_eos_token"])
+    extra = st.sampled_from(
+        ["add_bos_token", "add_space_prefix", "eot_token_id", "pre", "unknown_token_id", "add_eos_token"]
+    )
     metadata |= {"tokenizer.ggml." + data.draw(extra): data.draw(VALUES)}
     use(lambda: Tokenizer.from_gguf(metadata))
 

@@ -30,7 +30,7 @@ def test_any_text_survives(bpe_metadata, text):
 
 
 def test_kinds_of_tokens(bpe_metadata):
-    types = list(bpe_metadata[KEY + "token_type"]) + [4, 4]
+    types = [*bpe_metadata[KEY + "token_type"], 4, 4]
     tokens = [*bpe_metadata[KEY + "tokens"], "<user é>", "   "]
     tok = Tokenizer.from_gguf(bpe_metadata | {KEY + "tokens": tokens, KEY + "token_type": types})
     assert tok.encode("a<user é>b") == [*tok.encode("a"), 450, *tok.encode("b")]

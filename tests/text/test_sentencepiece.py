@@ -1,6 +1,7 @@
 """tokenizer.model folders, and GGUF vocabularies of the same model, against SentencePiece and transformers."""
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -75,7 +76,9 @@ def test_gguf_merges_are_sentencepieces(spm_metadata, spm_bpe, text):
 
     ours = Tokenizer.from_gguf(spm_metadata)
     if "<s>" not in text:  # which is a token for us and text for the library
-        assert ours.encode(text, special=False) == sentencepiece.SentencePieceProcessor(model_proto=spm_bpe).encode(text)
+        assert ours.encode(text, special=False) == sentencepiece.SentencePieceProcessor(model_proto=spm_bpe).encode(
+            text
+        )
     assert ours.decode(ours.encode(text)) == text.replace("<s>", "").replace(SPACE, " ") or "<s>" in text
 
 
@@ -83,7 +86,7 @@ def slow_merge(word, ids, scores):
     """The definition: always the best scored pair, the leftmost of equals."""
     parts = list(word)
     while True:
-        joins = [(-scores[ids[a + b]], i) for i, (a, b) in enumerate(zip(parts, parts[1:])) if a + b in ids]
+        joins = [(-scores[ids[a + b]], i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in ids]
         if not joins:
             return parts
         i = min(joins)[1]
@@ -126,7 +129,7 @@ def test_phi3_swallows_white_space_after_special_tokens(spm_metadata):
 @pytest.mark.parametrize("content", [b"", b"x", b"\x0a\x05hello", b"\xff" * 100])
 def test_bad_models(tmp_path, content):
     (tmp_path / "tokenizer.model").write_bytes(content)
-    with raises(BadTokenizer, match="tokenizer.model"):
+    with raises(BadTokenizer, match=r"tokenizer\.model"):
         Tokenizer.from_folder(tmp_path)
 
 

@@ -11,28 +11,34 @@ from mlxrt.text import Tokenizer
 CHAT = [
     {"role": "system", "content": "Be brief & <kind>."},
     {"role": "user", "content": "Größe? 'quotes' \"double\""},
-    {"role": "assistant", "content": "ok", "tool_calls": [{"function": {"name": "f", "arguments": {"x": [1, 2.5, None]}}}]},
+    {
+        "role": "assistant",
+        "content": "ok",
+        "tool_calls": [{"function": {"name": "f", "arguments": {"x": [1, 2.5, None]}}}],
+    },
     {"role": "user", "content": [{"type": "text", "text": "parts"}]},
 ]
-TOOLS = [{"type": "function", "function": {"name": "f", "description": "<b>é</b>", "parameters": {"b": 1, "a": [True]}}}]
+TOOLS = [
+    {"type": "function", "function": {"name": "f", "description": "<b>é</b>", "parameters": {"b": 1, "a": [True]}}}
+]
 
 TEMPLATES = {
-    "loop": "{% for m in messages %}{{ loop.index }}/{{ loop.length }} {{ m['role'] }}{% if not loop.last %}, {% endif %}{% endfor %}",
+    "loop": "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ m['role'] }}{{ '' if loop.last else ', ' }}{% endfor %}",
     "trim": "{% for m in messages %}\n    {% if loop.first %}\n  first\n    {% endif %}\n  x\n{% endfor %}\n",
-    "tojson": "{{ tools | tojson }}|{{ tools | tojson(indent=2) }}|{{ messages | tojson(ensure_ascii=True, sort_keys=True) }}",
+    "tojson": "{{ tools | tojson }}{{ tools | tojson(indent=2) }}{{ messages | tojson(ensure_ascii=True, sort_keys=True) }}",
     "separators": "{{ tools | tojson(separators=(',', ':')) }}",
     "names": "{{ bos_token }}[{{ eos_token }}][{{ pad_token }}][{{ documents }}]",
     "generation": "{% for m in messages %}{% generation %}{% set x = m.role %}{{ x }}{% endgeneration %}{% endfor %}",
-    "break": "{% for m in messages %}{% if loop.index == 2 %}{% break %}{% endif %}{{ m.role }}{% continue %}no{% endfor %}",
+    "break": "{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{{ m.role }}{% continue %}no{% endfor %}",
     "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
     "macro": "{% macro show(m) %}<{{ m.role }}>{% endmacro %}{% for m in messages %}{{ show(m) }}{% endfor %}",
     "thinking": "{% if enable_thinking is defined %}{{ enable_thinking }}{% else %}unset{% endif %}",
     "prompt": "{% if add_generation_prompt %}<assistant>{% endif %}",
-    "tools": "{% if tools %}{% for t in tools %}{{ t.function.name }}{{ t.function.parameters.items() | list }}{% endfor %}{% endif %}",
-    "filters": "{{ messages | map(attribute='role') | join('-') }}{{ messages[1:] | length }}{{ messages[0].content.split('&') | first | trim }}",
+    "tools": "{% if tools %}{{ tools[0].function.name }}{{ tools[0].function.parameters.items() | list }}{% endif %}",
+    "filters": "{{ messages | map(attribute='role') | join('-') }}{{ messages[0].content.split('&') | first | trim }}",
     "recursive": "{% for m in [[1, [2, 3]], [4]] recursive %}({{ loop(m) if m is iterable else m }}){% endfor %}",
     "undefined": "[{{ nothing }}][{{ messages[0].nothing }}]{% for x in nothing %}{% endfor %}",
-    "string": "{% if messages[3].content is string %}s{% else %}{% for p in messages[3].content %}{{ p.text }}{% endfor %}{% endif %}",
+    "string": "{% if messages[3].content is not string %}{% for p in messages[3].content %}{{ p.text }}{% endfor %}{% endif %}",
     "multiply": "{{ '=' * 8 }}{{ 3 * 4 }}{{ 2 ** 10 }}{{ '%s %s' % (1, 2) }}",
 }
 
@@ -77,8 +83,14 @@ HOSTILE = {
     "escape": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe|undefined|not safely"),
     "change of messages": ("{{ messages.append(1) }}", "unsafe|not safely"),
     "long range": ("{% for i in range(10**9) %}{% endfor %}", "OverflowError"),
-    "nested loops": ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "works too long"),
-    "calls": ("{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}", "works too long"),
+    "nested loops": (
+        "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+        "works too long",
+    ),
+    "calls": (
+        "{% macro f(n) %}{% if n %}{{ f(n-1) ~ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "works too long",
+    ),
     "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "nests too deep"),
     "long text": ("{{ 'a' * 10**9 }}", "product of more"),
     "long list": ("{{ 10**9 * [1] }}", "product of more"),

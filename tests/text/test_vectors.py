@@ -25,7 +25,10 @@ CHAT = [
     {"role": "assistant", "content": "Hello é"},
     {"role": "user", "content": "Again?"},
 ]
-TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 @pytest.fixture(scope="module")

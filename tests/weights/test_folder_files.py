@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrt.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
+from mlxrt.errors import BadCheckpoint, ModelNotFound, NoTokenizer, UnsupportedModel
 from mlxrt.weights import FolderCheckpoint, build
 from mlxrt.weights.folder import INDEX
 from tests.weights.tiny_files import CONFIG, float_weights, write_folder
@@ -170,3 +170,17 @@ def test_generation_config(tmp_path):
     assert FolderCheckpoint(tmp_path).generation == {}
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
     assert FolderCheckpoint(tmp_path).generation == {"temperature": 0.6}
+
+
+def test_weights_without_a_tokenizer(tmp_path):
+    checkpoint = FolderCheckpoint(write_folder(tmp_path, float_weights()))
+    build(checkpoint)
+    with pytest.raises(NoTokenizer):
+        checkpoint.tokenizer()
+
+
+def test_names_out_of_a_file_stay_on_one_line(tmp_path):
+    extra = {"evil\nname": np.zeros(1, np.float32), "x" * 5000: np.zeros(1, np.float32)}
+    with pytest.raises(BadCheckpoint, match="no place for 2 tensors") as raised:
+        build(FolderCheckpoint(write_folder(tmp_path, float_weights() | extra)))
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 500

@@ -151,3 +151,9 @@ def test_other_methods_are_named(tmp_path, method):
     config = CONFIG | {"quantization_config": {"quant_method": method, "bits": 4, "group_size": 128}}
     with pytest.raises(UnsupportedModel, match=f"= {method} is"):
         build(FolderCheckpoint(write_folder(tmp_path, float_weights(), config)))
+
+
+@pytest.mark.parametrize("key", ["quantization", "quantization_config"])
+def test_quantisation_that_is_no_object(tmp_path, key):
+    with pytest.raises(BadCheckpoint, match=f"{key} must be an object, found 4bit"):
+        build(FolderCheckpoint(write_folder(tmp_path, float_weights(), CONFIG | {key: "4bit"})))
