@@ -140,7 +140,8 @@ class Engine:
         detokenizer = self.tokenizer.detokenizer() if needs_text else None
         matcher = StopMatcher(params.stop) if params.stop else None
         seq = self.scheduler.submit(request, prompt, stops, seed)
-        self._tickets[seq.id] = Ticket(seq, detokenizer, matcher)
+        vocab = self._tokenizer.vocab_size if self._tokenizer else 0
+        self._tickets[seq.id] = Ticket(seq, detokenizer, vocab, matcher)
         return seq.id
 
     def encode(self, request: Request) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from .text import Detokenizer, StopMatcher
 class Ticket:
     seq: Sequence
     detokenizer: Detokenizer | None
+    vocab: int  # ids the detokenizer knows
     matcher: StopMatcher | None
     began: float = field(default_factory=time.perf_counter)
     first: float | None = None
@@ -23,14 +24,16 @@ class Ticket:
         ending = self.seq.finish
         text, matched = "", False
         if self.detokenizer:
-            if ending is not Finish.STOP:  # a stop token is no text
+            # A stop token is no text, nor is one of the rows that pad an embedding beyond the vocabulary.
+            if ending is not Finish.STOP and token < self.vocab:
                 text = self.detokenizer.push(token)
             if ending:
                 text += self.detokenizer.finish()
         if self.matcher:
-            text, matched = self.matcher.push(text)
-            if ending and not matched:
+            text, _ = self.matcher.push(text)
+            if ending and not self.matcher.matched:
                 text += self.matcher.finish()
+            matched = self.matcher.matched
         reason = Finish.STOP if matched else ending
         self.inbox.append(Event(self.seq.id, token, text, reason, logprobs, self.timings() if reason else None))
         return matched

@@ -16,6 +16,11 @@ def model(request):
     return KINDS[request.param]()
 
 
+def reusable(model, n):
+    """How much of n known tokens must be found again: all, or up to the last checkpoint where layers keep only those."""
+    return n if all(getattr(spec, "paged", True) for spec in model.memory()) else n // 8 * 8
+
+
 def ask(prompt, n, **options):
     return Request(tokens=prompt, params=SamplingParams(max_tokens=n, **options))
 
@@ -44,7 +49,7 @@ def test_prefix_is_reused(model):
     [first] = run(engine, prompt, n=5)
     longer = (*prompt, *first, 30, 31)
     done = engine.generate(ask(longer, 5))
-    assert done.cached_tokens == len(prompt) + 4  # the last token of the first answer was never fed
+    assert done.cached_tokens >= reusable(model, len(prompt) + 4)  # the last token of the first answer was never fed
     assert done.tokens == truth(model, longer, 5)
 
 
@@ -54,7 +59,7 @@ def test_divergent_prefix_resumes_where_it_parts(model, at):
     run(engine, tuple(range(3, 40)), n=3)
     other = (*range(3, 3 + at), 90, 91, 92)
     done = engine.generate(ask(other, 5))
-    assert done.cached_tokens == at
+    assert reusable(model, at) <= done.cached_tokens <= at
     assert done.tokens == truth(model, other, 5)
 
 
@@ -64,7 +69,7 @@ def test_resume_inside_what_was_decoded(model):
     for n in (10, 18, 27, 51):
         other = (*P, *first)[:n] + (96, 95)
         done = engine.generate(ask(other, 5))
-        assert done.cached_tokens == n
+        assert reusable(model, n) <= done.cached_tokens <= n
         assert done.tokens == truth(model, other, 5)
 
 

@@ -18,16 +18,13 @@ from .spec import TAIL, Arrays, Batch, LayerSpec, LayerView
 
 
 class KVView(LayerView):
-    _read: dict  # what attend gathered, kept for the layers that share this memory
-
-    def __post_init__(self):
-        self._read = {}
+    """Its scratch holds what attend gathered, for the layers that share this memory."""
 
     def attend(self, q, k=None, v=None, *, scale, softcap=None, sinks=None):
         """q [N, Hq, D], k and v [N, H, D] -> [N, Hq, D]. Without k and v it only reads."""
         if k is not None:
             self._write(self.spec.codec.encode(k, v))
-            self._read = {}
+            self.scratch.clear()
         form = Form(scale, self.spec.window, self.spec.keep, softcap, sinks)
         s = self.batch.singles
         out = [self._singles(q[:s], s, form)] if s else []
@@ -43,10 +40,10 @@ class KVView(LayerView):
 
     def _gather(self, rows):
         """Each part's blocks, [..., M, heads, S, width], that these rows of the table name."""
-        if rows not in self._read:
+        if rows not in self.scratch:
             where = self.index["table"][rows[0]] if len(rows) == 1 else self.index["table"][rows[0] : rows[1]]
-            self._read[rows] = [p[where] for p in self.pool]
-        return self._read[rows]
+            self.scratch[rows] = [p[where] for p in self.pool]
+        return self.scratch[rows]
 
     def _singles(self, q, s, form):
         known, tail = self.spec.known(self.index)[:s], None

@@ -8,7 +8,6 @@ from .spec import Group, LayerSpec, Shared
 
 FIRST_BLOCKS = 33  # a pool starts with so many (one is nowhere) and doubles: short chats stay small
 SPARE_BLOCKS = 2  # a sequence that shares its last block needs a copy while it grows
-NODE = 32  # tokens of a node of the prefix store where no group has blocks
 CHECKPOINTS = 0.25  # of the budget, for the states of layers that have one place per sequence
 
 
@@ -42,7 +41,9 @@ def plan(specs: list[LayerSpec | Shared], budget: int, running: int) -> Plan:
     sizes = {spec.size for spec in blocks}
     if len(sizes) > 1:
         raise WontFit(f"layers ask for blocks of {sorted(sizes)} tokens; a model must use one size")
-    node = sizes.pop() if sizes else NODE
+    node = sizes.pop() if sizes else min(spec.stride for spec in places)
+    if odd := [spec.stride for spec in places if spec.stride % node]:
+        raise WontFit(f"a checkpoint every {odd[0]} tokens does not fall on the ends of blocks of {node}")
     groups = [Group(spec, tuple(by[spec]), BlockPool(first(spec, limits[spec]), limits[spec])) for spec in by]
     fits = (min(limits[spec] for spec in blocks) - 1 - SPARE_BLOCKS) * node if blocks else 1 << 30
     return Plan(groups, node, fits)

@@ -11,10 +11,7 @@ from .spec import LayerSpec, LayerView
 
 
 class RecurrentView(LayerView):
-    _kept: list
-
-    def __post_init__(self):
-        self._kept = []  # (place, parts) of checkpoints inside this step
+    """Its scratch holds the checkpoints inside this step: parts by place."""
 
     def scan(self, cell, *xs):
         """cell(parts [B, ...], *xs [B, L, ...]) -> (parts, y [B, L, ...]); here xs and y are packed, [N, ...].
@@ -42,7 +39,7 @@ class RecurrentView(LayerView):
             ys.append(y[0])
             done = end
             if place is not None:
-                self._kept.append((place, parts))
+                self.scratch[place] = parts
         return parts, join(ys)
 
     def _load(self):
@@ -53,7 +50,7 @@ class RecurrentView(LayerView):
             self.live = parts
         else:
             self.pool = self.spec.flush(self.pool, parts, self.batch, self.index)
-            for place, kept in self._kept:
+            for place, kept in self.scratch.items():
                 self.pool = tuple(put(p, mx.array([place]), x.astype(p.dtype)) for p, x in zip(self.pool, kept))
 
 

@@ -6,7 +6,7 @@ step that reads it has finished, so a pool written by a step launched ahead woul
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -33,7 +33,9 @@ class LayerSpec(ABC):
     """Frozen and comparable: layers with equal specs form a group."""
 
     max_step: int = 1 << 30  # tokens of one sequence a step may take
-    paged: bool = False  # grows by blocks of tokens; otherwise a sequence has one place whatever its length
+    paged: bool = False  # grows by blocks of `size` tokens; otherwise one place a sequence, kept every `stride` tokens
+    size: int
+    stride: int
 
     @abstractmethod
     def empty(self, pool: BlockPool) -> LayerState: ...
@@ -73,6 +75,7 @@ class LayerView:
     index: dict[str, mx.array]
     pool: Arrays
     live: Arrays  # () in a step that runs alone: it writes the pool itself
+    scratch: dict = field(default_factory=dict)  # what a kind remembers within the step
 
     @property
     def positions(self) -> mx.array:
