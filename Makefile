@@ -6,6 +6,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 PEERS := .venv/.peers
+# A test that hangs shows where and fails the run. One process: the tests' own processes keep two cores busy already.
+HANGS := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 
 # macOS: plain mlx brings Metal. Linux: CUDA 13 needs driver 580, CUDA 12 driver 525; without a driver the CPU.
 ifeq ($(shell uname -s),Darwin)
@@ -25,7 +27,7 @@ demo: $(READY)
 # The default model is fetched first, so that the tests that need a real one run; without network they are skipped.
 test: $(READY)
 	@$(BIN)/mlxrt pull smollm2 >/dev/null || echo "make test: no default model; the tests that need it are skipped"
-	@$(BIN)/python -m pytest $(PYTEST)
+	@$(BIN)/python -m pytest -rs $(HANGS) $(PYTEST)
 
 # What takes minutes or downloads: see docs/numbers.md. Every line fails on a difference.
 test-all: test $(PEERS)

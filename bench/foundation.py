@@ -7,6 +7,7 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -53,16 +54,21 @@ def measure_speed(options: argparse.Namespace, found: dict[str, Any]) -> bool:
 
 def measure_starts(options: argparse.Namespace, found: dict[str, Any]) -> bool:
     waits = []
-    if "import" in options.part:
-        waits.append(startup.measure_import(options.starts))
-    if "shell" in options.part:
-        folder = export("plain")
-        waits.append(startup.measure_shell(folder, options.starts, None))
-        if library := preloaded():
-            waits.append(startup.measure_shell(folder, options.starts, library))
-    print("\n".join(map(str, waits)))
+    for measure in start_measures(options):
+        waits.append(measure())
+        print(waits[-1], flush=True)
     found["starts"] = [w.to_dict() for w in waits]
     return all(w.passed for w in waits)
+
+
+def start_measures(options: argparse.Namespace) -> Iterator[Callable[[], startup.Waits]]:
+    if "import" in options.part:
+        yield lambda: startup.measure_import(options.starts)
+    if "shell" in options.part:
+        folder = export("plain")
+        yield lambda: startup.measure_shell(folder, options.starts, None)
+        if library := preloaded():
+            yield lambda: startup.measure_shell(folder, options.starts, library)
 
 
 def preloaded() -> str | None:

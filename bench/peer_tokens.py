@@ -28,11 +28,11 @@ PROMPTS = (
     "Explain in two sentences why the sky is blue.",
     "Write a short poem about the sea.",
     "What is 12 times 12?",
-    "Name three animals that live in the desert.",
+    "What is photosynthesis?",
     "Translate into French: Good morning, my friend.",
     "Write a Python function that adds two numbers.",
     "Who wrote Romeo and Juliet, and when?",
-    "Give me a recipe for pancakes.",
+    "What are the days of the week?",
 )
 
 

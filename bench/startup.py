@@ -80,12 +80,17 @@ def measure_import(rounds: int) -> Waits:
     return Waits("import mlxrt / import mlx_lm", *found, IMPORT_TARGET)
 
 
+def preload(library: str) -> dict[str, str]:
+    """Libraries out of wheels find their neighbours only with their folder on the path."""
+    return {"LD_PRELOAD": library, "LD_LIBRARY_PATH": str(Path(library).parent)}
+
+
 def measure_shell(folder: Path, rounds: int, same_blas: str | None) -> Waits:
     """`same_blas`: a library to put under mlx-lm too; None leaves it as it comes."""
     common = ["--model", str(folder), "--prompt", QUESTION, "--max-tokens", "4", "--temp", "0"]
     ours = [sys.executable, "-m", "mlxrt", "generate", *common]
     theirs = [sys.executable, "-m", "mlx_lm", "generate", *common]
-    env = {"LD_PRELOAD": same_blas, "GOMP_SPINCOUNT": "1000"} if same_blas else {}
+    env = {"GOMP_SPINCOUNT": "1000"} | preload(same_blas) if same_blas else {}
     found = alternate(rounds, lambda: first_character(ours, {}), lambda: first_character(theirs, env))
     name = "shell to first token" + (", same BLAS" if same_blas else "")
     return Waits(name, *found, SHELL_TARGET)

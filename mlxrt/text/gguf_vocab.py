@@ -15,6 +15,7 @@ from .decoding import Stage, Strip, Utf8
 from .fragments import Fragments, Mark
 from .metadata import BYTE, CONTROL, PREFIX, UNKNOWN, USER_DEFINED, Metadata
 from .pretokenizers import Scheme, scheme
+from .rust import rust_call
 from .spm import SPACE, ScoredMerges
 from .vocabulary import Vocabulary
 
@@ -52,7 +53,7 @@ def read_bpe(told: Metadata, ids: dict[str, int], types: list[int]) -> Vocabular
         if not lost.isdisjoint(data := text.encode()):
             byte = next(b for b in data if b in lost)
             raise BadRequest(f"this vocabulary has no token for byte 0x{byte:02X} of the text; remove the character")
-        return backend.encode(text).ids
+        return rust_call("the vocabulary", lambda: backend.encode(text)).ids
 
     return assemble(told, ids, types, encode, pieces, (cut.bos, None, None), lambda: [Utf8()])
 
@@ -66,7 +67,8 @@ def read_raw_bpe(told: Metadata, ids: dict[str, int], types: list[int]) -> Vocab
     backend.normalizer = normalizers.Replace(" ", SPACE)
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), "isolated")
     pieces = [spaced(t, k) for t, k in zip(ids, types)]
-    return assemble(told, ids, types, lambda t: backend.encode(t).ids, pieces, (True, None, None), lambda: [Utf8()])
+    encode = lambda text: rust_call("the vocabulary", lambda: backend.encode(text)).ids  # noqa: E731
+    return assemble(told, ids, types, encode, pieces, (True, None, None), lambda: [Utf8()])
 
 
 def read_spm(told: Metadata, ids: dict[str, int], types: list[int]) -> Vocabulary:
@@ -118,8 +120,6 @@ def byte_ids(ids: Mapping[str, int]) -> list[int]:
 def bpe(told: Metadata, ids: dict[str, int], types: list[int], options: dict):
     """A ranked-merges tokenizer with its special tokens, words still uncut."""
     from tokenizers import AddedToken, Tokenizer, models
-
-    from .rust import rust_call
 
     merges = told.merges()
     backend = rust_call("tokenizer.ggml.merges", lambda: Tokenizer(models.BPE(vocab=ids, merges=merges, **options)))

@@ -64,7 +64,9 @@ def assemble(backend, settings: Settings, digest: str) -> Vocabulary:
     told = [digest, repr(settings.added), settings.extra, processor, len(steps)]
     return Vocabulary(
         size=max(ids.values()) + 1,
-        encode=lambda text, special: backend.encode(text, add_special_tokens=special).ids,
+        encode=lambda text, special: (
+            rust_call("tokenizer.json", lambda: backend.encode(text, None, False, special)).ids
+        ),
         piece=backend.id_to_token,
         hidden=frozenset(i for i, token in added if token.special),
         stages=lambda: [make() for make in steps],

@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -80,28 +81,41 @@ def test_any_locale_speaks_utf8(folder):
     assert not out.decode("utf-8").isascii()
 
 
+def read_some(terminal: int) -> bytes | None:
+    """What was said until silence; None when nothing was, empty when the other side is closed."""
+    said, patience = b"", 5.0
+    while select.select([terminal], [], [], patience)[0]:
+        try:
+            piece = os.read(terminal, 4096)
+        except OSError:  # Linux's way to say that the other side is closed
+            piece = b""
+        if not piece:
+            return said
+        said, patience = said + piece, 0.05
+    return said or None
+
+
 def on_terminal(*argv: object, typed: tuple[bytes, ...] = (), environment=None) -> tuple[int, bytes]:
     """Run with a terminal for all three streams; each piece is typed when a prompt waits for it."""
     ours, theirs = pty.openpty()
     settings = os.environ | {"TERM": "xterm"} | (environment or {})
     child = start(*argv, stdin=theirs, stdout=theirs, stderr=theirs, env=settings)
     os.close(theirs)
-    pieces, seen = list(typed), b""
-    while select.select([ours], [], [], 60)[0]:
-        try:
-            piece = os.read(ours, 4096)
-        except OSError:  # Linux's way to say that the other side is closed
+    pieces, seen, interrupting = list(typed), b"", False
+    end = time.monotonic() + 90
+    while time.monotonic() < end:
+        piece = read_some(ours)
+        if piece == b"":
             break
-        if not piece:
-            break
-        seen += piece
+        if piece is None and interrupting:  # readline misses a signal between its prompt and its wait: press again
+            child.send_signal(signal.SIGINT)
+        seen += piece or b""
         if pieces and seen.endswith(b"> "):
-            text = pieces.pop(0)
-            if text == CTRL_C:  # only a session's own terminal would make a signal of it
-                child.send_signal(signal.SIGINT)
-            else:
-                os.write(ours, text)
-    child.kill()  # ended by now, unless nothing was said for a minute
+            interrupting = pieces[0] == CTRL_C  # only a session's own terminal would make a signal of it
+            child.send_signal(signal.SIGINT) if interrupting else os.write(ours, pieces[0])
+            del pieces[0]
+    else:
+        child.kill()
     os.close(ours)
     return child.wait(timeout=60), seen
 

@@ -23,9 +23,9 @@ TOOLS = [
 ]
 
 TEMPLATES = {
-    "loop": "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ m['role'] }}{{ '' if loop.last else ', ' }}{% endfor %}",
+    "loop": "{% for m in messages %}{{ loop.length }}{{ m['role'] }}{{ ', ' if not loop.last }}{% endfor %}",
     "trim": "{% for m in messages %}\n    {% if loop.first %}\n  first\n    {% endif %}\n  x\n{% endfor %}\n",
-    "tojson": "{{ tools | tojson }}{{ tools | tojson(indent=2) }}{{ messages | tojson(ensure_ascii=True, sort_keys=True) }}",
+    "tojson": "{{ tools | tojson(indent=2) }}{{ messages | tojson(ensure_ascii=True, sort_keys=True) }}",
     "separators": "{{ tools | tojson(separators=(',', ':')) }}",
     "names": "{{ bos_token }}[{{ eos_token }}][{{ pad_token }}][{{ documents }}]",
     "generation": "{% for m in messages %}{% generation %}{% set x = m.role %}{{ x }}{% endgeneration %}{% endfor %}",
@@ -38,7 +38,7 @@ TEMPLATES = {
     "filters": "{{ messages | map(attribute='role') | join('-') }}{{ messages[0].content.split('&') | first | trim }}",
     "recursive": "{% for m in [[1, [2, 3]], [4]] recursive %}({{ loop(m) if m is iterable else m }}){% endfor %}",
     "undefined": "[{{ nothing }}][{{ messages[0].nothing }}]{% for x in nothing %}{% endfor %}",
-    "string": "{% if messages[3].content is not string %}{% for p in messages[3].content %}{{ p.text }}{% endfor %}{% endif %}",
+    "parts": "{% for p in messages[3].content %}{{ p.text }}{% endfor %}{{ messages[0].content is string }}",
     "multiply": "{{ '=' * 8 }}{{ 3 * 4 }}{{ 2 ** 10 }}{{ '%s %s' % (1, 2) }}",
 }
 
