@@ -18,10 +18,14 @@ WHEELS = (("faiss", "faiss_cpu.libs"), ("cvxopt", "cvxopt.libs"))
 NEEDED = ("libgomp", "libquadmath", "libgfortran")
 
 
+LATE = "MLX's own (reference BLAS, slow): MLX was imported before mlxrt; import mlxrt first"
+MISSING = "MLX's own (reference BLAS, slow); pip install 'mlxrt[cpu]' brings OpenBLAS"
+
+
 def preload() -> None:
     """Load the first OpenBLAS found. MLXRT_BLAS names a library, or is `off`."""
     if not sys.platform.startswith("linux") or "mlx.core" in sys.modules:
-        return
+        return  # MLX binds its symbols when it is loaded: later is too late
     # OpenMP's threads spin for milliseconds between two matmuls by default: five times slower on a busy machine,
     # no faster on a quiet one. Read by the library when it is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -68,6 +72,11 @@ class Location(ctypes.Structure):
     )
 
 
+def slow() -> bool:
+    """Whether matmuls crawl for want of a BLAS."""
+    return running() in (LATE, MISSING)
+
+
 def running() -> str:
     """Which library answers for MLX's CPU matmuls, as a person would say it."""
     if sys.platform == "darwin":
@@ -76,7 +85,7 @@ def running() -> str:
         program = ctypes.CDLL(None)
         function, dladdr = program.cblas_sgemm, program.dladdr
     except (AttributeError, OSError):
-        return "MLX's own (reference BLAS, slow); pip install 'mlxrt[cpu]' brings OpenBLAS"
+        return LATE if any(find_spec(package) for package, _ in WHEELS) else MISSING
     found = Location()
     if not dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(found)) or not found.file:
         return "unknown"

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from . import device
+from . import blas, device
 from .config import EngineConfig
 from .engine import Engine, Source
 from .errors import NoTokenizer
@@ -27,6 +27,8 @@ def tell(line: str) -> None:
 
 def load(name: str, config: EngineConfig = EngineConfig(), *, say: Say = tell) -> Engine:  # noqa: B008  frozen
     """An engine for an alias, a folder, a .gguf file, a hub id or a `shape:`. `say` gets every line worth knowing."""
+    if device.kind() == "cpu" and blas.slow():
+        say(f"BLAS: {blas.running()}")
     located = locate(str(name), revision=config.revision, offline=config.offline, token=config.token, say=say)
     if located.shape is not None:
         return Engine(shaped(located.shape, config, say), config, source=Source(located.name))
