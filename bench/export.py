@@ -30,7 +30,9 @@ def export(kind: str) -> Path:
     folder = cache_root() / "bench" / f"{MODEL}-{ALIASES[MODEL].sha256[:12]}-{kind}"
     if folder.is_dir():
         return folder
-    checkpoint = GgufCheckpoint(locate(MODEL).path, MODEL)
+    source = locate(MODEL).path
+    assert source is not None  # an alias is a file
+    checkpoint = GgufCheckpoint(source, MODEL)
     with writing(folder.parent):
         made = Path(tempfile.mkdtemp(dir=folder.parent))
         try:

@@ -64,6 +64,7 @@ def measure_starts(options: argparse.Namespace, found: dict[str, Any]) -> bool:
 def start_measures(options: argparse.Namespace) -> Iterator[Callable[[], startup.Waits]]:
     if "import" in options.part:
         yield lambda: startup.measure_import(options.starts)
+        yield lambda: startup.measure_load_import(options.starts)
     if "shell" in options.part:
         folder = export("plain")
         yield lambda: startup.measure_shell(folder, options.starts, None)

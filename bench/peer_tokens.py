@@ -10,6 +10,7 @@ import importlib.util
 import sys
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
 # isort: off
 import mlxrt  # before MLX: it brings the BLAS
@@ -57,8 +58,9 @@ def compare(engine: mlxrt.Engine, prompt: tuple[int, ...], ours: list[int], thei
             same, False, False, f"one ended at {same} tokens, the other went on with {b if a is None else a}"
         )
     logits = engine.score([*prompt, *ours[:same]])[-1]
-    first, second = reversed(mx.argsort(logits)[-2:].tolist())
-    gap = (logits[first] - logits[b]).item()
+    best: Any = mx.argsort(logits)[-2:].tolist()
+    second, first = best
+    gap = float((logits[first] - logits[b]).item())
     allowed = (first, second) == (a, b) and gap < GAP
     shown = engine.tokenizer.decode([a]), engine.tokenizer.decode([b])
     rank = "our second choice" if b == second else "NOT our second choice"

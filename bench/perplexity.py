@@ -7,6 +7,7 @@ Exit 0: within the limit. 1: beyond. 2: a piece is missing.
 import argparse
 import math
 import sys
+from typing import Any
 
 # isort: off
 import mlxrt  # before MLX: it brings the BLAS
@@ -22,11 +23,12 @@ FIRST_TARGET = WINDOW // 2 + 1
 CHARACTERS = 20_000  # more than WINDOWS * WINDOW tokens of English
 
 
-def losses(engine: mlxrt.Engine, tokens: list[int], chunk: int | None) -> list[float]:
+def window_losses(engine: mlxrt.Engine, tokens: list[int], chunk: int | None) -> list[float]:
     """Minus the log probability of every judged target of one window."""
     logits = engine.score(tokens, chunk)[FIRST_TARGET - 1 : -1]
     chosen = mx.take_along_axis(logits, mx.array(tokens[FIRST_TARGET:])[:, None], axis=-1)[:, 0]
-    return (mx.logsumexp(logits, axis=-1) - chosen).tolist()
+    losses: Any = (mx.logsumexp(logits, axis=-1) - chosen).tolist()
+    return losses
 
 
 def measure(engine: mlxrt.Engine, chunk: int | None) -> tuple[float, int]:
@@ -35,7 +37,7 @@ def measure(engine: mlxrt.Engine, chunk: int | None) -> tuple[float, int]:
     assert len(tokens) >= WINDOW * WINDOWS
     every: list[float] = []
     for start in range(0, WINDOW * WINDOWS, WINDOW):
-        every += losses(engine, tokens[start : start + WINDOW], chunk)
+        every += window_losses(engine, tokens[start : start + WINDOW], chunk)
     return math.exp(math.fsum(every) / len(every)), len(every)
 
 

@@ -42,7 +42,7 @@ LAYERS = {
     "session": "errors request ticket stream snapshot",
     "engine": """errors config device cache cache.memory request scheduler text models sampling runner stream ticket
         identity session""",
-    "loader": "errors config device text models weights engine",
+    "loader": "errors blas config device text models weights engine",
     "cli": """errors config blas device cache.memory request text models weights sampling stream ticket session engine
         loader""",
     "__main__": "cli",
