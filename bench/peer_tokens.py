@@ -60,7 +60,7 @@ def compare(engine: mlxrt.Engine, prompt: tuple[int, ...], ours: list[int], thei
     logits = engine.score([*prompt, *ours[:same]])[-1]
     best: Any = mx.argsort(logits)[-2:].tolist()
     second, first = best
-    gap = float((logits[first] - logits[b]).item())
+    gap: Any = (logits[first] - logits[b]).item()
     allowed = (first, second) == (a, b) and gap < GAP
     shown = engine.tokenizer.decode([a]), engine.tokenizer.decode([b])
     rank = "our second choice" if b == second else "NOT our second choice"

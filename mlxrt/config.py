@@ -19,6 +19,8 @@ def option(default: Any, text: str, **extra) -> Any:
 class EngineConfig:
     max_context: int | None = option(None, "tokens a sequence may hold, prompt and output (default: the model's own limit)")
     kv_memory: int | str | None = option(None, "memory for keys and values, like 4G (default: half of what is free)")
+    kv: str = option("full", "how keys and values are kept: full (= paged), q8, q6, q4, q3, q2 or k8v4 bits")
+    max_kv_size: int | None = option(None, "put a window of so many tokens on full-attention layers")
     max_running: int = option(32, "sequences decoded together")
     chunk: int = option(512, "most tokens in one step")
     ahead: int = option(1, "steps launched before the oldest is read")
@@ -33,12 +35,13 @@ class EngineConfig:
     def __post_init__(self):
         for name, low, high in (
             ("max_context", 2, 1 << 31),
+            ("max_kv_size", 1, 1 << 31),
             ("max_running", 1, 4096),
             ("chunk", 1, 1 << 20),
             ("ahead", 0, 8),
         ):
             value = getattr(self, name)
-            if value is None and name == "max_context":
+            if value is None and name in ("max_context", "max_kv_size"):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise BadRequest(f"{name} must be a whole number in {low}..{high}, not {value!r}")

@@ -1,5 +1,7 @@
 """The one door. The Python API, the command line and the benchmarks all come through here."""
 
+import sys
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +11,7 @@ import mlx.core as mx
 
 from . import device
 from .cache import LayerState, PrefixStore, SequenceState
-from .cache.memory import plan
+from .cache.memory import choose, plan
 from .config import EngineConfig, nbytes
 from .errors import BadRequest, EngineClosed, NoTokenizer, WontFit
 from .identity import identify
@@ -53,6 +55,10 @@ class Source:
     generation: tuple[tuple[str, Any], ...] = ()  # sampling defaults the model's authors give
 
 
+def tell(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
 class Engine:
     def __init__(
         self,
@@ -60,12 +66,14 @@ class Engine:
         config: EngineConfig = EngineConfig(),  # noqa: B008  frozen
         tokenizer: Tokenizer | None = None,
         source: Source = Source(),  # noqa: B008  frozen
+        say: Callable[[str], None] = tell,
     ):
         self.model, self.config, self.source, self._tokenizer = model, config, source, tokenizer
-        memory = plan(model.memory(), self._budget(), config.max_running)
+        self.specs = choose(model.memory(), config.kv, config.max_kv_size, model.dtype, say)
+        memory = plan(self.specs, self._budget(), config.max_running)
         self.groups, self.context = memory.groups, self._context(memory.fits)
         compiled = device.kind() != "cpu" if config.compile is None else config.compile
-        self.runner = Runner(model, self.groups, compiled)
+        self.runner = Runner(model, self.specs, self.groups, compiled)
         self.store = PrefixStore(self.empty, memory.node) if config.prefix_cache else None
         step = min(g.spec.max_step for g in self.groups)
         self.scheduler = Scheduler(self.empty, self.store, Limits(config.max_running, config.chunk, self.context, step))
@@ -252,7 +260,7 @@ class Engine:
 
     def identity(self) -> dict[str, str]:
         if self._identity is None:
-            self._identity = identify(self.model, self._tokenizer, self.source.files)
+            self._identity = identify(self.model, self.specs, self._tokenizer, self.source.files)
         return self._identity
 
     def stats(self) -> Stats:

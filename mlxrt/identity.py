@@ -14,7 +14,7 @@ from .text import Tokenizer
 FORMAT = "1"
 
 
-def identify(model: CausalLM, tokenizer: Tokenizer | None, files: Iterable[Path]) -> dict[str, str]:
+def identify(model: CausalLM, specs: list, tokenizer: Tokenizer | None, files: Iterable[Path]) -> dict[str, str]:
     """Reads every byte of the weights: asked for only when a state is saved or restored."""
     digest = hashlib.sha256()
     files = tuple(files)
@@ -30,7 +30,7 @@ def identify(model: CausalLM, tokenizer: Tokenizer | None, files: Iterable[Path]
         "format": FORMAT,
         "weights": digest.hexdigest(),
         "tokenizer": tokenizer.digest if tokenizer else "none",
-        "cache": "; ".join(repr(spec) for spec in model.memory()),
+        "cache": "; ".join(repr(spec) for spec in specs),
     }
 
 

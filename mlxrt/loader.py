@@ -31,12 +31,12 @@ def load(name: str, config: EngineConfig = EngineConfig(), *, say: Say = tell) -
         say(f"BLAS: {blas.running()}")
     located = locate(str(name), revision=config.revision, offline=config.offline, token=config.token, say=say)
     if located.shape is not None:
-        return Engine(shaped(located.shape, config, say), config, source=Source(located.name))
+        return Engine(shaped(located.shape, config, say), config, source=Source(located.name), say=say)
     checkpoint = open_checkpoint(located)
     model = filled(checkpoint, config, say)
     tokenizer = tokenizer_of(checkpoint)
     source = Source(located.name, tuple(checkpoint.files()), ends(checkpoint, tokenizer), tuple(checkpoint.generation.items()))
-    return Engine(model, config, tokenizer, source)
+    return Engine(model, config, tokenizer, source, say)
 
 
 def open_checkpoint(located: Located) -> Checkpoint:

@@ -50,10 +50,10 @@ class Tail:
 
 
 class Runner:
-    def __init__(self, model: CausalLM, groups: list[Group], compiled: bool):
+    def __init__(self, model: CausalLM, specs: list, groups: list[Group], compiled: bool):
         self.model, self.groups = model, groups
         self.of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
-        self.source = [s.layer if isinstance(s, Shared) else i for i, s in enumerate(model.memory())]
+        self.source = [s.layer if isinstance(s, Shared) else i for i, s in enumerate(specs)]
         self.pools = {i: groups[g].spec.pool(groups[g].pool.size) for i, g in self.of.items()}
         mx.eval(self.pools)  # run out of memory now, not in the first step
         self.tail: Tail | None = None

@@ -29,10 +29,23 @@ class CausalLM(nn.Module):
         """Logits for the rows that will be sampled."""
         raise NotImplementedError
 
+    @property
+    def dtype(self) -> mx.Dtype:
+        """What activations, and so keys and values, are computed in."""
+        raise NotImplementedError
+
     @staticmethod
     def rename(key: str) -> str:
         """A checkpoint's weight name to ours."""
         return key
+
+    @classmethod
+    def arrange(cls, config: ModelConfig, arrays: dict[str, mx.array]) -> dict[str, mx.array]:
+        """Tensors of other checkpoint layouts as ours: experts stacked, fused matrices split. Names are ours already.
+
+        May take `arrays` apart. A packed X is X.weight, X.scales and, when affine, X.biases.
+        """
+        return arrays
 
     def fuse(self) -> None:
         """Join matrices that read the same input. Called once, when all weights are in."""

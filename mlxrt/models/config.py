@@ -5,7 +5,7 @@ Every key is used, known to say nothing about the arithmetic, known and pinned t
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from ..errors import BadCheckpoint, UnsupportedModel, shown
 from .rope import Rope, read_rope
@@ -42,6 +42,7 @@ def needs(low=None, high=None, **options) -> Any:
 class ModelConfig:
     """What all decoder-only families share. Names are the Hub's."""
 
+    noise: ClassVar[frozenset[str]] = frozenset()  # a family's own keys that say nothing about the arithmetic
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -67,7 +68,7 @@ class ModelConfig:
         for f in fields(cls):
             if f.name in values:
                 kind = f.type.__name__ if isinstance(f.type, type) else str(f.type)
-                values[f.name] = checked(f.name, kind, values[f.name])
+                values[f.name] = checked(f.name, kind, values[f.name], **f.metadata)
             elif f.name not in ("rope", "windows") and f.default is MISSING:
                 raise BadCheckpoint(f"config.json has no {f.name}; {raw.get('model_type')} needs it")
         for key, allowed in pinned.items():
@@ -75,7 +76,7 @@ class ModelConfig:
                 raise UnsupportedModel(
                     f"config.json: {key} = {shown(raw[key])} is not supported (only {one_of(allowed)})"
                 )
-        known = {f.name for f in fields(cls)} | NOISE | ROPE_KEYS | set(pinned)
+        known = {f.name for f in fields(cls)} | NOISE | cls.noise | ROPE_KEYS | set(pinned)
         for key in sorted(set(raw) - known):
             say(f"config.json: {shown(key)} is unknown to mlxrt and has no effect")
         return cls(**values, rope=None)._complete(raw)  # type: ignore[arg-type]
@@ -95,9 +96,13 @@ class ModelConfig:
                 f"config.json: {self.num_attention_heads} attention heads are no multiple of "
                 f"{self.num_key_value_heads} key-value heads"
             )
-        put("rope", read_rope(raw, self.head_dim, self.max_position_embeddings))
+        put("rope", self.read_rope(raw))
         put("windows", self._windows(raw))
         return self
+
+    def read_rope(self, raw) -> Rope:
+        """Families whose layers turn differently say here where the rope of full attention is."""
+        return read_rope(raw, self.head_dim, self.max_position_embeddings)
 
     def _windows(self, raw) -> tuple[int | None, ...]:
         n = self.num_hidden_layers
@@ -128,8 +133,8 @@ class ModelConfig:
         return (None,) * self.num_hidden_layers
 
 
-def checked(name: str, kind: str, value):
-    """A config value of the annotated kind, or an error that names it."""
+def checked(name: str, kind: str, value, low=None, high=None):
+    """A config value of the annotated kind and within the bounds its field `needs`, or an error that names it."""
     if value is None and "None" in kind:
         return None
     if value is None and name in ("num_key_value_heads", "head_dim"):
@@ -141,11 +146,14 @@ def checked(name: str, kind: str, value):
         if isinstance(value, list) and all(isinstance(v, str) for v in value):
             return tuple(value)
     elif "int" in kind:
-        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST.get(name, 1 << 22):
-            return value
+        if isinstance(value, int) and not isinstance(value, bool):
+            low, high = 1 if low is None else low, LARGEST.get(name, 1 << 22) if high is None else high
+            if low <= value <= high:
+                return value
     elif "float" in kind:
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1:
-            return float(value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if (low or 0) < value < (high or 1):
+                return float(value)
     elif isinstance(value, str):
         return value
     raise BadCheckpoint(f"config.json: {name} = {shown(value)} is not a usable {kind}")

@@ -37,8 +37,10 @@ class RoPE(nn.Module):
     def __call__(self, x, positions):
         """x [N, H, D], each token at its own position: tokens are the batch of MLX's rope."""
         r = self._rope
-        if r.magnitude != 1.0:
+        if r.magnitude != 1.0 and r.dim == x.shape[-1]:
             x = x * r.magnitude  # a Python float keeps the dtype
+        elif r.magnitude != 1.0:
+            x = mx.concatenate([x[..., : r.dim] * r.magnitude, x[..., r.dim :]], axis=-1)
         base = None if self._periods is not None else r.theta
         turned = mx.fast.rope(
             x[:, :, None], r.dim, traditional=False, base=base, scale=r.scale, offset=positions, freqs=self._periods
@@ -46,8 +48,8 @@ class RoPE(nn.Module):
         return turned[:, :, 0]
 
 
-def read_rope(raw: Mapping[str, Any], dim: int, context: int) -> Rope:
-    """The rope of a config whose layers all turn alike."""
+def read_rope(raw: Mapping[str, Any], dim: int, context: int, *, partial: bool = False) -> Rope:
+    """The rope of a config whose layers all turn alike; `partial` allows it to turn the first part of a head only."""
     parameters = raw.get("rope_parameters")
     scaling = raw.get("rope_scaling")
     for name, value in (("rope_parameters", parameters), ("rope_scaling", scaling)):
@@ -59,9 +61,11 @@ def read_rope(raw: Mapping[str, Any], dim: int, context: int) -> Rope:
     theta = number(given, "rope_theta", raw.get("rope_theta"), low=1.001)  # 1 would turn every pair alike
     if theta is None:
         raise BadCheckpoint("config.json has no rope_theta (nor rope_parameters.rope_theta); it cannot be guessed")
+    if partial:
+        dim = rotary_dim(raw, given, dim)
     if dim % 2:
-        raise UnsupportedModel(f"config.json: head_dim {dim} is odd, rope turns pairs")
-    if (factor := number(given, "partial_rotary_factor", None, low=0)) not in (None, 1):
+        raise UnsupportedModel(f"config.json: rope over {dim} numbers, an odd count, but it turns pairs")
+    if not partial and (factor := number(given, "partial_rotary_factor", None, low=0)) not in (None, 1):
         raise UnsupportedModel(f"config.json: partial_rotary_factor = {factor} is not supported by this family")
     if raw.get("rope_freq_factors") is not None:
         return Rope(dim, theta, "factors", stretched(theta, dim, raw["rope_freq_factors"]))
@@ -71,6 +75,20 @@ def read_rope(raw: Mapping[str, Any], dim: int, context: int) -> Rope:
             f"config.json: rope scaling {shown(kind)} is not supported; supported: {', '.join(KINDS)}"
         )
     return KINDS[kind](dim, theta, given, original(raw, given, context))
+
+
+def rotary_dim(raw, given, head_dim: int) -> int:
+    """How many numbers of a head are turned, from whichever of the three spellings are there."""
+    factors = [number(place, "partial_rotary_factor", None, low=0) for place in (given, raw)]
+    said = {int(head_dim * factor) for factor in factors if factor is not None}
+    if (direct := number(raw, "rotary_dim", None, low=0)) is not None:
+        said.add(int(direct))
+    if len(said) > 1:
+        raise BadCheckpoint(f"config.json: rotary_dim and partial_rotary_factor contradict each other: {sorted(said)}")
+    dim = said.pop() if said else head_dim
+    if not 2 <= dim <= head_dim:
+        raise BadCheckpoint(f"config.json: rope over {dim} of a head's {head_dim} numbers is not possible")
+    return dim
 
 
 def original(raw, given, context: int) -> int:

@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from ..errors import BadCheckpoint, UnsupportedModel, shown
 from ..models import CausalLM, find
+from ..models.moe import ExpertLinear
 from .checkpoint import Checkpoint, Say, tell
 from .quantised import FLOATS, Layout, contradictions, kind, layout_of, packed, refuse_methods, unpack
 
@@ -36,7 +37,7 @@ def fill(
     config = family.parse(checkpoint.config, say)
     check_depth(checkpoint, family.rename)
     model = family(config)  # type: ignore[call-arg]  # every family takes its config; nn.Module takes nothing
-    arrays = select(family, checkpoint.load(say))
+    arrays = family.arrange(config, select(family, checkpoint.load(say)))
     drop_tied_head(model, arrays)
     dtype = dtype or main_dtype(arrays)
     layouts = find_layouts(model, arrays)
@@ -106,9 +107,9 @@ def find_layouts(model: nn.Module, arrays: Arrays) -> dict[str, Layout]:
         if path not in modules:
             continue  # listed among the leftovers
         module = modules[path]
-        if not isinstance(module, nn.Linear | nn.Embedding):
+        if not isinstance(module, nn.Linear | nn.Embedding | ExpertLinear):
             raise UnsupportedModel(f"{path} is packed, but it is a {type(module).__name__}: only matrices can be")
-        layouts[path] = layout_of(path, module["weight"].shape[1], arrays)
+        layouts[path] = layout_of(path, module["weight"].shape[-1], arrays)
     return layouts
 
 

@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import BadCheckpoint, UnsupportedModel, shown
+from ..models.moe import ExpertLinear
 
 AFFINE_BITS, AFFINE_GROUPS = (1, 2, 3, 4, 5, 6, 8), (32, 64, 128)
 BLOCK_MODES = {(4, 32): "mxfp4", (8, 32): "mxfp8", (4, 16): "nvfp4"}  # (bits, group) of the layouts without biases
@@ -43,10 +44,11 @@ class PackedEmbedding(nn.QuantizedEmbedding):
 def layout_of(path: str, width: int, arrays: Mapping[str, mx.array]) -> Layout:
     """The layout of the module at `path`, which takes `width` features, from the shapes of its tensors."""
     weight, scales, biases = (arrays.get(f"{path}.{part}") for part in ("weight", "scales", "biases"))
-    if weight is None or weight.dtype != mx.uint32 or weight.ndim != 2 or scales is None or scales.ndim != 2:
+    fine = weight is not None and weight.dtype == mx.uint32 and weight.ndim in (2, 3)  # 3: a stack of experts
+    if weight is None or not fine or scales is None or scales.ndim != weight.ndim:
         found = "nothing" if weight is None else f"{kind(weight)} {list(weight.shape)}"
         raise BadCheckpoint(f"{path}.scales is there, so {path}.weight must be packed: a uint32 matrix; found {found}")
-    words, groups = weight.shape[1], scales.shape[1]
+    words, groups = weight.shape[-1], scales.shape[-1]
     if not words or not groups or 32 * words % width or width % groups:
         raise BadCheckpoint(
             f"{path}: {words} words and {groups} scales per row do not fit its {width} features in whole bits"
@@ -78,6 +80,8 @@ def kind(array: mx.array) -> str:
 
 def packed(module: nn.Module, layout: Layout, dtype: mx.Dtype) -> nn.Module:
     """The module that computes what `module` does from a packed weight."""
+    if isinstance(module, ExpertLinear):
+        return module.to_quantized(layout.group, layout.bits, layout.mode)
     rows, width = module["weight"].shape
     if isinstance(module, nn.Embedding):
         return PackedEmbedding(rows, width, layout, dtype)

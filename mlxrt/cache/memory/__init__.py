@@ -1,5 +1,6 @@
 """The device side of the cache: arrays, and what a layer may do with them during a step."""
 
+from .choose import KV, choose
 from .codec import Codec, Plain, Quantised
 from .kv import FullKV, WindowKV
 from .plan import Plan, plan
@@ -8,6 +9,7 @@ from .ring import RingKV
 from .spec import TAIL, Arrays, Batch, Group, LayerSpec, LayerView, Shared
 
 __all__ = [
+    "KV",
     "TAIL",
     "Arrays",
     "Batch",
@@ -23,5 +25,6 @@ __all__ = [
     "RingKV",
     "Shared",
     "WindowKV",
+    "choose",
     "plan",
 ]

@@ -13,7 +13,7 @@ from ..blocks import BlockPool
 from ..states import BlockTable, LayerState
 from .attention import Form, attend_singles, attend_span
 from .codec import Codec, Plain
-from .slices import bucket, put, table
+from .slices import bucket, cut1, cut2, cut4, put, table
 from .spec import TAIL, Arrays, Batch, LayerSpec, LayerView
 
 
@@ -39,19 +39,20 @@ class KVView(LayerView):
             self.pool = self.spec.scatter(self.pool, new, self.batch.positions, self.batch.row, self.index)
 
     def _gather(self, rows):
-        """Each part's blocks, [..., M, heads, S, width], that these rows of the table name."""
+        """Each part's blocks, [..., M, heads, S, width]: of one row, or of as many as `rows` says from the first."""
         if rows not in self.scratch:
-            where = self.index["table"][rows[0]] if len(rows) == 1 else self.index["table"][rows[0] : rows[1]]
+            named = self.index["table"]
+            where = named[rows[0]] if len(rows) == 1 else cut2(named, *rows)
             self.scratch[rows] = [p[where] for p in self.pool]
         return self.scratch[rows]
 
     def _singles(self, q, s, form):
-        known, tail = self.spec.known(self.index)[:s], None
+        known, tail = cut2(self.spec.known(self.index), 0, s), None
         if self.live:
             start = self.batch.start[:, None]
             known = mx.concatenate([mx.where(known < start, known, -1), start + mx.arange(TAIL)], axis=1)
             tail = self.live
-        at, blocks = self.batch.positions[:s], self._gather((0, s))
+        at, blocks = cut1(self.batch.positions, 0, s), self._gather((0, s))
         return attend_singles(q, self.spec.codec, blocks, tail, known, at, self.spec.heads, form)
 
     def _span(self, q, r, start, form):
@@ -95,7 +96,7 @@ class FullKV(LayerSpec):
         n = batch.used.item()
         at = (batch.start[:, None] + mx.arange(n)).reshape(-1)
         row = mx.repeat(mx.arange(batch.start.shape[0]), n)
-        return self.scatter(pool, [t[:, :, :n].swapaxes(1, 2).flatten(0, 1) for t in live], at, row, index)
+        return self.scatter(pool, [cut4(t, 0, n).swapaxes(1, 2).flatten(0, 1) for t in live], at, row, index)
 
     def scatter(self, pool, new, positions, row, index) -> Arrays:
         block, slot = self.slots(positions, row, index)

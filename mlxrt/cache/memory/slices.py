@@ -1,15 +1,90 @@
-"""The few ways arrays of a cache are cut and written, in one place, with shapes checked."""
+"""The few ways arrays of a cache are cut and written, in one place: ranks fixed, shapes and dtypes checked.
+
+A start is a Python int (free, but a constant in a compiled step) or an array (for steps whose shapes stay and whose
+offsets move; on a GPU it costs a launch of its own, so the hot loop has none). Nothing here writes in place: a holder
+of the old array never sees the new values, and MLX reuses the buffer when there is no holder.
+"""
 
 import mlx.core as mx
 
+Start = int | mx.array
+
 
 def put(array: mx.array, where, value: mx.array) -> mx.array:
-    """`array` with `value` at `where`, as a new array. Assigning to `array` itself would show through all its holders."""
-    if value.dtype != array.dtype:
-        raise TypeError(f"a cache of {array.dtype} cannot take {value.dtype}")
+    """`array` with `value` at `where`. Assigning to `array` itself would show through all its holders."""
+    same_dtype(array, value)
     fresh = array[...]
     fresh[where] = value
     return fresh
+
+
+def cut1(array: mx.array, start: Start, size: int) -> mx.array:
+    """array [T] -> [size] from start."""
+    return cut(array, 1, 0, start, size)
+
+
+def cut2(array: mx.array, start: Start, size: int) -> mx.array:
+    """array [T, D] -> [size, D] from start."""
+    return cut(array, 2, 0, start, size)
+
+
+def cut4(array: mx.array, start: Start, size: int) -> mx.array:
+    """array [B, H, T, D] -> [B, H, size, D] from start."""
+    return cut(array, 4, 2, start, size)
+
+
+def update1(array: mx.array, start: Start, value: mx.array) -> mx.array:
+    """array [T] with value [n] from start."""
+    return update(array, 1, 0, start, value)
+
+
+def update2(array: mx.array, start: Start, value: mx.array) -> mx.array:
+    """array [T, D] with value [n, D] from start."""
+    return update(array, 2, 0, start, value)
+
+
+def update4(array: mx.array, start: Start, value: mx.array) -> mx.array:
+    """array [B, H, T, D] with value [B, H, n, D] from start."""
+    return update(array, 4, 2, start, value)
+
+
+def cut(array: mx.array, rank: int, axis: int, start: Start, size: int) -> mx.array:
+    check(array, rank, axis, start, size)
+    if isinstance(start, int):
+        return array[(slice(None),) * axis + (slice(start, start + size),)]
+    shape = list(array.shape)
+    shape[axis] = size
+    return mx.slice(array, start.reshape(1), (axis,), tuple(shape))
+
+
+def update(array: mx.array, rank: int, axis: int, start: Start, value: mx.array) -> mx.array:
+    same_dtype(array, value)
+    if value.ndim != rank:
+        raise ValueError(f"a cache of rank {rank} takes values of rank {rank}, not {value.ndim}")
+    size = value.shape[axis]
+    check(array, rank, axis, start, size)
+    rest = [(a, b) for i, (a, b) in enumerate(zip(array.shape, value.shape)) if i != axis]
+    if any(a != b for a, b in rest):
+        raise ValueError(f"a value of shape {value.shape} does not fit a cache of shape {array.shape}")
+    where = mx.array([start]) if isinstance(start, int) else start.reshape(1)
+    return mx.slice_update(array, value, where, (axis,))
+
+
+def check(array: mx.array, rank: int, axis: int, start: Start, size: int) -> None:
+    if array.ndim != rank:
+        raise ValueError(f"rank {rank} expected, the array has shape {array.shape}")
+    if size < 1 or size > array.shape[axis]:
+        raise ValueError(f"{size} of {array.shape[axis]} slots cannot be cut or written")
+    if isinstance(start, int):
+        if not 0 <= start <= array.shape[axis] - size:
+            raise ValueError(f"slots {start}..{start + size} lie outside 0..{array.shape[axis]}")
+    elif start.size != 1 or not mx.issubdtype(start.dtype, mx.integer):
+        raise ValueError(f"a start is one integer, not {start.dtype} of shape {start.shape}")
+
+
+def same_dtype(array: mx.array, value: mx.array) -> None:
+    if value.dtype != array.dtype:
+        raise TypeError(f"a cache of {array.dtype} cannot take {value.dtype}")
 
 
 def widen(array: mx.array, size: int) -> mx.array:

@@ -1,0 +1,72 @@
+"""The ways checkpoints store experts, as the one way `moe.Experts` has them: X.experts.{gate,up,down}_proj.*, stacked.
+
+Works on names and shapes. Arrays stay lazy: a stack is made once, when it is evaluated.
+"""
+
+import re
+from collections import defaultdict
+
+import mlx.core as mx
+
+from ..errors import BadCheckpoint, UnsupportedModel, shown
+
+Arrays = dict[str, mx.array]
+
+SINGLE = re.compile(r"(.*\bexperts)\.(\d{1,6})\.(.+)")  # one tensor per expert
+FUSED = re.compile(r"(.*\bexperts)\.gate_up_proj(|\.weight|\.scales|\.biases|\.bias)")
+BARE = re.compile(r".*\bexperts\.(gate|up|down)_proj")  # a parameter without a module around it
+
+
+def stack_experts(arrays: Arrays, count: int) -> Arrays:
+    """Single experts stacked, [E, 2I, ...] split into gate and up, names completed. Takes `arrays` apart."""
+    arranged: Arrays = {}
+    singles: dict[str, dict[int, mx.array]] = defaultdict(dict)
+    for name in list(arrays):
+        array = arrays.pop(name)
+        if found := SINGLE.fullmatch(name):
+            put_single(singles[f"{found[1]}.{found[3]}"], name, int(found[2]), array)
+        elif found := FUSED.fullmatch(name):
+            gate, up = halves(name, array)
+            put(arranged, f"{found[1]}.gate_proj{found[2] or '.weight'}", gate)
+            put(arranged, f"{found[1]}.up_proj{found[2] or '.weight'}", up)
+        else:
+            put(arranged, f"{name}.weight" if BARE.fullmatch(name) else name, array)
+    for name, parts in singles.items():
+        put(arranged, name, stacked(name, parts, count))
+    return arranged
+
+
+def put(arranged: Arrays, name: str, array: mx.array) -> None:
+    if name in arranged:
+        raise BadCheckpoint(f"the checkpoint holds {shown(name)} twice, in two layouts; keep one")
+    arranged[name] = array
+
+
+def put_single(parts: dict[int, mx.array], name: str, number: int, array: mx.array) -> None:
+    if number in parts:  # "7" and "07"
+        raise BadCheckpoint(f"the checkpoint holds expert {number} twice; one of them is {shown(name)}")
+    parts[number] = array
+
+
+def halves(name: str, array: mx.array) -> list[mx.array]:
+    """Gate first, then up, along the rows of each expert."""
+    if array.ndim not in (2, 3) or array.shape[1] % 2:
+        raise BadCheckpoint(
+            f"{shown(name)}: expected [experts, 2 x width, ...], gate rows then up rows; found {list(array.shape)}"
+        )
+    return mx.split(array, 2, axis=1)
+
+
+def stacked(name: str, parts: dict[int, mx.array], count: int) -> mx.array:
+    if sorted(parts) != list(range(count)):
+        lost = sorted(set(range(count)) - set(parts))[:5]
+        detail = f"expert {lost[0]} is missing" if lost else f"expert {max(parts)} is one too many"
+        raise BadCheckpoint(f"{shown(name)}: the config says {count} experts, the weights hold {len(parts)}: {detail}")
+    shapes = {parts[i].shape for i in range(count)}
+    dtypes = {parts[i].dtype for i in range(count)}
+    if len(shapes) > 1 or len(dtypes) > 1:
+        raise UnsupportedModel(
+            f"{shown(name)}: the experts of one layer must be stored alike, "
+            f"found shapes {sorted(shapes)} in {', '.join(sorted(str(d) for d in dtypes))}"
+        )
+    return mx.stack([parts.pop(i) for i in range(count)])

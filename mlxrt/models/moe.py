@@ -1,0 +1,152 @@
+"""Mixtures of experts: stacks of matrices of which each token uses a few, and the ways to choose them.
+
+Knows neither families nor their router weights, and nothing of batches: tokens are rows, whoever they belong to.
+"""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .base import Fusible
+
+MANY = 64  # (token, expert) pairs from which sorting them by expert pays: each matrix is then read once
+
+
+def swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    return nn.silu(gate) * up
+
+
+class ExpertLinear(nn.Module):
+    """One matrix [out, in] per expert, kept as a stack [E, out, in]."""
+
+    def __init__(self, count: int, inputs: int, outputs: int, *, bias: bool = False):
+        super().__init__()
+        bound = inputs**-0.5
+        self.weight = mx.random.uniform(-bound, bound, (count, outputs, inputs))
+        if bias:
+            self.bias = mx.zeros((count, outputs))
+
+    def __call__(self, x: mx.array, experts: mx.array, *, ordered: bool = False) -> mx.array:
+        """x [..., 1, in] through the matrices of `experts` [...]; `ordered` promises that those ascend."""
+        w = self.weight
+        if x.dtype != mx.float32 and mx.default_device() == mx.Device(mx.cpu):
+            y = gather(x.astype(mx.float32), w.astype(mx.float32), experts, ordered).astype(x.dtype)
+        else:
+            y = gather(x, w, experts, ordered)
+        return y + self.bias[experts][..., None, :] if "bias" in self else y
+
+    def to_quantized(self, group_size: int, bits: int, mode: str = "affine", **options) -> "PackedExpertLinear":
+        return PackedExpertLinear(self, group_size, bits, mode)
+
+
+def gather(x: mx.array, w: mx.array, experts: mx.array, ordered: bool) -> mx.array:
+    """MLX's CPU has this in float32 only, hence the casts where it is called."""
+    return mx.gather_mm(x, w.swapaxes(-1, -2), rhs_indices=experts, sorted_indices=ordered)
+
+
+class PackedExpertLinear(nn.Module):
+    """An ExpertLinear in one of MLX's quantised layouts."""
+
+    def __init__(self, plain: ExpertLinear, group_size: int, bits: int, mode: str):
+        super().__init__()
+        self.group_size, self.bits, self.mode = group_size, bits, mode
+        self.weight, self.scales, *biases = mx.quantize(plain.weight, group_size, bits, mode=mode)
+        if biases:
+            self.biases = biases[0]
+        if "bias" in plain:
+            self.bias = plain.bias
+
+    def __call__(self, x: mx.array, experts: mx.array, *, ordered: bool = False) -> mx.array:
+        y = mx.gather_qmm(
+            x,
+            self.weight,
+            self.scales,
+            self.get("biases"),
+            rhs_indices=experts,
+            transpose=True,
+            group_size=self.group_size,
+            bits=self.bits,
+            mode=self.mode,
+            sorted_indices=ordered,
+        )
+        return y + self.bias[experts][..., None, :] if "bias" in self else y
+
+
+def alike(a: nn.Module, b: nn.Module) -> bool:
+    """Whether two stacks are stored the same way, so that their rows can lie in one."""
+    if type(a) is not type(b) or set(a) != set(b):
+        return False
+    return not isinstance(a, PackedExpertLinear) or (a.bits, a.group_size, a.mode) == (b.bits, b.group_size, b.mode)
+
+
+class Experts(Fusible):
+    """Gated MLPs [E], of which every token uses some: `activation(gate, up)` between the matrices."""
+
+    def __init__(
+        self,
+        count: int,
+        dim: int,
+        hidden: int,
+        *,
+        activation: Callable[[mx.array, mx.array], mx.array] = swiglu,
+        bias: bool = False,
+    ):
+        super().__init__()
+        self.activation = activation
+        self.gate_proj = ExpertLinear(count, dim, hidden, bias=bias)
+        self.up_proj = ExpertLinear(count, dim, hidden, bias=bias)
+        self.down_proj = ExpertLinear(count, hidden, dim, bias=bias)
+
+    def fuse(self) -> None:
+        if alike(self.gate_proj, self.up_proj):
+            whole = self.gate_proj
+            for name in whole:
+                whole[name] = mx.concatenate([whole[name], self.up_proj[name]], axis=1)
+            self.gate_up_proj = whole
+            del self["gate_proj"], self["up_proj"]
+
+    def __call__(self, x: mx.array, experts: mx.array, weights: mx.array) -> mx.array:
+        """The weighted sum [N, dim] of what `experts` [N, K] make of x [N, dim]; weights [N, K]."""
+        if experts.size < MANY:
+            y = self.each(x[:, None, None], experts, ordered=False)  # [N, K, 1, dim]
+            y = y[:, :, 0]
+        else:
+            order = mx.argsort(experts.flatten())
+            y = self.each(x[order // experts.shape[1]][:, None], experts.flatten()[order], ordered=True)
+            y = y[mx.argsort(order)].reshape(*experts.shape, -1)  # [N, K, dim]
+        return (y * weights.astype(y.dtype)[..., None]).sum(axis=1)
+
+    def each(self, x: mx.array, experts: mx.array, *, ordered: bool) -> mx.array:
+        if "gate_up_proj" in self:
+            gate, up = mx.split(self.gate_up_proj(x, experts, ordered=ordered), 2, axis=-1)
+        else:
+            gate, up = self.gate_proj(x, experts, ordered=ordered), self.up_proj(x, experts, ordered=ordered)
+        return self.down_proj(self.activation(gate, up), experts, ordered=ordered)
+
+
+def largest(scores: mx.array, k: int) -> mx.array:
+    """Which k of each row are largest, in no particular order."""
+    return mx.argpartition(-scores, kth=k - 1, axis=-1)[..., :k]
+
+
+def softmax_then_choose(logits: mx.array, k: int, *, normalise: bool) -> tuple[mx.array, mx.array]:
+    """(experts [N, k], weights [N, k] in float32): shares of the softmax over all experts."""
+    shares = mx.softmax(logits.astype(mx.float32), axis=-1)
+    experts = largest(shares, k)
+    weights = mx.take_along_axis(shares, experts, axis=-1)
+    return experts, weights / weights.sum(axis=-1, keepdims=True) if normalise else weights
+
+
+def choose_then_softmax(logits: mx.array, k: int) -> tuple[mx.array, mx.array]:
+    """Shares of the softmax over the chosen ones only."""
+    experts = largest(logits, k)
+    return experts, mx.softmax(mx.take_along_axis(logits, experts, axis=-1).astype(mx.float32), axis=-1)
+
+
+def choose_by_sigmoid(logits: mx.array, bias: mx.array, k: int, *, normalise: bool) -> tuple[mx.array, mx.array]:
+    """Sigmoid scores; `bias` [E] balances who is chosen and does not weigh what they say."""
+    scores = mx.sigmoid(logits.astype(mx.float32))
+    experts = largest(scores + bias, k)
+    weights = mx.take_along_axis(scores, experts, axis=-1)
+    return experts, weights / weights.sum(axis=-1, keepdims=True) if normalise else weights
