@@ -1,6 +1,6 @@
 """Looking a prompt up in the prefix store, with one long sequence stored: ours, and mlx-lm's (quadratic, see facts).
 
-    python -m bench.prefix_lookup [--peer]
+python -m bench.prefix_lookup [--peer]
 """
 
 import argparse
@@ -25,7 +25,11 @@ def ours(length):
     pool = BlockPool(2 * length // SIZE + 10)
     store = PrefixStore(lambda: (BlockTable(pool, SIZE), BlockTable(pool, SIZE, window=1024, slack=48)), SIZE)
     tokens = tuple(i * 7919 % 50000 for i in range(length))
-    store.put(SequenceState(tokens, (BlockTable(pool, SIZE).grow(length), BlockTable(pool, SIZE, window=1024, slack=48).grow(length))))
+    store.put(
+        SequenceState(
+            tokens, (BlockTable(pool, SIZE).grow(length), BlockTable(pool, SIZE, window=1024, slack=48).grow(length))
+        )
+    )
     whole, short = [*tokens, 1], [*tokens[:4], *range(60000, 60000 + 500)]
     assert len(store.resume(whole)) == length and len(store.resume(short)) == 4
     return timed(lambda: store.resume(whole)), timed(lambda: store.resume(short))
@@ -47,7 +51,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peer", action="store_true")
     args = parser.parse_args()
-    print(f"{'stored tokens':>14} {'all match, ms':>14} {'4 match, ms':>12}" + (f" {'mlx-lm 4 match, ms':>20}" if args.peer else ""))
+    print(
+        f"{'stored tokens':>14} {'all match, ms':>14} {'4 match, ms':>12}"
+        + (f" {'mlx-lm 4 match, ms':>20}" if args.peer else "")
+    )
     for length in (5_000, 10_000, 20_000, 40_000):
         hit, miss = ours(length)
         peer = f" {theirs(length):>20.1f}" if args.peer else ""

@@ -6,7 +6,9 @@ from .cache.memory import Batch, Group
 from .scheduler import Step
 
 
-def place(step: Step, groups: list[Group], start: list[int], used: int, width: int) -> tuple[Batch, list[dict]]:
+def place(
+    step: Step, groups: list[Group], start: list[int], used: int, width: int, compiled: bool = False
+) -> tuple[Batch, list[dict]]:
     """The batch and, for every group, where its rows' memory lies. Rows beyond the step's own are idle."""
     idle = width - len(step.slices)
     at = [p for s in step.slices for p in range(s.start, s.stop)] + [0] * idle
@@ -23,12 +25,12 @@ def place(step: Step, groups: list[Group], start: list[int], used: int, width: i
         mx.array(at), mx.array(row), mx.array(start + [0] * idle), mx.array(used), singles + idle, tuple(spans)
     )
     rows = [s.seq.parts for s in step.slices]
-    index = [g.spec.index([parts[i] for parts in rows], width, alone=bool(spans)) for i, g in enumerate(groups)]
+    index = [g.spec.index([parts[i] for parts in rows], width, bool(spans), compiled) for i, g in enumerate(groups)]
     return batch, index
 
 
 def inputs(step: Step) -> mx.array:
-    """The step's tokens: those the host knows, and those still on the device by their place in the step that made them."""
+    """The step's tokens: those the host knows, and those on the device by their place in the step that made them."""
     host: list[int] = []
     late: dict[int, mx.array] = {}
     pick: list[tuple[int | None, int]] = []

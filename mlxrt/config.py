@@ -17,7 +17,9 @@ def option(default: Any, text: str, **extra) -> Any:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    max_context: int | None = option(None, "tokens a sequence may hold, prompt and output (default: the model's own limit)")
+    max_context: int | None = option(
+        None, "tokens a sequence may hold, prompt and output (default: the model's own limit)"
+    )
     kv_memory: int | str | None = option(None, "memory for keys and values, like 4G (default: half of what is free)")
     kv: str = option("full", "how keys and values are kept: full (= paged), q8, q6, q4, q3, q2 or k8v4 bits")
     max_kv_size: int | None = option(None, "put a window of so many tokens on full-attention layers")
@@ -25,8 +27,12 @@ class EngineConfig:
     chunk: int = option(512, "most tokens in one step")
     ahead: int = option(1, "steps launched before the oldest is read")
     prefix_cache: bool = option(True, "keep computed prefixes for later requests")
+    disk_cache: str | None = option(None, "folder that keeps computed prefixes for later runs too")
+    disk_cache_bytes: int | str = option("8G", "most bytes in that folder, like 20G (default: 8G)")
     compile: bool | None = option(None, "compile the decode step (default: on a GPU)")
-    dtype: str | None = option(None, "compute in float32, bfloat16 or float16 (default: float32 on CPU, else the checkpoint's)")
+    dtype: str | None = option(
+        None, "compute in float32, bfloat16 or float16 (default: float32 on CPU, else the checkpoint's)"
+    )
     dequantise: bool | None = option(None, "unpack quantised weights at load (default: on CPU when memory allows)")
     revision: str | None = option(None, "revision of a hub repository: branch, tag or commit")
     offline: bool = option(False, "never use the network")
@@ -49,6 +55,11 @@ class EngineConfig:
             raise BadRequest(f"dtype must be float32, bfloat16 or float16, not {self.dtype!r}")
         if self.kv_memory is not None:
             nbytes(self.kv_memory)
+        nbytes(self.disk_cache_bytes)
+        if self.disk_cache is not None and (not isinstance(self.disk_cache, str) or not self.disk_cache):
+            raise BadRequest(f"disk_cache must be the name of a folder, not {self.disk_cache!r}")
+        if self.disk_cache is not None and not self.prefix_cache:
+            raise BadRequest("disk_cache keeps the prefix cache's content: it does not apply with prefix_cache off")
 
     @classmethod
     def options(cls) -> tuple[Field, ...]:

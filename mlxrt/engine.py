@@ -10,9 +10,11 @@ from typing import Any, Self
 import mlx.core as mx
 
 from . import device
-from .cache import LayerState, PrefixStore, SequenceState
+from .cache import LayerState, SequenceState
 from .cache.memory import choose, plan
+from .cache.paths import PathStore
 from .config import EngineConfig, nbytes
+from .disk import DiskStats, DiskStore
 from .errors import BadRequest, EngineClosed, NoTokenizer, WontFit
 from .identity import identify
 from .models import CausalLM
@@ -43,6 +45,7 @@ class Stats:
     preemptions: int
     positions: int  # tokens run through the model
     peak_memory: int
+    disk: DiskStats | None  # None without disk_cache
 
 
 @dataclass(frozen=True)
@@ -71,16 +74,17 @@ class Engine:
         self.model, self.config, self.source, self._tokenizer = model, config, source, tokenizer
         self.specs = choose(model.memory(), config.kv, config.max_kv_size, model.dtype, say)
         memory = plan(self.specs, self._budget(), config.max_running)
-        self.groups, self.context = memory.groups, self._context(memory.fits)
+        self.groups, self.node, self.context = memory.groups, memory.node, self._context(memory.fits)
         compiled = device.kind() != "cpu" if config.compile is None else config.compile
         self.runner = Runner(model, self.specs, self.groups, compiled)
-        self.store = PrefixStore(self.empty, memory.node) if config.prefix_cache else None
+        self.store = PathStore(self.empty, self.node) if config.prefix_cache else None
         step = min(g.spec.max_step for g in self.groups)
         self.scheduler = Scheduler(self.empty, self.store, Limits(config.max_running, config.chunk, self.context, step))
         self._flights: list[Flight] = []
         self._tickets: dict[int, Ticket] = {}
         self._identity: dict[str, str] | None = None
         self._closed = False
+        self.disk = self._open_disk(self.store, say) if self.store is not None and config.disk_cache else None
 
     def _budget(self) -> int:
         """Bytes for keys, values and states."""
@@ -93,6 +97,12 @@ class Engine:
         if asked is not None and asked > fits:
             raise WontFit(f"max_context {asked} does not fit: {fits} tokens do; raise kv_memory")
         return min(asked or own, fits)
+
+    def _open_disk(self, store: PathStore, say: Callable[[str], None]) -> DiskStore:
+        if not all(g.spec.portable for g in self.groups):
+            raise BadRequest("disk_cache does not apply: a model that runs through mlx-lm keeps its memory there")
+        folder, limit = Path(str(self.config.disk_cache)).expanduser().absolute(), nbytes(self.config.disk_cache_bytes)
+        return DiskStore(folder, limit, self.identity(), store, self.runner, self.empty, say)
 
     def empty(self) -> tuple[LayerState, ...]:
         return tuple(g.spec.empty(g.pool) for g in self.groups)
@@ -147,6 +157,8 @@ class Engine:
         needs_text = self._tokenizer is not None or params.stop
         detokenizer = self.tokenizer.detokenizer() if needs_text else None
         matcher = StopMatcher(params.stop) if params.stop else None
+        if self.disk is not None and len(prompt) < self.context:
+            self.disk.recall(prompt)
         seq = self.scheduler.submit(request, prompt, stops, seed)
         vocab = self._tokenizer.vocab_size if self._tokenizer else 0
         self._tickets[seq.id] = Ticket(seq, detokenizer, vocab, matcher)
@@ -211,6 +223,7 @@ class Engine:
         if flight.sampled is None:
             return
         failures = flight.sampled.failures()
+        ended: list[Sequence] = []
         for i, (s, token) in enumerate(zip(flight.slices, flight.sampled.tokens.tolist())):
             if s.seq.finish:
                 continue  # ended while this step was running
@@ -224,6 +237,11 @@ class Engine:
             self.scheduler.commit(s, token)
             if ticket.receive(token, logprobs):
                 self.scheduler.finish(s.seq, Finish.STOP)
+            if s.seq.finish:
+                ended.append(s.seq)
+        if self.disk is not None:
+            for seq in ended:
+                self.disk.keep(seq.tokens)
 
     # Whole sequences
 
@@ -242,7 +260,7 @@ class Engine:
         return mx.concatenate(rows) if len(rows) > 1 else rows[0]
 
     def feed(self, seq: Sequence, n: int) -> mx.array:
-        """Run the next n known tokens of a sequence that the scheduler does not own; their logits, float32 [n, vocab]."""
+        """Run the next n known tokens of a sequence the scheduler does not own; their logits, float32 [n, vocab]."""
         if not self.scheduler.grow(seq, n):
             raise WontFit(f"no room for {n} more tokens beside what is running; wait, or raise kv_memory")
         step = Step((Slice(seq, seq.length - n, seq.length, False),), self.scheduler.mark(seq))
@@ -250,9 +268,9 @@ class Engine:
         mx.eval(logits)
         return logits
 
-    def session(self, system: str | None = None, **options) -> Session:
-        """A conversation; options are those of `generate`, for every turn."""
-        return Session(self, system, options)
+    def session(self, system: str | None = None, on_overflow: str = "error", **options) -> Session:
+        """A conversation; options are those of `generate`, for every turn. `on_overflow`: error or drop-oldest."""
+        return Session(self, system, options, on_overflow)
 
     def state(self, tokens: Many[int]) -> SequenceState | None:
         """What the store holds of these tokens, pinned."""
@@ -260,7 +278,7 @@ class Engine:
 
     def identity(self) -> dict[str, str]:
         if self._identity is None:
-            self._identity = identify(self.model, self.specs, self._tokenizer, self.source.files)
+            self._identity = identify(self.model, self.specs, self._tokenizer, self.source.files, self.node)
         return self._identity
 
     def stats(self) -> Stats:
@@ -279,6 +297,7 @@ class Engine:
             preemptions=self.scheduler.preemptions,
             positions=self.runner.positions,
             peak_memory=mx.get_peak_memory(),
+            disk=self.disk.stats() if self.disk is not None else None,
         )
 
     def close(self) -> None:

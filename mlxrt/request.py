@@ -70,7 +70,9 @@ RANGES: dict[str, tuple[type, float, float, str]] = {
 
 
 def check(name: str, value, kind: type, low: float, high: float, text: str) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and (kind is float or isinstance(value, int))
+    number = (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and (kind is float or isinstance(value, int))
+    )
     if not number or not low <= value <= high or (isinstance(value, float) and not math.isfinite(value)):
         raise BadRequest(f"{name} must be {text}, not {value!r}")
 
@@ -103,11 +105,13 @@ class Request:
 
     @classmethod
     def of(cls, x, **options) -> "Request":
-        """What `generate` accepts: str, tokens, messages or a Request; options are those of SamplingParams and Request."""
+        """What `generate` accepts: str, tokens, messages or a Request, and the options of SamplingParams and Request."""
         sampling = {f.name for f in fields(SamplingParams)}
         extra = {"tools", "enable_thinking", "on_logits"}
         if unknown := options.keys() - sampling - extra:
-            raise BadRequest(f"unknown option {', '.join(sorted(unknown))}; known: {', '.join(sorted(sampling | extra))}")
+            raise BadRequest(
+                f"unknown option {', '.join(sorted(unknown))}; known: {', '.join(sorted(sampling | extra))}"
+            )
         if isinstance(x, cls):
             if options:
                 raise BadRequest("a Request carries its own options; give them there")
@@ -124,7 +128,9 @@ def kind(x) -> str:
     try:
         first = next(iter(x), None)
     except TypeError:
-        raise BadRequest(f"cannot generate from {type(x).__name__}; give a str, token ids, messages or a Request") from None
+        raise BadRequest(
+            f"cannot generate from {type(x).__name__}; give a str, token ids, messages or a Request"
+        ) from None
     return "messages" if isinstance(first, dict) else "tokens"
 
 
@@ -159,7 +165,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class Event:
-    """One token of one request. `text` is what became certain with it: empty while a character or a stop is incomplete."""
+    """One token of one request. `text` became certain with it: empty while a character or a stop is incomplete."""
 
     id: int
     token: int | None = None  # None only where a request ends without one (cancelled, error)
@@ -168,6 +174,7 @@ class Event:
     logprobs: Logprobs = ()
     timings: Timings | None = None  # on the last event
     error: Exception | None = None
+    note: str = ""  # on the first event: what was done to the conversation so that it could be answered
 
 
 @dataclass(frozen=True)
@@ -194,7 +201,9 @@ class Sequence:
     length: int = 0  # tokens inside the parts
     cached: int = 0
     finish: Finish | None = None
-    pending: list[tuple[Any, int]] = field(default_factory=list)  # sampled, still on the device: (tokens of a step, row)
+    pending: list[tuple[Any, int]] = field(
+        default_factory=list
+    )  # sampled, still on the device: (tokens of a step, row)
     marks: list[tuple[LayerState, ...]] = field(default_factory=list)  # checkpoints whose tokens may not be known yet
     stored: Any = None  # the prefix store's node up to which this sequence is stored
 

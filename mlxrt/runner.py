@@ -12,6 +12,7 @@ from .batch import inputs, place
 from .cache import SequenceState
 from .cache.memory import TAIL, Batch, Group, Shared
 from .cache.memory.slices import bucket, put, widen
+from .errors import BadSnapshot
 from .logits import LogitsView
 from .models import CausalLM
 from .sampling import Sampled, sample
@@ -58,7 +59,9 @@ class Runner:
         mx.eval(self.pools)  # run out of memory now, not in the first step
         self.tail: Tail | None = None
         step = lambda *a: self.forward(*a)[::2]  # noqa: E731  decode does not return pools: it may not write them
-        self.decode = mx.compile(step) if compiled else step
+        pure = all(g.spec.compiles for g in groups)
+        self.compiled = compiled and pure
+        self.decode = mx.compile(step) if self.compiled else step
         self.waits = 0  # steps that had to wait for the device
         self.positions = 0  # tokens run through the model
 
@@ -90,6 +93,7 @@ class Runner:
 
     def forward(self, tokens, batch, index, pools, live):
         """The step itself: (hidden, pools, live) from arrays alone."""
+        index = [dict(where) for where in index]  # layers leave there what they share, for this step only
         views = {i: self.groups[g].spec.view(batch, index[g], pools[i], live[i]) for i, g in self.of.items()}
         hidden = self.model(tokens, [views[i] for i in self.source])
         return hidden, {i: v.pool for i, v in views.items()}, {i: v.live for i, v in views.items()}
@@ -98,9 +102,10 @@ class Runner:
         """Rows of any length, packed. Writes the pools, so nothing else may be reading them."""
         self.wait()
         batch, index = place(step, self.groups, [s.start for s in step.slices], 0, len(step.slices))
+        batch = batch._replace(every=every)
         hidden, self.pools, _ = self.forward(tokens, batch, index, self.pools, dict.fromkeys(self.of, ()))
         mx.async_eval(self.pools)
-        if every:
+        if every or hidden.shape[0] == len(step.slices):
             return hidden
         ends, n = [], 0
         for s in step.slices:
@@ -112,7 +117,7 @@ class Runner:
         """One token a row, any number of steps in the air."""
         t = self.tail = self.tail or Tail(rows, [s.start for s in step.slices])
         width = bucket(len(rows))
-        t.batch, t.index = place(step, self.groups, t.start, t.used, width)
+        t.batch, t.index = place(step, self.groups, t.start, t.used, width, self.compiled)
         if not t.live:
             t.live = {i: self.groups[g].spec.open(self.pools[i], t.index[g], width) for i, g in self.of.items()}
         if width > len(rows):
@@ -153,6 +158,10 @@ class Runner:
 
     def read(self, state: SequenceState) -> dict[str, mx.array]:
         """The blocks a state names, layer by layer."""
+        if not all(g.spec.portable for g in self.groups):
+            raise BadSnapshot(
+                "a model that runs through mlx-lm keeps its memory there: its conversations cannot be saved"
+            )
         self.settle()
         if any(g.pool.copies for g in self.groups):
             self.move()

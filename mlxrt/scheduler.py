@@ -51,7 +51,9 @@ class Scheduler:
         self._full = False  # somebody had to give its memory back: nobody is admitted until somebody finishes
         self._ids = count()
 
-    def submit(self, request: Request, prompt: tuple[int, ...], stops: frozenset[int] = frozenset(), seed: int = 0) -> Sequence:
+    def submit(
+        self, request: Request, prompt: tuple[int, ...], stops: frozenset[int] = frozenset(), seed: int = 0
+    ) -> Sequence:
         if len(prompt) >= self.limits.length:
             raise ContextOverflow(len(prompt), self.limits.length)
         seq = Sequence(next(self._ids), request, prompt, stops, seed)

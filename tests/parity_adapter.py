@@ -71,14 +71,16 @@ class Stepper:
             state = SequenceState(tuple(self.seq.tokens), self.seq.parts).rewind(len(keep))
         except CannotRewind:
             state = self.engine.state(keep)
-        if state is None:
-            return False
-        self.adopt(keep, state.parts, len(state))
+        if state is None:  # nothing kept so early: from the start, and `computed` tells
+            self.adopt(keep, self.engine.empty(), 0)
+        else:
+            self.adopt(keep, state.parts, len(state))
         return True
 
     def fork(self):
         other = object.__new__(Stepper)
         other.engine = self.engine
+        self.engine.runner.settle()  # a recurrent state taken while it runs is not in the pool yet
         self.engine.scheduler.keep(self.seq, whole=True)
         other.adopt(self.seq.tokens, self.seq.parts, self.seq.length)
         return other

@@ -12,7 +12,6 @@ from typing import Any, Self
 from ..errors import CannotRewind
 from .blocks import Block, BlockPool
 
-
 SHARED = -1  # no length is this one, so nobody may write on
 
 
@@ -209,9 +208,7 @@ class Slot(LayerState):
         passed = range((self.length // self.stride + 1) * self.stride, end, self.stride)
         last, *places = self.pool.take(1 + len(passed))
         inner = tuple(zip(passed, places))
-        return replace(
-            self, blocks=(last,), before=self.blocks, before_length=self.length, inner=inner, length=end
-        )
+        return replace(self, blocks=(last,), before=self.blocks, before_length=self.length, inner=inner, length=end)
 
     @property
     def floor(self):

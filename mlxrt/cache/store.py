@@ -156,7 +156,7 @@ class PrefixStore:
 
     def _remove(self, node: Node) -> None:
         del self._nodes[node]
-        node.alive = False
+        node.alive, node.pieces = False, []  # a running sequence may still name the node: its blocks go all the same
         parent = node.parent
         assert parent is not None
         siblings = parent.begins[node.tokens[0]]

@@ -10,8 +10,11 @@ from .config import ModelConfig, Say
 class CausalLM(nn.Module):
     config: ModelConfig
     Config: type[ModelConfig] = ModelConfig
+    adapted = False  # another library's module: it names its tensors itself
     # Checkpoint keys that are dropped on purpose: (pattern, reason).
     DROPS: tuple[tuple[str, str], ...] = ((r"rotary_emb\.inv_freq$", "recomputed from the config"),)
+    # Weights that stay float32 whatever the model's dtype: patterns. Their results must be cast back.
+    WIDE: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, raw: dict, say: Say) -> ModelConfig:

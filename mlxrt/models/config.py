@@ -43,6 +43,7 @@ class ModelConfig:
     """What all decoder-only families share. Names are the Hub's."""
 
     noise: ClassVar[frozenset[str]] = frozenset()  # a family's own keys that say nothing about the arithmetic
+    made: ClassVar[frozenset[str]] = frozenset({"rope", "windows"})  # fields that are no keys: made from others
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -64,19 +65,19 @@ class ModelConfig:
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any], say: Say, pinned: Mapping[str, tuple] = PINNED) -> Self:
-        values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw and f.name not in ("rope", "windows")}
+        values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw and f.name not in cls.made}
         for f in fields(cls):
             if f.name in values:
                 kind = f.type.__name__ if isinstance(f.type, type) else str(f.type)
                 values[f.name] = checked(f.name, kind, values[f.name], **f.metadata)
-            elif f.name not in ("rope", "windows") and f.default is MISSING:
+            elif f.name not in cls.made and f.default is MISSING:
                 raise BadCheckpoint(f"config.json has no {f.name}; {raw.get('model_type')} needs it")
         for key, allowed in pinned.items():
             if key in raw and raw[key] not in allowed:
                 raise UnsupportedModel(
                     f"config.json: {key} = {shown(raw[key])} is not supported (only {one_of(allowed)})"
                 )
-        known = {f.name for f in fields(cls)} | NOISE | cls.noise | ROPE_KEYS | set(pinned)
+        known = {f.name for f in fields(cls)} - cls.made | NOISE | cls.noise | ROPE_KEYS | set(pinned)
         for key in sorted(set(raw) - known):
             say(f"config.json: {shown(key)} is unknown to mlxrt and has no effect")
         return cls(**values, rope=None)._complete(raw)  # type: ignore[arg-type]
@@ -143,7 +144,7 @@ def checked(name: str, kind: str, value, low=None, high=None):
         if isinstance(value, bool):
             return value
     elif "tuple" in kind:
-        if isinstance(value, list) and all(isinstance(v, str) for v in value):
+        if isinstance(value, list) and all(type(v) is (int if "int" in kind else str) for v in value):
             return tuple(value)
     elif "int" in kind:
         if isinstance(value, int) and not isinstance(value, bool):
@@ -151,9 +152,8 @@ def checked(name: str, kind: str, value, low=None, high=None):
             if low <= value <= high:
                 return value
     elif "float" in kind:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            if (low or 0) < value < (high or 1):
-                return float(value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and (low or 0) < value < (high or 1):
+            return float(value)
     elif isinstance(value, str):
         return value
     raise BadCheckpoint(f"config.json: {name} = {shown(value)} is not a usable {kind}")

@@ -16,6 +16,14 @@ SINGLE = re.compile(r"(.*\bexperts)\.(\d{1,6})\.(.+)")  # one tensor per expert
 FUSED = re.compile(r"(.*\bexperts)\.gate_up_proj(|\.weight|\.scales|\.biases|\.bias)")
 BARE = re.compile(r".*\bexperts\.(gate|up|down)_proj")  # a parameter without a module around it
 
+NAMES = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+
+
+def rename_experts(key: str) -> str:
+    """Mixtral's and MLX's names as ours."""
+    key = key.replace(".block_sparse_moe.", ".mlp.").replace(".switch_mlp.", ".experts.")
+    return re.sub(r"(\bexperts\.\d+)\.(w[123])\.", lambda found: f"{found[1]}.{NAMES[found[2]]}.", key)
+
 
 def stack_experts(arrays: Arrays, count: int) -> Arrays:
     """Single experts stacked, [E, 2I, ...] split into gate and up, names completed. Takes `arrays` apart."""

@@ -52,14 +52,22 @@ class Attention(Fusible):
         return (p(x).reshape(x.shape[0], -1, self.head_dim) for p in (self.q_proj, self.k_proj, self.v_proj))
 
     def __call__(self, x, kv):
-        q, k, v = self.qkv(x)
-        if "q_norm" in self:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = self.rope(q, kv.positions), self.rope(k, kv.positions)
+        if "qkv_proj" in self and "q_norm" not in self:
+            qkv = self.qkv_proj(x).reshape(x.shape[0], -1, self.head_dim)
+            qk, v = mx.split(qkv, [self.heads + self.kv_heads], axis=1)
+        else:
+            q, k, v = self.qkv(x)
+            if "q_norm" in self:
+                q, k = self.q_norm(q), self.k_norm(k)
+            qk = mx.concatenate([q, k], axis=1)
+        qk = self.rope(qk, kv.positions)  # all heads turn alike: one call
+        q, k = mx.split(qk, [self.heads], axis=1)
         return self.o_proj(kv.attend(q, k, v, scale=self.scale).flatten(1))
 
 
 class GatedMLP(Fusible):
+    activation = staticmethod(nn.silu)
+
     def __init__(self, dim, hidden, *, bias=False):
         super().__init__()
         self.gate_proj = nn.Linear(dim, hidden, bias=bias)
@@ -76,7 +84,7 @@ class GatedMLP(Fusible):
             gate, up = mx.split(self.gate_up_proj(x), 2, axis=-1)
         else:
             gate, up = self.gate_proj(x), self.up_proj(x)
-        return self.down_proj(nn.silu(gate) * up)
+        return self.down_proj(self.activation(gate) * up)
 
 
 class Block(nn.Module):
@@ -110,10 +118,12 @@ class Decoder(nn.Module):
 class DecoderLM(CausalLM):
     """A decoder with a head, tied or not."""
 
+    Stack: type[Decoder] = Decoder
+
     def __init__(self, c, blocks):
         super().__init__()
         self.config = c
-        self.model = Decoder(c, blocks)
+        self.model = self.Stack(c, blocks)
         if not c.tie_word_embeddings:
             self.lm_head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
 

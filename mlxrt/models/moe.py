@@ -36,7 +36,7 @@ class ExpertLinear(nn.Module):
             y = gather(x, w, experts, ordered)
         return y + self.bias[experts][..., None, :] if "bias" in self else y
 
-    def to_quantized(self, group_size: int, bits: int, mode: str = "affine", **options) -> "PackedExpertLinear":
+    def to_quantized(self, group_size: int, bits: int, mode: str = "affine") -> "PackedExpertLinear":
         return PackedExpertLinear(self, group_size, bits, mode)
 
 
@@ -123,6 +123,19 @@ class Experts(Fusible):
         else:
             gate, up = self.gate_proj(x, experts, ordered=ordered), self.up_proj(x, experts, ordered=ordered)
         return self.down_proj(self.activation(gate, up), experts, ordered=ordered)
+
+
+class Mixture(nn.Module):
+    """Experts behind the router most families have: a linear layer and a softmax."""
+
+    def __init__(self, count: int, dim: int, hidden: int, used: int, *, normalise: bool):
+        super().__init__()
+        self.used, self.normalise = used, normalise
+        self.gate = nn.Linear(dim, count, bias=False)
+        self.experts = Experts(count, dim, hidden)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.experts(x, *softmax_then_choose(self.gate(x), self.used, normalise=self.normalise))
 
 
 def largest(scores: mx.array, k: int) -> mx.array:

@@ -14,6 +14,8 @@ import mlx.nn as nn
 
 from ..errors import BadCheckpoint, UnsupportedModel, shown
 
+STILL = 1e30  # a period no text is long enough to turn by; infinity is no number for a GPU's fast arithmetic
+
 
 @dataclass(frozen=True)
 class Rope:
@@ -65,7 +67,8 @@ def read_rope(raw: Mapping[str, Any], dim: int, context: int, *, partial: bool =
         dim = rotary_dim(raw, given, dim)
     if dim % 2:
         raise UnsupportedModel(f"config.json: rope over {dim} numbers, an odd count, but it turns pairs")
-    if not partial and (factor := number(given, "partial_rotary_factor", None, low=0)) not in (None, 1):
+    whole = not partial and given.get("rope_type", given.get("type")) != "proportional"
+    if whole and (factor := number(given, "partial_rotary_factor", None, low=0)) not in (None, 1):
         raise UnsupportedModel(f"config.json: partial_rotary_factor = {factor} is not supported by this family")
     if raw.get("rope_freq_factors") is not None:
         return Rope(dim, theta, "factors", stretched(theta, dim, raw["rope_freq_factors"]))
@@ -145,6 +148,17 @@ def llama3(dim, theta, given, context) -> Rope:
     return Rope(dim, theta, "llama3", tuple(periods))
 
 
+def proportional(dim, theta, given, context) -> Rope:
+    """Only the first pairs turn, at the speed they have in a head that turns whole (Gemma 4)."""
+    share = number(given, "partial_rotary_factor", 1.0, low=0)
+    factor = number(given, "factor", 1.0, low=1e-6)
+    if share > 1:
+        raise BadCheckpoint(f"config.json: partial_rotary_factor = {share} turns more than there is")
+    turning = int(share * dim // 2)
+    periods = [factor * p if i < turning else STILL for i, p in enumerate(plain(theta, dim))]
+    return Rope(dim, theta, "proportional", tuple(periods))
+
+
 def yarn(dim, theta, given, context) -> Rope:
     factor = number(given, "factor", None, low=1e-6, required="yarn")
     fast, slow = number(given, "beta_fast", 32.0, low=1e-6), number(given, "beta_slow", 1.0, low=1e-6)
@@ -184,4 +198,11 @@ def dynamic(dim, theta, given, context) -> Rope:
     return Rope(dim, theta, "dynamic", limit=context)
 
 
-KINDS = {"default": default, "linear": linear, "llama3": llama3, "yarn": yarn, "dynamic": dynamic}
+KINDS = {
+    "default": default,
+    "linear": linear,
+    "llama3": llama3,
+    "yarn": yarn,
+    "dynamic": dynamic,
+    "proportional": proportional,
+}

@@ -16,6 +16,7 @@ from ..errors import BadCheckpoint, UnsupportedModel, shown
 from ..models import CausalLM, find
 from ..models.moe import ExpertLinear
 from .checkpoint import Checkpoint, Say, tell
+from .fp8 import SCALE, has_fp8, unpack_fp8
 from .quantised import FLOATS, Layout, contradictions, kind, layout_of, packed, refuse_methods, unpack
 
 Arrays = dict[str, mx.array]
@@ -26,7 +27,13 @@ def build(
     checkpoint: Checkpoint, *, dtype: mx.Dtype | None = None, dequantise: bool = False, say: Say = tell
 ) -> CausalLM:
     """The model of a checkpoint, its weights in memory; `dequantise` gives plain matrices for packed ones."""
-    return fill(find(checkpoint.config), checkpoint, dtype=dtype, dequantise=dequantise, say=say)
+    family = find(checkpoint.config)
+    if family.adapted:
+        from .foreign import fill_foreign
+
+        refuse_methods(checkpoint.config)
+        return fill_foreign(checkpoint, dtype=dtype, dequantise=dequantise, say=say)
+    return fill(family, checkpoint, dtype=dtype, dequantise=dequantise, say=say)
 
 
 def fill(
@@ -37,7 +44,10 @@ def fill(
     config = family.parse(checkpoint.config, say)
     check_depth(checkpoint, family.rename)
     model = family(config)  # type: ignore[call-arg]  # every family takes its config; nn.Module takes nothing
-    arrays = family.arrange(config, select(family, checkpoint.load(say)))
+    arrays = select(family, checkpoint.load(say))
+    if has_fp8(arrays):
+        arrays = unpack_fp8(arrays, checkpoint.config, dtype or main_dtype(arrays), say)
+    arrays = family.arrange(config, arrays)
     drop_tied_head(model, arrays)
     dtype = dtype or main_dtype(arrays)
     layouts = find_layouts(model, arrays)
@@ -55,7 +65,7 @@ def check_depth(checkpoint: Checkpoint, rename: Callable[[str], str]) -> None:
     """Before the model is made: a damaged layer count would make millions of modules."""
     said = checkpoint.config.get("num_hidden_layers")
     layers = {m[1] for name in checkpoint.sizes() if (m := re.search(r"(?:^|\.)layers\.(\d+)\.", rename(name)))}
-    if type(said) is int and said > len(layers):
+    if layers and type(said) is int and said > len(layers):
         raise BadCheckpoint(f"{checkpoint.name}: the config says {said} layers, the weights hold {len(layers)}")
 
 
@@ -91,8 +101,8 @@ def drop_tied_head(model: nn.Module, arrays: Arrays) -> None:
 def main_dtype(arrays: Arrays) -> mx.Dtype:
     """The float dtype that holds most bytes. One for all: a lone float32 norm would make every activation float32."""
     held: Counter[mx.Dtype] = Counter()
-    for array in arrays.values():
-        if array.dtype in FLOATS:
+    for name, array in arrays.items():
+        if array.dtype in FLOATS and not name.endswith(SCALE):
             held[array.dtype] += array.nbytes
     if not held:
         raise BadCheckpoint("the checkpoint holds no float tensors (F32, F16 or BF16)")
@@ -125,7 +135,7 @@ def replace(model: nn.Module, layouts: Mapping[str, Layout], dtype: mx.Dtype) ->
     model.update_modules(tree_unflatten(made))
 
 
-def place(model: nn.Module, arrays: Arrays, dtype: mx.Dtype) -> None:
+def place(model: CausalLM, arrays: Arrays, dtype: mx.Dtype) -> None:
     """Check names, dtypes and shapes, then fill."""
     wanted: dict[str, Any] = dict(tree_flatten(model.parameters()))
     if lost := sorted(wanted.keys() - arrays.keys()):
@@ -134,7 +144,11 @@ def place(model: nn.Module, arrays: Arrays, dtype: mx.Dtype) -> None:
         raise BadCheckpoint(f"the model has no place for {count(left)} of the checkpoint")
     for name, parameter in wanted.items():
         check_fit(name, parameter, arrays[name])
-    cast = {n: a.astype(dtype) if a.dtype in FLOATS else a for n, a in arrays.items()}
+    wide = re.compile("|".join(model.WIDE) or "(?!)")  # (?!): nothing
+    cast = {
+        name: array.astype(mx.float32 if wide.search(name) else dtype) if array.dtype in FLOATS else array
+        for name, array in arrays.items()
+    }
     model.update(tree_unflatten(list(cast.items())))
     mx.eval(model.parameters())
 

@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from ..errors import BadCheckpoint, ModelNotFound, UnsupportedModel, shown
 from .checkpoint import Checkpoint, Say, TensorInfo, tell
+from .fp8 import SCALE
 from .json_text import parse_object
 from .safetensors import read_header
 
@@ -73,7 +74,10 @@ class FolderCheckpoint(Checkpoint):
         return sizes
 
     def load(self, say: Say = tell) -> dict[str, mx.array]:
-        for tensor, info in self.sizes().items():
+        sizes = self.sizes()
+        for tensor, info in sizes.items():
+            if info.dtype == "F8_E4M3" and tensor + SCALE in sizes:
+                continue
             if info.dtype.startswith(("F8", "F6", "F4")):
                 raise UnsupportedModel(f"{shown(tensor)} is stored as {info.dtype}, which mlxrt does not read yet")
             if info.dtype in ("F64", "C64"):

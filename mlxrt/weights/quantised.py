@@ -16,6 +16,7 @@ from ..models.moe import ExpertLinear
 AFFINE_BITS, AFFINE_GROUPS = (1, 2, 3, 4, 5, 6, 8), (32, 64, 128)
 BLOCK_MODES = {(4, 32): "mxfp4", (8, 32): "mxfp8", (4, 16): "nvfp4"}  # (bits, group) of the layouts without biases
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+METHODS = ("mxfp4", "fp8")  # other than MLX's own, read by models/gpt_oss.py and fp8.py
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def refuse_methods(config: Mapping[str, Any]) -> None:
     if config.get("quantization") is not None:
         return  # converted to MLX's layouts; what quantization_config says of the original does not count
     given = config.get("quantization_config")
-    if isinstance(given, Mapping) and given.get("quant_method") is not None:
+    if isinstance(given, Mapping) and given.get("quant_method") not in (None, *METHODS):
         raise UnsupportedModel(
             f"config.json: quantization_config.quant_method = {shown(given['quant_method'])} is not supported; "
             "take a checkpoint in MLX layout (affine, mxfp4, mxfp8, nvfp4) or an unquantised one"

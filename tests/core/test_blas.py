@@ -9,7 +9,9 @@ from mlxrt import blas
 
 
 @pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="CPU only")
-@pytest.mark.parametrize("inner, outer", [(576, 1536), (1536, 576), (64, 96), (100, 37), (4096, 512), (14336, 64), (33, 1)])
+@pytest.mark.parametrize(
+    "inner, outer", [(576, 1536), (1536, 576), (64, 96), (100, 37), (4096, 512), (14336, 64), (33, 1)]
+)
 def test_products_are_bit_equal_for_every_number_of_rows(inner, outer):
     mx.random.seed(0)
     x, w = mx.random.normal((70, inner)), mx.random.normal((outer, inner))

@@ -93,9 +93,12 @@ def test_a_batch_of_very_different_lengths_holds_what_it_must():
     """One long and seven short sequences: bytes within 5 % of the sum of their lengths, rounded up to blocks."""
     engine = Engine(make("f", size=4))
     lengths = [600, *[32] * 7]
-    requests = [Request(tokens=tuple((i * 7 + j) % 90 for j in range(n)), params=SamplingParams(max_tokens=4)) for i, n in enumerate(lengths)]
+    requests = [
+        Request(tokens=tuple((i * 7 + j) % 90 for j in range(n)), params=SamplingParams(max_tokens=4))
+        for i, n in enumerate(lengths)
+    ]
     with engine.stream(requests) as stream:
-        for event in stream:
+        for _ in stream:
             if all(s.length > len(s.prompt) for s in engine.scheduler.running) and len(engine.scheduler.running) == 8:
                 total = sum(s.length for s in engine.scheduler.running)
                 per_token = sum(s.nbytes() / s.size for s in engine.specs)

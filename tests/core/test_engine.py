@@ -254,7 +254,9 @@ def test_text_without_a_tokenizer(model):
         Engine(model).generate(P, stop="x")
 
 
-@pytest.mark.parametrize("options", [dict(kv_memory=100), dict(max_context=1 << 20), dict(chunk=0), dict(kv_memory="x")])
+@pytest.mark.parametrize(
+    "options", [dict(kv_memory=100), dict(max_context=1 << 20), dict(chunk=0), dict(kv_memory="x")]
+)
 def test_bad_configurations(model, options):
     with pytest.raises(mlxrt.MlxrtError):
         Engine(model, EngineConfig(**options))

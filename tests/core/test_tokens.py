@@ -17,7 +17,7 @@ def model(request):
 
 
 def reusable(model, n):
-    """How much of n known tokens must be found again: all, or up to the last checkpoint where layers keep only those."""
+    """How much of n known tokens must be found again: all, or up to the last checkpoint where layers keep those."""
     return n if all(getattr(spec, "paged", True) for spec in model.memory()) else n // 8 * 8
 
 
@@ -67,7 +67,7 @@ def test_resume_inside_what_was_decoded(model):
     engine = Engine(model)
     [first] = run(engine, P, n=50)
     for n in (10, 18, 27, 51):
-        other = (*P, *first)[:n] + (96, 95)
+        other = (*(*P, *first)[:n], 96, 95)
         done = engine.generate(ask(other, 5))
         assert reusable(model, n) <= done.cached_tokens <= n
         assert done.tokens == truth(model, other, 5)
@@ -77,7 +77,7 @@ def test_the_prefix_of_a_running_sequence_is_not_disturbed(model):
     """Two go on from the same stored half block while the first still runs."""
     engine = Engine(model)
     run(engine, P, n=1)
-    prompts = [(*P, 40), (*P, 41, 42), P[:5] + (43,), (*P, 40)]
+    prompts = [(*P, 40), (*P, 41, 42), (*P[:5], 43), (*P, 40)]
     assert run(engine, *prompts, n=20) == [truth(model, p, 20) for p in prompts]
 
 
@@ -95,7 +95,9 @@ def test_fuzz(kind, blocks, ahead, chunk):
     while todo or streams:
         if todo and rng.random() < 0.3:
             stem = rng.choice(stems)
-            prompt = stem[: rng.randrange(1, len(stem) + 1)] + tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 5)))
+            prompt = stem[: rng.randrange(1, len(stem) + 1)] + tuple(
+                rng.randrange(VOCAB) for _ in range(rng.randrange(1, 5))
+            )
             n = rng.randrange(1, 22)
             stream = engine.stream(ask(prompt, n))
             streams[stream], want[stream] = [], (prompt, n)

@@ -17,10 +17,25 @@ for kind in ("linear", "llama3", "yarn", "yarn", "yarn", "llama3"):
     if kind == "llama3":
         p |= {"low_freq_factor": 1.0, "high_freq_factor": rng.choice([2.0, 4.0])}
     if kind == "yarn" and rng.random() < 0.7:
-        p |= rng.choice([{"attention_factor": 1.3}, {"mscale": 1.0, "mscale_all_dim": 0.7}, {"truncate": False}, {"beta_fast": 16.0}])
+        p |= rng.choice(
+            [
+                {"attention_factor": 1.3},
+                {"mscale": 1.0, "mscale_all_dim": 0.7},
+                {"truncate": False},
+                {"beta_fast": 16.0},
+            ]
+        )
     if kind != "linear":
         p["original_max_position_embeddings"] = original
-    config = LlamaConfig(hidden_size=4 * dim, num_attention_heads=4, head_dim=dim, max_position_embeddings=context, rope_parameters=dict(p))
+    config = LlamaConfig(
+        hidden_size=4 * dim,
+        num_attention_heads=4,
+        head_dim=dim,
+        max_position_embeddings=context,
+        rope_parameters=dict(p),
+    )
     inv_freq, magnitude = ROPE_INIT_FUNCTIONS[kind](config, "cpu")
-    cases.append({"dim": dim, "context": context, "rope_parameters": p, "inv_freq": inv_freq.tolist(), "magnitude": magnitude})
+    cases.append(
+        {"dim": dim, "context": context, "rope_parameters": p, "inv_freq": inv_freq.tolist(), "magnitude": magnitude}
+    )
 print(json.dumps(cases, indent=1))

@@ -88,8 +88,15 @@ def test_damaged_values_are_refused(changes):
 def test_windows():
     assert parse(model_type="mistral", sliding_window=8).windows == (8, 8, 8)
     assert parse(model_type="mistral", sliding_window=None).windows == (None,) * 3
-    assert parse(model_type="qwen2", use_sliding_window=False, sliding_window=8, max_window_layers=2).windows == (None,) * 3
-    assert parse(model_type="qwen3", use_sliding_window=True, sliding_window=8, max_window_layers=1).windows == (None, 8, 8)
+    assert (
+        parse(model_type="qwen2", use_sliding_window=False, sliding_window=8, max_window_layers=2).windows
+        == (None,) * 3
+    )
+    assert parse(model_type="qwen3", use_sliding_window=True, sliding_window=8, max_window_layers=1).windows == (
+        None,
+        8,
+        8,
+    )
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     assert parse(model_type="qwen2", sliding_window=8, layer_types=kinds).windows == (8, None, 8)
 

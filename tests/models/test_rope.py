@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
-from mlxrt.models.rope import Rope, RoPE, read_rope
+from mlxrt.models.rope import RoPE, Rope, read_rope
 
 CASES = json.loads((Path(__file__).parent / "rope.json").read_text())
 
@@ -72,8 +72,20 @@ def test_given_factors_stretch_the_periods():
         ({"rope_theta": 1e4, "rope_scaling": {"type": ["x"]}}, UnsupportedModel, "rope scaling"),
         ({"rope_theta": 1e4, "rope_scaling": {"type": "linear"}}, BadCheckpoint, "factor"),
         ({"rope_theta": 1e4, "rope_scaling": {"type": "llama3", "factor": 8}}, BadCheckpoint, "low_freq_factor"),
-        ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, UnsupportedModel, "partial"),
-        ({"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_theta": 1e4}}, BadCheckpoint, "contradict"),
+        (
+            {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            UnsupportedModel,
+            "partial",
+        ),
+        (
+            {
+                "rope_theta": 1e4,
+                "rope_scaling": {"type": "linear", "factor": 2},
+                "rope_parameters": {"rope_theta": 1e4},
+            },
+            BadCheckpoint,
+            "contradict",
+        ),
     ],
 )
 def test_nothing_is_guessed(raw, error, words):

@@ -2,6 +2,7 @@
 
 from .choose import KV, choose
 from .codec import Codec, Plain, Quantised
+from .foreign import Foreign
 from .kv import FullKV, WindowKV
 from .plan import Plan, plan
 from .recurrent import Recurrent
@@ -14,6 +15,7 @@ __all__ = [
     "Arrays",
     "Batch",
     "Codec",
+    "Foreign",
     "FullKV",
     "Group",
     "LayerSpec",

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from .codec import Codec, Parts
 
-FAR = 1 << 30
+TILE = 64  # queries a CPU takes together: MLX computes there what the causal mask then throws away
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Form:
         return self.softcap is None and self.sinks is None
 
 
-def attend_singles(q, codec: Codec, blocks: Parts, tail: Parts | None, known, at, heads: int, form: Form):
-    """One token a row: q [R, Hq, D]; blocks [R, M, h, S, d] and tail [R, h, T, d] of each part; known [R, M*S + T]."""
+def attend_singles(q, codec: Codec, blocks: Parts, tail: Parts | None, seen, heads: int, form: Form):
+    """One token a row: q [R, Hq, D]; blocks [R, M, h, S, d] and tail [R, h, T, d] of each part; seen [R, M*S + T]."""
     R, M, _, S, _ = blocks[0].shape
     q = (q * form.scale).reshape(R, 1, heads, -1, q.shape[-1])  # [R, 1, H, G, D]
     scores = codec.score(q, blocks).transpose(0, 2, 3, 1, 4).flatten(3)  # [R, H, G, M*S]
     if tail is not None:
         scores = mx.concatenate([scores, codec.score(q[:, 0], tail)], axis=-1)
-    weights = form.weigh(scores, form.visible(known, at[:, None])[:, None, None])
+    weights = form.weigh(scores, seen[:, None, None])
     spread = weights[..., : M * S].reshape(R, heads, -1, M, S).transpose(0, 3, 1, 2, 4)  # [R, M, H, G, S]
     out = codec.mix(spread, blocks).sum(axis=1)
     if tail is not None:
@@ -69,6 +69,12 @@ def attend_span(q, k, v, known, first: int, start: int, form: Form):
     """
     n = q.shape[0]
     if form.plain and first >= 0 and (form.window is None or start + n <= first + form.window):
+        if n > TILE and mx.default_device() == mx.Device(mx.cpu):
+            tiles = [(a, min(a + TILE, n)) for a in range(0, n, TILE)]
+            ends = [start + b - first for _, b in tiles]
+            return mx.concatenate(
+                [sdpa(q[a:b], k[:, :e], v[:, :e], form.scale, "causal") for (a, b), e in zip(tiles, ends)]
+            )
         return sdpa(q, k, v, form.scale, "causal")  # the last query lines up with the last key
     seen = form.visible(known[None], (start + mx.arange(n))[:, None])
     if form.softcap is None:

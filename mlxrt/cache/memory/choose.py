@@ -1,4 +1,7 @@
-"""How the user wants keys and values kept, applied to what the model asks for. Both change the arithmetic, so both say so."""
+"""How the user wants keys and values kept, applied to what the model asks for.
+
+Whatever is chosen here changes the arithmetic, so it says so.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace

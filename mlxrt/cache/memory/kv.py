@@ -33,7 +33,7 @@ class KVView(LayerView):
 
     def _write(self, new):
         if self.live:
-            here = (mx.arange(TAIL) == self.batch.used)[:, None]
+            here = self._once("here", lambda: (mx.arange(TAIL) == self.batch.used)[:, None])
             self.live = tuple(mx.where(here, x[:, :, None], t) for t, x in zip(self.live, new))
         else:
             self.pool = self.spec.scatter(self.pool, new, self.batch.positions, self.batch.row, self.index)
@@ -46,14 +46,25 @@ class KVView(LayerView):
             self.scratch[rows] = [p[where] for p in self.pool]
         return self.scratch[rows]
 
-    def _singles(self, q, s, form):
-        known, tail = cut2(self.spec.known(self.index), 0, s), None
+    def _once(self, name, make):
+        """What is the same for all layers of the group, made by the first of them: `index` lives for one step."""
+        if name not in self.index:
+            self.index[name] = make()
+        return self.index[name]
+
+    def _seen(self, form):
+        """Which slots each row of one token sees, [s, slots]."""
+        s = self.batch.singles
+        known = cut2(self.spec.known(self.index), 0, s)
         if self.live:
             start = self.batch.start[:, None]
             known = mx.concatenate([mx.where(known < start, known, -1), start + mx.arange(TAIL)], axis=1)
-            tail = self.live
-        at, blocks = cut1(self.batch.positions, 0, s), self._gather((0, s))
-        return attend_singles(q, self.spec.codec, blocks, tail, known, at, self.spec.heads, form)
+        return form.visible(known, cut1(self.batch.positions, 0, s)[:, None])
+
+    def _singles(self, q, s, form):
+        seen = self._once("seen", lambda: self._seen(form))
+        tail = self.live or None
+        return attend_singles(q, self.spec.codec, self._gather((0, s)), tail, seen, self.spec.heads, form)
 
     def _span(self, q, r, start, form):
         n = q.shape[0]
@@ -83,10 +94,12 @@ class FullKV(LayerSpec):
     def nbytes(self) -> int:
         return sum(h * self.size * d * t.size for h, d, t in self.codec.shapes(self.heads, self.dim))
 
-    def index(self, states: list[Any], rows: int, alone: bool = False) -> dict[str, Any]:
+    def index(self, states: list[Any], rows: int, alone: bool = False, compiled: bool = False) -> dict[str, Any]:
         ids = [[b.check() for b in s.blocks] for s in states]
         base = [s.first * s.size for s in states]
-        where = {"table": table(ids, rows, bucket(max(map(len, ids)))), "base": mx.array(base + [0] * (rows - len(ids)))}
+        width = max(map(len, ids))
+        named = table(ids, rows, bucket(width) if compiled else width)
+        where = {"table": named, "base": mx.array(base + [0] * (rows - len(ids)))}
         return where | {"first": base} if alone else where
 
     def open(self, pool: Arrays, index: dict[str, Any], rows: int) -> Arrays:

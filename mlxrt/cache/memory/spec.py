@@ -26,7 +26,10 @@ class Batch(NamedTuple):
     start: mx.array  # [R] tokens in the pool when `live` was opened
     used: mx.array  # [] tokens a row has in `live`
     singles: int  # leading rows of one token
-    spans: tuple[tuple[int, int, int], ...] = ()  # the other rows: first token, one past the last, position of the first
+    spans: tuple[
+        tuple[int, int, int], ...
+    ] = ()  # the other rows: first token, one past the last, position of the first
+    every: bool = True  # False: only each row's last hidden state is read, and a model may answer with those alone
 
 
 class LayerSpec(ABC):
@@ -34,6 +37,8 @@ class LayerSpec(ABC):
 
     max_step: int = 1 << 30  # tokens of one sequence a step may take
     paged: bool = False  # grows by blocks of `size` tokens; otherwise one place a sequence, kept every `stride` tokens
+    compiles: bool = True  # its steps are functions of arrays alone
+    portable: bool = True  # its places can be read out and written elsewhere
     size: int
     stride: int
 
@@ -49,10 +54,11 @@ class LayerSpec(ABC):
         """Bytes of one block of one layer."""
 
     @abstractmethod
-    def index(self, states: list[Any], rows: int, alone: bool = False) -> dict[str, Any]:
+    def index(self, states: list[Any], rows: int, alone: bool = False, compiled: bool = False) -> dict[str, Any]:
         """Where the rows' memory lies, made once per group and step; `rows` >= len(states), the rest idle.
 
-        A step that runs `alone` is not compiled, so it may get plain numbers as well."""
+        A step that runs `alone` may get plain numbers as well; a `compiled` one needs shapes that change seldom.
+        """
 
     @abstractmethod
     def open(self, pool: Arrays, index: dict[str, mx.array], rows: int) -> Arrays:
@@ -93,5 +99,6 @@ class Group(NamedTuple):
     spec: LayerSpec
     layers: tuple[int, ...]
     pool: BlockPool
+
     def nbytes(self, places: int) -> int:
         return places * len(self.layers) * self.spec.nbytes()

@@ -1,0 +1,178 @@
+"""Gated delta net: linear attention whose memory is one matrix per head, corrected towards v wherever k points.
+
+    S = e^g S;  S = S + k (beta (v - k S));  o = q S
+
+Holds the arithmetic and the layer around it (short convolution, gates, norm). Knows nothing of families or caches: it
+hands `memory.scan` a cell and says with `spec` what the cell remembers.
+"""
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..cache.memory import Recurrent
+from .base import Fusible
+from .layers import joined
+
+CHUNK = 64  # tokens whose corrections are solved for at once, and tokens between two checkpoints
+NORM_EPS = 1e-6  # under the square root of |q|^2 and |k|^2: part of the architecture, in no config
+
+
+class DepthwiseConv(nn.Module):
+    """A causal convolution of every channel with itself."""
+
+    def __init__(self, channels: int, width: int):
+        super().__init__()
+        self.weight = mx.random.uniform(-0.5, 0.5, (channels, width))
+
+    def __call__(self, before, x):
+        """before [B, width - 1, C], x [B, L, C] -> what the next call needs before it, y [B, L, C]."""
+        n, whole = x.shape[1], mx.concatenate([before, x], axis=1)
+        # Summed in float32: it is few terms, and half precision would round after each.
+        w = self.weight.astype(mx.float32)
+        y = sum(whole[:, i : i + n].astype(mx.float32) * w[:, i] for i in range(w.shape[1]))
+        return whole[:, n:], nn.silu(y.astype(x.dtype))
+
+
+class GatedNorm(nn.RMSNorm):
+    def __call__(self, x, gate):
+        y = super().__call__(x).astype(mx.float32) * nn.silu(gate.astype(mx.float32))
+        return y.astype(x.dtype)
+
+
+class GatedDeltaNet(Fusible):
+    def __init__(self, c):
+        super().__init__()
+        self.key_heads, self.value_heads = c.linear_num_key_heads, c.linear_num_value_heads
+        self.key_dim, self.value_dim = c.linear_key_head_dim, c.linear_value_head_dim
+        keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
+        self.widths = (2 * keys + values, values, self.value_heads, self.value_heads)
+        for name, width in zip(PROJECTIONS, self.widths):
+            self[name] = nn.Linear(c.hidden_size, width, bias=False)
+        self.conv1d = DepthwiseConv(2 * keys + values, c.linear_conv_kernel_dim)
+        self.A_log = mx.zeros(self.value_heads)
+        self.dt_bias = mx.ones(self.value_heads)
+        self.norm = GatedNorm(self.value_dim, eps=c.rms_norm_eps)
+        self.out_proj = nn.Linear(values, c.hidden_size, bias=False)
+
+    def fuse(self):
+        if whole := joined([self[name] for name in PROJECTIONS]):
+            self.in_proj = whole
+            for name in PROJECTIONS:
+                del self[name]
+
+    def project(self, x):
+        """q, k and v side by side; the gate z; b and a, one number a head."""
+        if "in_proj" in self:
+            ends = [sum(self.widths[: i + 1]) for i in range(3)]
+            return mx.split(self.in_proj(x), ends, axis=-1)
+        return [self[name](x) for name in PROJECTIONS]
+
+    def spec(self, dtype: mx.Dtype) -> Recurrent:
+        past = (self.conv1d.weight.shape[1] - 1, self.widths[0])
+        state = (self.value_heads, self.key_dim, self.value_dim)
+        return Recurrent(((past, dtype), (state, mx.float32)), stride=CHUNK)
+
+    def __call__(self, x, memory):
+        qkv, z, b, a = self.project(x)
+        decay = -mx.exp(self.A_log.astype(mx.float32)) * nn.softplus(a.astype(mx.float32) + self.dt_bias)  # log, [N, H]
+        y = memory.scan(self.cell, qkv, decay, mx.sigmoid(b))
+        return self.out_proj(self.norm(y, z.reshape(y.shape)).flatten(1))
+
+    def cell(self, parts, qkv, decay, beta):
+        """parts: inputs of the convolution, state [B, Hv, Dk, Dv]; qkv [B, L, C], decay and beta [B, L, Hv]."""
+        past, state = parts
+        past, mixed = self.conv1d(past, qkv)
+        (B, L, _), keys, heads = qkv.shape, self.key_heads * self.key_dim, self.key_heads
+        q, k, v = mx.split(mixed.astype(mx.float32), [keys, 2 * keys], axis=-1)
+        q, k = (unit(x.reshape(B, L, heads, 1, self.key_dim)) for x in (q, k))
+        v = v.reshape(B, L, heads, -1, self.value_dim)
+        g, beta = (x.astype(mx.float32).reshape(B, L, heads, -1, 1) for x in (decay, beta))
+        q, k, v, g, beta = (x.transpose(0, 2, 3, 1, 4) for x in (q * self.key_dim**-0.5, k, v, g, beta))
+        rule = step if L == 1 else chunks
+        new, y = rule(state.reshape(B, heads, -1, self.key_dim, self.value_dim), q, k, v, g, beta)
+        y = y.transpose(0, 3, 1, 2, 4).reshape(B, L, self.value_heads, self.value_dim)
+        return (past, new.reshape(state.shape)), y.astype(qkv.dtype)
+
+
+PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+
+
+def unit(x):
+    """x / |x| over the last axis."""
+    dim = x.shape[-1]
+    return mx.fast.rms_norm(x, None, NORM_EPS / dim) * dim**-0.5
+
+
+# The rule itself. State [..., Dk, Dv]; q and k [..., L, Dk], v [..., L, Dv], g (log of the decay) and beta [..., L, 1].
+# Leading axes broadcast: the value heads of a group share q and k. All float32.
+
+
+def step(state, q, k, v, g, beta):
+    """One token. The old state is read by k and q at once; what q sees of the correction is (q k) u."""
+    fade = mx.exp(g)
+    known, seen = mx.split(mx.concatenate([k, q], axis=-2) @ state * fade, 2, axis=-2)
+    u = beta * (v - known)
+    return fade * state + k.swapaxes(-1, -2) * u, seen + (q * k).sum(-1, keepdims=True) * u
+
+
+def chunks(state, q, k, v, g, beta, size: int = CHUNK):
+    """Any number of tokens, `size` at once: within a chunk every correction depends on those before it by a
+    triangular system, whose inverse does not depend on the state. So only the state itself goes from chunk to chunk.
+    """
+    length = q.shape[-2]
+    size = min(size, 1 << (length - 1).bit_length())
+    q, k, v, g, beta = (blocks(x, size) for x in (q, k, v, g, beta))
+    fade = pairwise(g)  # [..., n, size, size]
+    faded = mx.exp(mx.cumsum(g, axis=-2))
+    kt = k.swapaxes(-1, -2)
+    inverse = unit_lower_inverse(beta * (k @ kt) * mx.tril(fade, -1))
+    u, w = inverse @ (beta * v), inverse @ (beta * faded * k)
+    within, read = (q @ kt) * fade, q * faded
+    write = (k * fade[..., -1, :, None]).swapaxes(-1, -2)
+    ys = []
+    for u_i, w_i, read_i, within_i, write_i, left in each(u, w, read, within, write, faded[..., -1:, :]):
+        new = u_i - w_i @ state
+        ys.append(read_i @ state + within_i @ new)
+        state = left * state + write_i @ new
+    return state, mx.concatenate(ys, axis=-2)[..., :length, :]
+
+
+def blocks(x, size: int):
+    """[..., L, D] -> [..., n, size, D]; zeros at the end, which as k, beta and g leave the state alone."""
+    missing = -x.shape[-2] % size
+    if missing:
+        x = mx.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, missing), (0, 0)])
+    return x.reshape(*x.shape[:-2], -1, size, x.shape[-1])
+
+
+def each(*arrays):
+    """Chunk after chunk."""
+    return zip(*(mx.moveaxis(x, -3, 0) for x in arrays), strict=True)
+
+
+def pairwise(g):
+    """How much of token j is left at token i, [..., L, L] from logs [..., L, 1]; 0 where j comes after i.
+
+    Sums over just the tokens between: the difference of two running sums would lose small decays beside large ones.
+    """
+    size = g.shape[-2]
+    between = mx.where(mx.tri(size, k=-1, dtype=mx.bool_), g, 0.0)
+    return mx.tril(mx.exp(mx.cumsum(between, axis=-2)))
+
+
+def unit_lower_inverse(a):
+    """(1 + a)^-1 for strictly lower triangular a [..., L, L], L a power of two, by doubling the blocks that are known.
+
+    A power series in a would need fewer products, but its terms grow beyond float32 when keys repeat.
+    """
+    *lead, length, _ = a.shape
+    known, size = mx.ones((*lead, length, 1, 1), a.dtype), 1
+    while size < length:
+        n = length // (2 * size)
+        corner = a.reshape(*lead, n, 2, size, n, 2, size)[..., 1, :, :, 0, :]  # [..., n, size, n, size]
+        corner = mx.moveaxis(mx.diagonal(corner, axis1=-4, axis2=-2), -1, -3)  # [..., n, size, size]
+        upper, lower = known[..., ::2, :, :], known[..., 1::2, :, :]
+        top = mx.concatenate([upper, mx.zeros_like(upper)], axis=-1)
+        known = mx.concatenate([top, mx.concatenate([-(lower @ corner @ upper), lower], axis=-1)], axis=-2)
+        size *= 2
+    return known[..., 0, :, :]

@@ -1,0 +1,161 @@
+"""What all Gemmas share: norms on both sides of a branch, a scaled embedding, GELU, capped logits, ropes per layer.
+
+Refuses to know which layers slide and what a layer computes besides: the files of the generations do.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..cache.memory import FullKV, Plain, WindowKV
+from ..errors import BadCheckpoint, shown
+from .config import PINNED, ModelConfig, Say, needs
+from .layers import Attention, Decoder, DecoderLM, GatedMLP
+from .rope import RoPE, Rope, read_rope
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+GELU = ("gelu_pytorch_tanh",)
+GEMMA = {**PINNED, "hidden_act": GELU, "hidden_activation": GELU, "use_bidirectional_attention": (False, None)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmaConfig(ModelConfig):
+    made: ClassVar[frozenset[str]] = ModelConfig.made | {"sizes", "ropes"}
+    pinned: ClassVar[Mapping[str, tuple]] = GEMMA
+    head_dim: int = needs()
+    tie_word_embeddings: bool = True
+    final_logit_softcapping: float | None = needs(high=1e6, default=None)
+    sizes: tuple[tuple[int, int], ...] = ()  # key-value heads and numbers in a head, per layer
+    ropes: tuple[Rope, ...] = ()  # per layer
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any], say: Say, pinned: Mapping[str, tuple] | None = None) -> Self:
+        return super().parse(raw, say, pinned or cls.pinned)
+
+    def _complete(self, raw) -> Self:
+        super()._complete(raw)
+        object.__setattr__(self, "sizes", self.read_sizes(raw))
+        object.__setattr__(self, "ropes", tuple(self.rope_of(raw, i) for i in range(self.num_hidden_layers)))
+        return self
+
+    def read_rope(self, raw) -> Rope:
+        return read_rope(self.rope_keys(raw, FULL), self.head_dim, self.max_position_embeddings)
+
+    def rope_of(self, raw, i: int) -> Rope:
+        kind = FULL if self.windows[i] is None else SLIDING
+        return read_rope(self.rope_keys(raw, kind), self.sizes[i][1], self.max_position_embeddings)
+
+    def rope_keys(self, raw, kind: str) -> Mapping[str, Any]:
+        """What the config says about the rope of such layers, spelled as for a model whose layers turn alike."""
+        return raw
+
+    def read_sizes(self, raw) -> tuple[tuple[int, int], ...]:
+        return ((self.num_key_value_heads, self.head_dim),) * self.num_hidden_layers
+
+    @property
+    def context(self) -> int:
+        return min(self.max_position_embeddings, *(r.limit or self.max_position_embeddings for r in self.ropes))
+
+
+def rope_section(raw, kind: str, old: str) -> dict[str, Any]:
+    """`rope_parameters` per kind of layer; theta may stand under its `old` name beside it."""
+    sections = raw.get("rope_parameters")
+    sections = {} if sections is None else sections
+    if not isinstance(sections, Mapping) or not set(sections) <= {FULL, SLIDING}:
+        raise BadCheckpoint(
+            f"config.json: rope_parameters must hold {FULL} and {SLIDING} and nothing else, found {shown(sections)}"
+        )
+    section = sections.get(kind)
+    if section is not None and not isinstance(section, Mapping):
+        raise BadCheckpoint(f"config.json: rope_parameters.{kind} must be an object, not {shown(section)}")
+    theta = (section or {}).get("rope_theta", raw.get(old))
+    if theta is None:
+        raise BadCheckpoint(f"config.json has no {old} (nor rope_parameters.{kind}.rope_theta); it cannot be guessed")
+    scaling = raw.get("rope_scaling") if kind == FULL else None  # the older spelling is about full attention only
+    return {"rope_theta": theta, "rope_parameters": section, "rope_scaling": scaling}
+
+
+class GemmaMLP(GatedMLP):
+    activation = staticmethod(nn.gelu_approx)
+
+
+class GemmaAttention(Attention):
+    def __init__(self, c, i, *, softcap=None, qk_norm=False):
+        super().__init__(c, qkv_bias=c.attention_bias, o_bias=c.attention_bias, qk_norm=qk_norm)
+        self.scale, self.softcap = c.query_pre_attn_scalar**-0.5, softcap
+        self.rope = RoPE(c.ropes[i])
+
+    def __call__(self, x, kv):
+        q, k, v = self.qkv(x)
+        if "q_norm" in self:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self.rope(q, kv.positions), self.rope(k, kv.positions)
+        return self.o_proj(kv.attend(q, k, v, scale=self.scale, softcap=self.softcap).flatten(1))
+
+
+class Sandwich(nn.Module):
+    """A block whose branches are normed on the way in and on the way out."""
+
+    def __init__(self, c, mixer, mlp):
+        super().__init__()
+        self.self_attn, self.mlp = mixer, mlp
+        for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            self[f"{name}_layernorm"] = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+
+    def attend(self, x, memory):
+        return x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), memory))
+
+    def feed(self, h):
+        return h + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(h)))
+
+    def __call__(self, x, memory):
+        return self.feed(self.attend(x, memory))
+
+
+class GemmaDecoder(Decoder):
+    def __init__(self, c, blocks):
+        super().__init__(c, blocks)
+        self.scale = c.hidden_size**0.5
+
+    def embed(self, tokens):
+        return self.embed_tokens(tokens) * self.scale  # a Python float: rounded to the dtype of the weights
+
+    def __call__(self, tokens, views):
+        h = self.embed(tokens)
+        for layer, view in zip(self.layers, views, strict=True):
+            h = layer(h, view)
+        return self.norm(h)
+
+
+class Gemma(DecoderLM):
+    config: GemmaConfig
+    Stack = GemmaDecoder
+
+    def __init__(self, config):
+        super().__init__(config, [self.block(config, i) for i in range(config.num_hidden_layers)])
+
+    def block(self, c, i) -> nn.Module:
+        raise NotImplementedError
+
+    def logits(self, hidden):
+        y, cap = super().logits(hidden), self.config.final_logit_softcapping
+        return y if cap is None else mx.tanh(y / cap) * cap
+
+    def memory(self):
+        c, codec = self.config, Plain(self.dtype)
+        return [
+            FullKV(heads, dim, codec) if window is None else WindowKV(heads, dim, codec, window=window)
+            for (heads, dim), window in zip(c.sizes, c.windows, strict=True)
+        ]
+
+
+def add_one(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Norms of Gemma 2 and 3 are stored as what is added to one. In float32: the sum is rounded once, when placed."""
+    return {
+        name: 1 + array.astype(mx.float32) if re.search(r"norm\.weight$", name) else array
+        for name, array in arrays.items()
+    }

@@ -1,0 +1,77 @@
+"""Gemma 4, alone (gemma4_text) or as the text part of one that sees and hears (gemma4).
+
+E2B and E4B give every layer an input of its own and let the last layers read keys and values of earlier ones.
+"""
+
+import re
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..cache.memory import Shared
+from .base import CausalLM
+from .expert_layouts import stack_experts
+from .gemma import Gemma, GemmaDecoder
+from .gemma4_block import Gemma4Block
+from .gemma4_config import Gemma4Config
+from .gemma4_moe import Gemma4MoEBlock
+from .wrapped import TOWERS, text_name, text_part
+
+KEYS_AND_VALUES = re.compile(r"model\.layers\.(\d{1,5})\.self_attn\.(?:k_proj|v_proj|k_norm|v_norm)\..*")
+
+
+class Gemma4Decoder(GemmaDecoder):
+    def __init__(self, c, blocks):
+        super().__init__(c, blocks)
+        self.dim = c.hidden_size_per_layer_input
+        if self.dim:
+            width = c.num_hidden_layers * self.dim
+            self.embed_tokens_per_layer = nn.Embedding(c.vocab_size_per_layer_input, width)
+            self.per_layer_model_projection = nn.Linear(c.hidden_size, width, bias=False)
+            self.per_layer_projection_norm = nn.RMSNorm(self.dim, eps=c.rms_norm_eps)
+
+    def inputs(self, tokens, h):
+        """[N, layers, dim]: half from the token itself, half from its embedding."""
+        own = (self.embed_tokens_per_layer(tokens) * self.dim**0.5).reshape(len(tokens), -1, self.dim)
+        seen = (self.per_layer_model_projection(h) * self.scale**-1).reshape(len(tokens), -1, self.dim)
+        return (self.per_layer_projection_norm(seen) + own) * 2**-0.5
+
+    def __call__(self, tokens, views):
+        h = self.embed(tokens)
+        inputs = self.inputs(tokens, h) if self.dim else None
+        for i, (layer, view) in enumerate(zip(self.layers, views, strict=True)):
+            h = layer(h, view, None if inputs is None else inputs[:, i])
+        return self.norm(h)
+
+
+class Gemma4(Gemma):
+    config: Gemma4Config
+    Config = Gemma4Config
+    Stack = Gemma4Decoder
+    DROPS = (*CausalLM.DROPS, *TOWERS)
+
+    @classmethod
+    def parse(cls, raw, say):
+        return cls.Config.parse(text_part(raw, say) if raw.get("model_type") == "gemma4" else raw, say)
+
+    def block(self, c, i):
+        return Gemma4MoEBlock(c, i) if c.enable_moe_block else Gemma4Block(c, i)
+
+    def memory(self):
+        own = super().memory()
+        return [spec if j is None else Shared(j) for spec, j in zip(own, self.config.sources, strict=True)]
+
+    @staticmethod
+    def rename(key):
+        return text_name(key).replace(".experts.switch_glu.", ".experts.")  # mlx-lm's name for the stacks
+
+    @classmethod
+    def arrange(cls, config, arrays):
+        """Published checkpoints keep keys and values of layers that read those of others; they are not used."""
+        reading = {str(i) for i, j in enumerate(config.sources) if j is not None}
+        used = {n: a for n, a in arrays.items() if not ((m := KEYS_AND_VALUES.fullmatch(n)) and m[1] in reading)}
+        if not config.enable_moe_block:
+            return used
+        for name in [n for n in used if n.endswith(".router.scale")]:
+            used[name] = used[name].astype(mx.float32) * config.hidden_size**-0.5
+        return stack_experts(used, config.num_experts)

@@ -1,0 +1,40 @@
+"""A block of Gemma 4 26B-A4B: experts beside the dense MLP, each branch with norms of its own."""
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .gemma4_block import Gemma4Block
+from .moe import Experts, choose_then_softmax
+
+
+def geglu(gate: mx.array, up: mx.array) -> mx.array:
+    return nn.gelu_approx(gate) * up
+
+
+class Router(nn.Module):
+    """Chooses from the residual itself, which it norms for itself. `scale` holds the stored one over sqrt(hidden)."""
+
+    def __init__(self, c):
+        super().__init__()
+        self.eps, self.k = c.rms_norm_eps, c.top_k_experts
+        self.proj = nn.Linear(c.hidden_size, c.num_experts, bias=False)
+        self.scale = mx.ones((c.hidden_size,))
+        self.per_expert_scale = mx.ones((c.num_experts,))
+
+    def __call__(self, h):
+        experts, weights = choose_then_softmax(self.proj(mx.fast.rms_norm(h, self.scale, self.eps)), self.k)
+        return experts, weights * self.per_expert_scale[experts]
+
+
+class Gemma4MoEBlock(Gemma4Block):
+    def __init__(self, c, i):
+        super().__init__(c, i)
+        self.router = Router(c)
+        self.experts = Experts(c.num_experts, c.hidden_size, c.moe_intermediate_size, activation=geglu)
+        for name in ("pre_feedforward_layernorm_2", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"):
+            self[name] = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+
+    def feed(self, h):
+        dense = self.post_feedforward_layernorm_1(self.mlp(self.pre_feedforward_layernorm(h)))
+        sparse = self.experts(self.pre_feedforward_layernorm_2(h), *self.router(h))
+        return h + self.post_feedforward_layernorm(dense + self.post_feedforward_layernorm_2(sparse))

@@ -1,0 +1,116 @@
+"""gpt-oss: attention sinks, windows on every other layer, biases everywhere, experts with a clamped SwiGLU."""
+
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..errors import BadCheckpoint, shown
+from .config import needs
+from .expert_layouts import put
+from .layers import Attention, Block
+from .llama import Llama
+from .moe import Experts, choose_then_softmax
+from .moe_config import ROUTING_NOISE, MoEConfig
+
+# What a config without rope_scaling means (Hugging Face's default for this family).
+SCALING = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+PUBLISHED = re.compile(r"(.*\.experts\.)(gate_up_proj|down_proj)(|_bias|_blocks|_scales)")
+PARTS = {"": "weight", "_bias": "bias", "_blocks": "weight", "_scales": "scales"}
+RANKS = {"": 3, "_bias": 2, "_blocks": 4, "_scales": 3}
+
+
+@dataclass(frozen=True)
+class GptOssConfig(MoEConfig):
+    noise: ClassVar[frozenset[str]] = ROUTING_NOISE | {"initial_context_length"}
+
+    attention_bias: bool = True
+    swiglu_alpha: float = needs(high=1e6, default=1.702)
+    swiglu_limit: float = needs(high=1e6, default=7.0)
+
+    def read_rope(self, raw):
+        given = raw.get("rope_scaling") is not None or raw.get("rope_parameters") is not None
+        return super().read_rope(raw if given else {**raw, "rope_scaling": SCALING})
+
+    def windows_without_types(self, raw):
+        if self.sliding_window is None:
+            raise BadCheckpoint("config.json has no sliding_window; gpt_oss needs it on every other layer")
+        return tuple(None if i % 2 else self.sliding_window for i in range(self.num_hidden_layers))
+
+
+class SinkAttention(Attention):
+    def __init__(self, c):
+        super().__init__(c, qkv_bias=c.attention_bias, o_bias=c.attention_bias)
+        self.sinks = mx.zeros((self.heads,))
+
+    def __call__(self, x, kv):
+        q, k, v = self.qkv(x)
+        q, k = self.rope(q, kv.positions), self.rope(k, kv.positions)
+        return self.o_proj(kv.attend(q, k, v, scale=self.scale, sinks=self.sinks).flatten(1))
+
+
+def clamped_swiglu(gate, up, *, alpha: float, limit: float):
+    gate, up = mx.minimum(gate, limit), mx.clip(up, -limit, limit)
+    return gate * mx.sigmoid(alpha * gate) * (up + 1)
+
+
+class BiasedMixture(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.used = c.num_experts_per_tok
+        self.router = nn.Linear(c.hidden_size, c.num_experts)
+        self.experts = Experts(
+            c.num_experts,
+            c.hidden_size,
+            c.intermediate_size,
+            activation=partial(clamped_swiglu, alpha=c.swiglu_alpha, limit=c.swiglu_limit),
+            bias=True,
+        )
+
+    def __call__(self, x):
+        return self.experts(x, *choose_then_softmax(self.router(x), self.used))
+
+
+class GptOss(Llama):
+    Config = GptOssConfig
+
+    def block(self, c, i):
+        return Block(c, SinkAttention(c), BiasedMixture(c))
+
+    @classmethod
+    def arrange(cls, config, arrays):
+        """The published layouts: mxfp4 blocks, or plain [E, in, out]; gate and up rows take turns in both."""
+        arranged = {}
+        for name in list(arrays):
+            array = arrays.pop(name)
+            if not (found := PUBLISHED.fullmatch(name)):
+                put(arranged, name, array)
+                continue
+            path, matrix, kind = found.groups()
+            array, part = rows_first(name, array, kind), PARTS[kind]
+            if matrix == "gate_up_proj":
+                put(arranged, f"{path}gate_proj.{part}", array[:, ::2])
+                put(arranged, f"{path}up_proj.{part}", array[:, 1::2])
+            else:
+                put(arranged, f"{path}down_proj.{part}", array)
+        return arranged
+
+
+def rows_first(name: str, array: mx.array, kind: str) -> mx.array:
+    """A published tensor as [E, out, ...]: a matrix as MLX has it, packed or not, a bias, or scales."""
+    blocks = kind == "_blocks"
+    if array.ndim != RANKS[kind] or (blocks and (array.dtype != mx.uint8 or array.shape[3] != 16)):
+        raise BadCheckpoint(f"{shown(name)}: not the layout of gpt_oss, found {array.dtype} {list(array.shape)}")
+    if blocks:  # [E, out, in / 32, 16]: bytes of two numbers, low half first, as are MLX's words of eight
+        return array.flatten(2).view(mx.uint32)
+    return array.swapaxes(1, 2) if kind == "" else array

@@ -1,0 +1,74 @@
+"""The ways checkpoints store gated delta nets and norms less one, as gated_delta.py and qwen3_next.py have them.
+
+Works on names and shapes. Reordering whole rows leaves packed matrices packed.
+"""
+
+import re
+
+import mlx.core as mx
+
+from ..errors import BadCheckpoint, shown
+
+Arrays = dict[str, mx.array]
+
+LESS_ONE = re.compile(r"(.*\.(input|post_attention)_layernorm|.*\.self_attn\.[qk]_norm|model\.norm)\.weight")
+AROUND = re.compile(
+    r".*\.(input|post_attention)_layernorm\.weight"
+)  # the norms around layers: all near 1 or all near 0
+GROUPED = re.compile(r"(.*\.linear_attn\.)in_proj_(qkvz|ba)\.(weight|scales|biases)")
+CONV = re.compile(r".*\.linear_attn\.conv1d\.weight")
+
+
+def plain_layout(config, arrays: Arrays) -> Arrays:
+    """Convolutions as [channels, width], norms as the gain itself, projections apart. Takes `arrays` apart."""
+    add = 0.0 if gains_are_whole(arrays) else 1.0
+    arranged: Arrays = {}
+    for name in list(arrays):
+        array = arrays.pop(name)
+        if found := GROUPED.fullmatch(name):
+            made = {f"{found[1]}in_proj_{to}.{found[3]}": a for to, a in ungrouped(config, name, found[2], array)}
+        elif CONV.fullmatch(name):
+            made = {name: flat_conv(array)}
+        elif LESS_ONE.fullmatch(name):
+            made = {name: array.astype(mx.float32) + add}
+        else:
+            made = {name: array}
+        if twice := made.keys() & arranged.keys():
+            raise BadCheckpoint(f"the checkpoint holds {shown(min(twice))} twice, in two layouts; keep one")
+        arranged |= made
+    return arranged
+
+
+def by_mlx(conv: mx.array) -> bool:
+    """MLX converts [channels, 1, width] to [channels, width, 1]."""
+    return conv.ndim == 3 and conv.shape[2] == 1 and conv.shape[1] > 1
+
+
+def flat_conv(conv: mx.array) -> mx.array:
+    """Without the axis of length 1; what has none is left for the comparison of shapes to name."""
+    if by_mlx(conv):
+        return conv.squeeze(2)
+    return conv.squeeze(1) if conv.ndim == 3 and conv.shape[1] == 1 else conv
+
+
+def gains_are_whole(arrays: Arrays) -> bool:
+    """The original never has the 1 in its norms. Of those who convert it for MLX some add it: their average tells."""
+    convs = [array for name, array in arrays.items() if CONV.fullmatch(name)]
+    norms = [array for name, array in arrays.items() if AROUND.fullmatch(name)]
+    if not norms or not any(map(by_mlx, convs)):
+        return False
+    return mx.concatenate([norm.astype(mx.float32).flatten() for norm in norms]).mean().item() > 0.5
+
+
+def ungrouped(config, name: str, what: str, array: mx.array) -> list[tuple[str, mx.array]]:
+    """Rows that lie key head by key head, part by part instead: all q, all k, all v, then the gate; all b, all a."""
+    c, heads = config, config.linear_num_key_heads
+    each = c.linear_num_value_heads // heads
+    values = each * c.linear_value_head_dim
+    widths = [c.linear_key_head_dim] * 2 + [values] * 2 if what == "qkvz" else [each] * 2
+    if array.ndim != 2 or array.shape[0] != heads * sum(widths):
+        raise BadCheckpoint(f"{shown(name)}: expected {heads * sum(widths)} rows, found shape {list(array.shape)}")
+    ends = [sum(widths[: i + 1]) for i in range(len(widths) - 1)]
+    parts = mx.split(array.reshape(heads, sum(widths), -1), ends, axis=1)
+    *first, last = (part.reshape(-1, array.shape[1]) for part in parts)
+    return [(what[:-1], mx.concatenate(first)), (what[-1], last)]

@@ -1,0 +1,92 @@
+"""MiniMax M2: norms over all heads of q and k at once, rope on a part of each head, experts chosen by sigmoid."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..errors import UnsupportedModel, shown
+from .config import PINNED
+from .expert_layouts import rename_experts, stack_experts
+from .layers import Attention, Block
+from .llama import Llama
+from .moe import Experts, choose_by_sigmoid
+from .moe_config import ROUTING_NOISE, MoEConfig
+from .rope import read_rope
+
+# What the published configs switch on (or off): other values are another architecture.
+SWITCHES = {
+    "use_qk_norm": (True,),
+    "qk_norm_type": ("per_layer",),
+    "use_routing_bias": (True,),
+    "scoring_func": ("sigmoid",),
+    "shared_intermediate_size": (0, None),
+    "layernorm_full_attention_beta": (1,),
+    "layernorm_mlp_beta": (1,),
+}
+UNUSED = {"mlp_intermediate_size", "shared_moe_mode", "max_model_len", "layernorm_linear_attention_beta"}
+DRAFTS = {"use_mtp", "num_mtp_modules", "mtp_transformer_layers"}
+
+
+@dataclass(frozen=True)
+class MiniMaxM2Config(MoEConfig):
+    noise: ClassVar[frozenset[str]] = (
+        ROUTING_NOISE | UNUSED | DRAFTS | {"rotary_dim", "partial_rotary_factor", "attn_type_list"}
+    )
+
+    @classmethod
+    def parse(cls, raw, say, pinned=PINNED):
+        pinned = {key: values for key, values in pinned.items() if key != "partial_rotary_factor"} | SWITCHES
+        kinds = raw.get("attn_type_list")
+        if kinds is not None and (not isinstance(kinds, list) or any(kind != 1 for kind in kinds)):
+            raise UnsupportedModel(
+                f"config.json: attn_type_list = {shown(kinds)}: only 1, full attention, is in this family"
+            )
+        return super().parse(raw, say, pinned)
+
+    def read_rope(self, raw):
+        return read_rope(raw, self.head_dim, self.max_position_embeddings, partial=True)
+
+
+class WideNormAttention(Attention):
+    def __init__(self, c):
+        super().__init__(c)
+        self.q_norm = nn.RMSNorm(self.heads * self.head_dim, eps=c.rms_norm_eps)
+        self.k_norm = nn.RMSNorm(self.kv_heads * self.head_dim, eps=c.rms_norm_eps)
+
+    def __call__(self, x, kv):
+        q, k, v = self.qkv(x)
+        q = self.q_norm(q.flatten(1)).reshape(q.shape)
+        k = self.k_norm(k.flatten(1)).reshape(k.shape)
+        q, k = self.rope(q, kv.positions), self.rope(k, kv.positions)
+        return self.o_proj(kv.attend(q, k, v, scale=self.scale).flatten(1))
+
+
+class SigmoidMixture(nn.Module):
+    """Routing is float32: the correction bias is large against the differences it decides."""
+
+    def __init__(self, c):
+        super().__init__()
+        self.used = c.num_experts_per_tok
+        self.gate = nn.Linear(c.hidden_size, c.num_experts, bias=False)
+        self.e_score_correction_bias = mx.zeros((c.num_experts,))
+        self.experts = Experts(c.num_experts, c.hidden_size, c.intermediate_size)
+
+    def __call__(self, x):
+        logits = self.gate(x.astype(mx.float32))
+        return self.experts(x, *choose_by_sigmoid(logits, self.e_score_correction_bias, self.used, normalise=True))
+
+
+class MiniMaxM2(Llama):
+    Config = MiniMaxM2Config
+    DROPS = (*Llama.DROPS, (r"(^|\.)mtp(_modules?)?\.", "draft layers; nothing here drafts with them"))
+    WIDE = (r"\.mlp\.gate\.", r"\.e_score_correction_bias$")
+    rename = staticmethod(rename_experts)
+
+    @classmethod
+    def arrange(cls, config, arrays):
+        return stack_experts(arrays, config.num_experts)
+
+    def block(self, c, i):
+        return Block(c, WideNormAttention(c), SigmoidMixture(c))

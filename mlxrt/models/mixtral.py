@@ -1,0 +1,28 @@
+"""Mixtral: Mistral whose every MLP is a mixture of experts."""
+
+from dataclasses import dataclass
+
+from .expert_layouts import rename_experts, stack_experts
+from .layers import Block
+from .llama import Llama
+from .moe import Mixture
+from .moe_config import MoEConfig
+
+
+@dataclass(frozen=True)
+class MixtralConfig(MoEConfig):
+    def windows_without_types(self, raw):
+        return (self.sliding_window,) * self.num_hidden_layers
+
+
+class Mixtral(Llama):
+    Config = MixtralConfig
+    rename = staticmethod(rename_experts)
+
+    @classmethod
+    def arrange(cls, config, arrays):
+        return stack_experts(arrays, config.num_experts)
+
+    def block(self, c, i):
+        mlp = Mixture(c.num_experts, c.hidden_size, c.intermediate_size, c.num_experts_per_tok, normalise=True)
+        return Block(c, self.attention(c, i), mlp)

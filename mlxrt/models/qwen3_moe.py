@@ -1,0 +1,52 @@
+"""Qwen3-MoE (30B-A3B, 235B-A22B, Coder): Qwen3 attention, experts in all but the layers the config excepts."""
+
+from dataclasses import dataclass, field
+
+from ..errors import BadCheckpoint
+from .expert_layouts import rename_experts, stack_experts
+from .layers import Attention, Block, GatedMLP
+from .llama import Llama
+from .moe import Mixture
+from .moe_config import MoEConfig
+
+
+@dataclass(frozen=True)
+class Qwen3MoEConfig(MoEConfig):
+    moe_intermediate_size: int = field(kw_only=True)
+    norm_topk_prob: bool = False
+    decoder_sparse_step: int = 1
+    mlp_only_layers: tuple[int, ...] | None = None
+
+    def windows_without_types(self, raw):
+        if not self.use_sliding_window:
+            return (None,) * self.num_hidden_layers
+        if self.sliding_window is None:
+            raise BadCheckpoint("config.json: use_sliding_window is true but sliding_window is missing")
+        return (self.sliding_window,) * self.num_hidden_layers  # max_window_layers plays no part in this family
+
+    def sparse(self, i: int) -> bool:
+        return i not in (self.mlp_only_layers or ()) and (i + 1) % self.decoder_sparse_step == 0
+
+
+class Qwen3MoE(Llama):
+    Config = Qwen3MoEConfig
+    rename = staticmethod(rename_experts)
+
+    @classmethod
+    def arrange(cls, config, arrays):
+        return stack_experts(arrays, config.num_experts)
+
+    def attention(self, c, i):
+        return Attention(c, qkv_bias=c.attention_bias, o_bias=c.attention_bias, qk_norm=True)
+
+    def block(self, c, i):
+        if not c.sparse(i):
+            return Block(c, self.attention(c, i), GatedMLP(c.hidden_size, c.intermediate_size))
+        mlp = Mixture(
+            c.num_experts,
+            c.hidden_size,
+            c.moe_intermediate_size,
+            c.num_experts_per_tok,
+            normalise=c.norm_topk_prob,
+        )
+        return Block(c, self.attention(c, i), mlp)

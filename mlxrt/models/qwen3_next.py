@@ -1,0 +1,181 @@
+"""Qwen3-Next: gated delta nets with a gated attention among them, experts beside one that every token uses.
+
+Qwen3.5 is made of the same parts (qwen3_5.py). Norms here hold their gain itself; checkpoints hold it less one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..cache.memory import FullKV, Plain
+from ..errors import BadCheckpoint, UnsupportedModel, shown
+from .base import CausalLM
+from .config import PINNED, ModelConfig, Say, needs
+from .expert_layouts import rename_experts, stack_experts
+from .gated_delta import GatedDeltaNet
+from .hybrid_layouts import plain_layout
+from .layers import Attention, DecoderLM, GatedMLP
+from .moe import Mixture
+from .moe_config import MoEConfig
+from .rope import read_rope
+
+LINEAR, FULL = "linear_attention", "full_attention"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridConfig(ModelConfig):
+    """What Qwen3-Next and Qwen3.5 share."""
+
+    noise: ClassVar[frozenset[str]] = frozenset({"partial_rotary_factor"})
+    pinned: ClassVar[Mapping[str, tuple]] = {k: v for k, v in PINNED.items() if k != "partial_rotary_factor"} | {
+        "attn_output_gate": (True,),
+        "use_sliding_window": (False, None),
+        "mlp_bias": (False, None),
+    }
+    linear_conv_kernel_dim: int = needs(low=2, high=1 << 10)
+    linear_num_key_heads: int
+    linear_num_value_heads: int
+    linear_key_head_dim: int
+    linear_value_head_dim: int
+    full_attention_interval: int = 4  # as transformers has it; says nothing where layer_types is given
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any], say: Say, pinned: Mapping[str, tuple] | None = None) -> Self:
+        return super().parse(raw, say, pinned or cls.pinned)
+
+    def _complete(self, raw):
+        if self.linear_num_value_heads % self.linear_num_key_heads:
+            raise BadCheckpoint(
+                f"config.json: linear_num_value_heads {self.linear_num_value_heads} is no multiple of "
+                f"linear_num_key_heads {self.linear_num_key_heads}"
+            )
+        object.__setattr__(self, "layer_types", self._kinds())
+        return super()._complete(raw)
+
+    def _kinds(self) -> tuple[str, ...]:
+        n, every = self.num_hidden_layers, self.full_attention_interval
+        if self.layer_types is None:
+            return tuple(LINEAR if (i + 1) % every else FULL for i in range(n))
+        if len(self.layer_types) != n:
+            raise BadCheckpoint(f"config.json: {len(self.layer_types)} layer_types for {n} layers")
+        if other := [kind for kind in self.layer_types if kind not in (LINEAR, FULL)]:
+            raise UnsupportedModel(f"config.json: layer_types holds {shown(other[0])}, which this family does not have")
+        return self.layer_types
+
+    def _windows(self, raw):
+        return (None,) * self.num_hidden_layers
+
+    def read_rope(self, raw):
+        places = [p for p in (raw, raw.get("rope_parameters"), raw.get("rope_scaling")) if isinstance(p, Mapping)]
+        if not any("partial_rotary_factor" in place for place in places):
+            raw = {**raw, "partial_rotary_factor": 0.25}  # transformers' default for both families
+        return read_rope(raw, self.head_dim, self.max_position_embeddings, partial=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseConfig(HybridConfig, MoEConfig):
+    """With experts."""
+
+    noise: ClassVar[frozenset[str]] = HybridConfig.noise | MoEConfig.noise
+    intermediate_size: int = 0  # of the layers without experts: needed where there are some
+    moe_intermediate_size: int
+    shared_expert_intermediate_size: int
+    norm_topk_prob: bool = True
+    decoder_sparse_step: int = 1
+    mlp_only_layers: tuple[int, ...] | None = None
+
+    def sparse(self, i: int) -> bool:
+        return i not in (self.mlp_only_layers or ()) and (i + 1) % self.decoder_sparse_step == 0
+
+    def _complete(self, raw):
+        if not self.intermediate_size and not all(map(self.sparse, range(self.num_hidden_layers))):
+            raise BadCheckpoint("config.json has no intermediate_size; the layers without experts need it")
+        return super()._complete(raw)
+
+
+class GatedAttention(Attention):
+    """Every query head brings a gate for what it reads."""
+
+    def __init__(self, c):
+        super().__init__(c, qkv_bias=c.attention_bias, o_bias=c.attention_bias, qk_norm=True)
+        self.q_proj = nn.Linear(c.hidden_size, 2 * self.heads * self.head_dim, bias=c.attention_bias)
+
+    def project(self, x):
+        """q, its gate, k, v: [N, heads, D] each."""
+        matrices = [self.qkv_proj] if "qkv_proj" in self else [self.q_proj, self.k_proj, self.v_proj]
+        y = mx.concatenate([m(x) for m in matrices], axis=-1).reshape(x.shape[0], -1, self.head_dim)
+        both, k, v = mx.split(y, [2 * self.heads, 2 * self.heads + self.kv_heads], axis=1)
+        return both[:, ::2], both[:, 1::2], k, v
+
+    def __call__(self, x, kv):
+        q, gate, k, v = self.project(x)
+        q, k = self.rope(self.q_norm(q), kv.positions), self.rope(self.k_norm(k), kv.positions)
+        y = kv.attend(q, k, v, scale=self.scale) * mx.sigmoid(gate)
+        return self.o_proj(y.flatten(1))
+
+
+class SharedMixture(Mixture):
+    """Experts, and one more that every token uses as far as its gate lets it."""
+
+    def __init__(self, c):
+        k, normalise = c.num_experts_per_tok, c.norm_topk_prob
+        super().__init__(c.num_experts, c.hidden_size, c.moe_intermediate_size, k, normalise=normalise)
+        self.shared_expert = GatedMLP(c.hidden_size, c.shared_expert_intermediate_size)
+        self.shared_expert_gate = nn.Linear(c.hidden_size, 1, bias=False)
+
+    def __call__(self, x):
+        return super().__call__(x) + mx.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
+
+
+class HybridBlock(nn.Module):
+    def __init__(self, c, kind, mlp):
+        super().__init__()
+        if kind == LINEAR:
+            self.linear_attn = GatedDeltaNet(c)
+        else:
+            self.self_attn = GatedAttention(c)
+        self.mlp = mlp
+        self.input_layernorm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+
+    def __call__(self, x, memory):
+        mixer = self.linear_attn if "linear_attn" in self else self.self_attn
+        h = x + mixer(self.input_layernorm(x), memory)
+        return h + self.mlp(self.post_attention_layernorm(h))
+
+
+class Hybrid(DecoderLM):
+    """The families' common frame, dense."""
+
+    DROPS = (*CausalLM.DROPS, (r"^(language_model\.)?mtp\.", "drafts further tokens; the model itself does not use it"))
+
+    def __init__(self, config):
+        kinds = enumerate(config.layer_types)
+        super().__init__(config, [HybridBlock(config, kind, self.mlp(config, i)) for i, kind in kinds])
+
+    def mlp(self, c, i):
+        return GatedMLP(c.hidden_size, c.intermediate_size)
+
+    def memory(self):
+        c = self.config
+        full = FullKV(c.num_key_value_heads, c.head_dim, Plain(self.dtype))
+        return [b.linear_attn.spec(self.dtype) if "linear_attn" in b else full for b in self.model.layers]
+
+    @classmethod
+    def arrange(cls, config, arrays):
+        return plain_layout(config, arrays)
+
+
+class Qwen3Next(Hybrid):
+    Config = SparseConfig
+    rename = staticmethod(rename_experts)
+
+    def mlp(self, c, i):
+        return SharedMixture(c) if c.sparse(i) else super().mlp(c, i)
+
+    @classmethod
+    def arrange(cls, config, arrays):
+        return stack_experts(super().arrange(config, arrays), config.num_experts)

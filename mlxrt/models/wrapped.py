@@ -1,0 +1,51 @@
+"""A text model inside a checkpoint that can also see or hear: which keys and tensors are its own.
+
+Images and sound are not computed, so their towers are dropped by rule. Refuses to know any family's arithmetic.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import BadCheckpoint, shown
+from .config import NOISE, Say
+
+TOWERS = (
+    (
+        r"^(?:model\.)?(?:vision_tower|vision_model|visual|vision_embedder|audio_tower|multi_modal_projector"
+        r"|embed_vision|embed_audio)\.",
+        "images and sound are not computed",
+    ),
+)
+# Keys beside text_config: the towers, and the tokens that stand for what they see.
+OUTER = frozenset(
+    """text_config vision_config audio_config boi_token_index eoi_token_index image_token_index mm_tokens_per_image
+    boi_token_id eoi_token_id image_token_id video_token_id audio_token_id boa_token_id eoa_token_id eoa_token_index
+    vision_start_token_id vision_end_token_id vision_soft_tokens_per_image audio_soft_tokens_per_image processor_class
+    tie_word_embeddings vocab_size""".split()
+)
+INNER = re.compile(r"(?:model\.)?language_model\.(?:model\.)?(lm_head\.)?(.*)", re.DOTALL)
+
+
+def text_part(raw: Mapping[str, Any], say: Say) -> dict[str, Any]:
+    """The config of the text model, with what the file says around it."""
+    inner = raw.get("text_config")
+    if not isinstance(inner, Mapping):
+        kind = raw.get("model_type")
+        raise BadCheckpoint(f"config.json: {shown(kind)} needs text_config, an object; found {shown(inner)}")
+    for key in sorted(set(raw) - OUTER - NOISE):
+        say(f"config.json: {shown(key)} is unknown to mlxrt and has no effect")
+    text = dict(inner)
+    if "tie_word_embeddings" in raw:  # the head belongs to the whole, so the outer word counts
+        text["tie_word_embeddings"] = raw["tie_word_embeddings"]
+    if "vocab_size" in raw:  # mirrored by some tools; a resized table is told inside
+        text.setdefault("vocab_size", raw["vocab_size"])
+    return text
+
+
+def text_name(key: str) -> str:
+    """A tensor's name as if the text model had been saved alone."""
+    found = INNER.fullmatch(key)
+    if not found:
+        return key
+    return f"lm_head.{found[2]}" if found[1] else f"model.{found[2]}"

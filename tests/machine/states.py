@@ -1,0 +1,150 @@
+"""Operations on states as values: hold, feed, rewind, put, copy through a file, take a block away.
+
+Everything a holder does here must be invisible to every other holder; the logits of each fed token are judged.
+"""
+
+from itertools import count
+
+import mlx.core as mx
+
+from mlxrt.cache import SequenceState
+from mlxrt.errors import CannotRewind, EvictedBlock
+from mlxrt.request import Request, Sequence
+from mlxrt.snapshot import load_state, save_state
+
+from . import invariants
+
+IDS = count(1 << 20)  # never those of the scheduler
+MOST = 4  # values held at once
+
+
+class StateOps:
+    """The part of a machine that plays with values."""
+
+    def held(self, a: int) -> SequenceState | None:
+        return self.holds[a % len(self.holds)] if self.holds else None
+
+    def keep(self, state: SequenceState) -> None:
+        self.holds.append(state)
+        del self.holds[:-MOST]
+
+    def do_hold(self, a: int, b: int, *_: int) -> None:
+        """What the store holds of a text."""
+        text = self.texts[a % len(self.texts)]
+        text = text[: len(text) - b % 9]
+        state = self.engine.state(text)
+        if state is None:
+            return
+        invariants.require(state.tokens == text[: len(state)], f"asked for {text}, found {state.tokens}")
+        self.keep(state)
+        self.tally["values found"] += 1
+        self.trace.append(f"hold {len(state)} of {len(text)} tokens")
+
+    def do_drop(self, a: int, *_: int) -> None:
+        if self.holds:
+            self.holds.pop(a % len(self.holds))
+
+    def do_feed(self, a: int, b: int, c: int, d: int) -> None:
+        """Go on from a value, which stays as it is: feeding it twice is a fork."""
+        state = self.held(a) if a % 4 else None
+        state = state or SequenceState((), self.engine.empty())
+        new = self.prompt(b, c, d)[: 1 + c % 20] if len(state) == 0 else [(60 + (d + j * j) % 7) for j in range(1 + c % 12)]
+        self.feed(state, tuple(new), 1 + d % 13)
+
+    def feed(self, state: SequenceState, new: tuple[int, ...], size: int) -> None:
+        tokens = (*state.tokens, *new)
+        if len(tokens) > self.engine.context:
+            return
+        self.trace.append(f"feed {len(new)} tokens {list(new)} to a value of {len(state)}, {size} at a time")
+        made = self.refused(lambda: self._fed(state, tokens, size))
+        if made is None:
+            return
+        rows, grown = made
+        self.judge.check_logits(tokens, rows, f"feeding {list(new)} to {len(state)} tokens")
+        invariants.check_part(grown.parts[0])
+        self.keep(grown)
+        self.tally["values fed"] += 1
+        self.tally["values continued"] += bool(len(state))
+
+    def _fed(self, state: SequenceState, tokens: tuple[int, ...], size: int) -> tuple[mx.array, SequenceState]:
+        engine, rows = self.engine, []
+        seq = Sequence(next(IDS), Request(tokens=(0,)), tokens, parts=state.parts, length=len(state))
+        most = min(size, engine.scheduler.limits.max_step)
+        try:
+            while seq.length < len(tokens):
+                rows.append(engine.feed(seq, min(most, len(tokens) - seq.length)))
+        finally:
+            engine.runner.settle()  # whatever takes a value out of a running sequence settles its tail
+        return mx.concatenate(rows), SequenceState.fit(tokens, seq.parts)
+
+    def do_rewind(self, a: int, b: int, c: int, d: int) -> None:
+        """Cut a value back, or be told that it cannot be; sometimes go on from there at once."""
+        if (state := self.held(a)) is None:
+            return
+        n = max(0, len(state) - b % 12)
+        if n and n < state.floor:
+            try:
+                state.rewind(n)
+            except CannotRewind:
+                self.tally["rewinds refused"] += 1
+                return
+            raise AssertionError(f"a value of {state.floor}..{len(state)} tokens was cut to {n}")
+        cut = state.rewind(n)
+        invariants.require(len(cut) == n and cut.tokens == state.tokens[:n], f"cut to {n}, became {len(cut)}")
+        self.tally["values rewound"] += n < len(state)
+        self.trace.append(f"rewind a value of {len(state)} to {n}")
+        self.keep(cut)
+        if d % 2:
+            self.feed(cut, tuple(60 + (c + j) % 9 for j in range(1 + c % 5)), 1 + d % 4)
+
+    def do_put(self, a: int, *_: int) -> None:
+        """Give a value to the store."""
+        if (state := self.held(a)) is not None:
+            self.engine.store.put(state)
+            self.tally["values stored"] += 1
+            self.trace.append(f"put a value of {len(state)} tokens")
+
+    def do_freeze(self, a: int, *_: int) -> None:
+        """A value to a file and back, beside the one it was."""
+        if (state := self.held(a)) is None or not len(state):
+            return
+        engine, path = self.engine, self.folder / "value"
+        save_state(path, engine.runner, state, engine.identity(), {})
+        loaded = self.refused(lambda: load_state(path, engine.runner, engine.empty(), engine.identity()))
+        if loaded is not None:
+            invariants.require(loaded[0].tokens == state.tokens, "a file gave other tokens back")
+            self.keep(loaded[0])
+            self.tally["values through a file"] += 1
+            self.trace.append(f"a value of {len(state)} tokens went through a file")
+
+    def do_revoke(self, a: int, b: int, c: int, d: int) -> None:
+        """Take a place from a value: whoever still names it is told. Alone, so that nobody else is hurt."""
+        engine = self.engine
+        if d % 3 or self.asked or not (state := self.held(a)) or not len(state):
+            return
+        while self.advance():
+            continue
+        engine.store.clear()
+        if not (state := self.held(a)) or len(state) + 2 > engine.context:  # somebody needed the room
+            return
+        blocks = [block for part in state.parts for block in part.blocks]
+        block = blocks[b % len(blocks)]
+        block._pool.revoke(block)
+        self.trace.append(f"revoke place {block.id} of a value of {len(state)} tokens")
+        try:
+            self._fed(state, (*state.tokens, 5, 6), 1 + c % 2)
+        except EvictedBlock:
+            self.tally["stale places refused"] += 1
+        else:
+            raise AssertionError(f"place {block.id} was taken away and used all the same")
+        self.holds.clear()
+        engine.store.clear()
+
+    def do_score(self, a: int, b: int, c: int, *_: int) -> None:
+        tokens = self.texts[a % len(self.texts)][: 1 + b % 40]
+        if len(tokens) > self.engine.context:
+            return
+        rows = self.refused(lambda: self.engine.score(tokens, 1 + c % 20))
+        if rows is not None:
+            self.judge.check_logits(tokens, rows, f"score of {list(tokens)}")
+            self.tally["scores"] += 1
