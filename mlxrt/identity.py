@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -21,7 +22,7 @@ def identify(
 ) -> dict[str, str]:
     """Reads every byte of the weights, the first time: asked for only when something is kept beyond this process."""
     files = tuple(files)
-    arrays = tree_flatten(model.parameters())
+    arrays: Any = tree_flatten(model.parameters())
     return {
         "format": FORMAT,
         "weights": weights_digest(files) if files else parameters_digest(model, arrays),
@@ -39,7 +40,7 @@ def parameters_digest(model: CausalLM, arrays: list) -> str:
     digest = hashlib.sha256(repr(model.config).encode())
     for name, array in arrays:
         digest.update(name.encode())
-        digest.update(memoryview(mx.contiguous(array.reshape(-1).view(mx.uint8))))
+        digest.update(memoryview(mx.contiguous(array.reshape(-1).view(mx.uint8))))  # type: ignore[arg-type]
     return digest.hexdigest()
 
 

@@ -134,7 +134,8 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
 def ends(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> frozenset[int]:
     """Tokens that end an answer: those of generation_config.json, config.json and the tokenizer."""
     found: set[int] = set(tokenizer.eos_ids) if tokenizer else set()
-    for place in (checkpoint.generation, checkpoint.config):
+    text = checkpoint.config.get("text_config")  # where wrappers keep what belongs to their language model
+    for place in (checkpoint.generation, checkpoint.config, text if isinstance(text, dict) else {}):
         value = place.get("eos_token_id")
         for token in value if isinstance(value, list) else [value]:
             if isinstance(token, int) and not isinstance(token, bool):

@@ -71,7 +71,7 @@ def encode_header(header: Mapping[str, Any], arrays: Mapping[str, mx.array]) -> 
 
 
 def content(array: mx.array) -> memoryview:
-    return memoryview(mx.contiguous(array).reshape(-1).view(mx.uint8))
+    return memoryview(mx.contiguous(array).reshape(-1).view(mx.uint8))  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager

@@ -126,7 +126,7 @@ class Session:
         if not isinstance(text, str) or not text:
             raise BadRequest("say something: the text is empty")
         given = self.options | options
-        extra = {k: given.pop(k) for k in ("tools", "enable_thinking") if k in given}
+        extra: dict[str, Any] = {k: given.pop(k) for k in ("tools", "enable_thinking") if k in given}
         question = self._ask(self.turns, text, extra)
         if self.on_overflow == "drop-oldest":
             question = self._shorten(question, text, extra, Request.of("x", **given).params.max_tokens)

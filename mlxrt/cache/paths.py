@@ -12,8 +12,8 @@ from .store import Node, PrefixStore
 class PathStore(PrefixStore):
     def path(self, tokens: Sequence[int]) -> list[Node]:
         """The full nodes along `tokens`. Neither a hit nor a use."""
-        node, found = self._root, []
-        known = tuple(tokens)
+        node, known = self._root, tuple(tokens)
+        found: list[Node] = []
         while child := node.full.get(known[len(found) * self.size : (len(found) + 1) * self.size]):
             node = child
             found.append(node)

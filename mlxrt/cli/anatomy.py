@@ -14,7 +14,6 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from .. import device
-from ..cache.memory import Shared
 from ..config import EngineConfig
 from ..loader import DTYPES, is_packed, unpacked_fits
 from ..models import CausalLM, find
@@ -24,6 +23,7 @@ from ..weights.gguf_tensors import PACKED
 from ..weights.quantised import layout_of, refuse_methods
 from ..weights.randomise import packs
 from ..weights.shapes import Shape
+from .memory import SequenceCost
 from .terminal import note
 
 CLASSES = ("embedding", "attention", "mlp", "norm", "head", "other")
@@ -49,14 +49,16 @@ class Part:
 class Anatomy:
     model: CausalLM  # an outline in the dtype it would compute in
     parts: dict[str, Part]
-    resident: int  # bytes of weights in memory when it runs
+    resident: int  # bytes of weights in memory when it runs here
+    on_gpu: int  # and on a GPU: packed as stored, floats in two bytes
     dtype: str
 
     @property
-    def kv_bytes(self) -> float:
-        """Bytes one more token takes, all layers together, while no window is full."""
-        own = [s for s in self.model.memory() if not isinstance(s, Shared)]
-        return sum(s.nbytes() / s.size for s in own)  # type: ignore[attr-defined]  # every kind made of blocks has it
+    def cost(self) -> SequenceCost:
+        return SequenceCost.of(self.model.memory())
+
+    def cost_on_gpu(self, raw: dict[str, Any]) -> SequenceCost:
+        return SequenceCost.of(outlined(raw, mx.bfloat16, quiet=True).memory())
 
 
 def class_of(name: str) -> str:
@@ -70,10 +72,10 @@ def class_of(name: str) -> str:
     return "other"
 
 
-def outlined(config: dict[str, Any], dtype: mx.Dtype | None) -> CausalLM:
+def outlined(config: dict[str, Any], dtype: mx.Dtype | None, quiet: bool = False) -> CausalLM:
     """The model of a config, its unknown keys told, its weights never computed."""
     family = find(config)
-    model = family(family.parse(config, note))  # type: ignore[call-arg]
+    model = family(family.parse(config, (lambda line: None) if quiet else note))  # type: ignore[call-arg]
     if dtype is not None:
         model.set_dtype(dtype)
     return model
@@ -90,7 +92,8 @@ def flat(model: nn.Module) -> dict[str, mx.array]:
 def of_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> Anatomy:
     family = find(checkpoint.config)
     refuse_methods(checkpoint.config)
-    check_depth(checkpoint, family.rename)
+    if not family.adapted:
+        check_depth(checkpoint, family.rename)
     sizes = {family.rename(name): info for name, info in checkpoint.sizes().items()}
     dtype = compute_dtype(config, sizes.values())
     model = outlined(checkpoint.config, dtype)
@@ -99,7 +102,8 @@ def of_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> Anatomy:
         resident = sum(array.nbytes for array in parameters.values())
     else:
         resident = sum(in_memory(info, dtype) for info in sizes.values())
-    return Anatomy(model, measured(parameters, sizes), resident, word(dtype))
+    on_gpu = sum(in_memory(info, mx.bfloat16) for info in sizes.values())
+    return Anatomy(model, measured(parameters, sizes), resident, on_gpu, word(dtype))
 
 
 def in_memory(info: TensorInfo, dtype: mx.Dtype) -> int:
@@ -152,12 +156,31 @@ def stored_kind(
 
 
 def of_shape(shape: Shape, config: EngineConfig) -> Anatomy:
+    chosen = (lambda _, module: packs(module, shape.group_size)) if shape.bits is not None else None
+    return of_outline(shape.config, config, shape, chosen)
+
+
+def of_config(raw: dict[str, Any], config: EngineConfig) -> Anatomy:
+    """A config.json without weights, as it would be stored in the bits it names."""
+    said = raw.get("quantization") or raw.get("quantization_config") or {}
+    said = said if isinstance(said, dict) else {}
+    method, bits, group = said.get("quant_method"), said.get("bits"), said.get("group_size", 64)
+    if method == "mxfp4":  # gpt-oss: the experts alone
+        shape = Shape("", 4, "mxfp4", 32)
+        return of_outline(raw, config, shape, lambda _, module: packs(module, 32) and module["weight"].ndim == 3)
+    if bits in (2, 3, 4, 5, 6, 8) and group in (32, 64, 128) and method is None:
+        shape = Shape("", bits, said.get("mode", "affine"), group)
+        return of_outline(raw, config, shape, lambda _, module: packs(module, group))
+    return of_outline(raw, config, Shape(""), None)
+
+
+def of_outline(raw: dict[str, Any], config: EngineConfig, shape: Shape, chosen: Any) -> Anatomy:
     dtype = compute_dtype(config, []) if config.dtype or device.kind() == "cpu" else mx.bfloat16
-    model, stored = outlined(shape.config, dtype), outlined(shape.config, dtype)
-    if shape.bits is not None:
-        fits = lambda _, module: packs(module, shape.group_size)  # noqa: E731
-        nn.quantize(stored, shape.group_size, shape.bits, mode=shape.mode, class_predicate=fits)
+    model, stored = outlined(raw, dtype), outlined(raw, dtype, quiet=True)
+    if chosen is not None:
+        nn.quantize(stored, shape.group_size, shape.bits, mode=shape.mode, class_predicate=chosen)
     named = {dtype: name for name, dtype in STORED.items()}
     sizes = {name: TensorInfo(array.shape, named[array.dtype], array.nbytes) for name, array in flat(stored).items()}
     resident = sum(info.nbytes for info in sizes.values())
-    return Anatomy(model, measured(flat(model), sizes), resident, word(dtype))
+    on_gpu = sum(in_memory(info, mx.bfloat16) for info in sizes.values())
+    return Anatomy(model, measured(flat(model), sizes), resident, on_gpu, word(dtype))

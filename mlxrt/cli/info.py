@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import EngineConfig
@@ -39,20 +40,33 @@ def run(args: argparse.Namespace) -> int:
 def describe(name: str, config: EngineConfig, free: int) -> dict[str, Any]:
     from ..loader import open_checkpoint
     from ..weights.source import locate
-    from .anatomy import of_checkpoint, of_shape
+    from .anatomy import of_checkpoint, of_config, of_shape
 
     located = locate(name, revision=config.revision, offline=config.offline, token=config.token, say=note)
     told: dict[str, Any] = {"name": name, "kind": located.kind}
     if located.shape is not None:
         return told | facts(of_shape(located.shape, config), located.shape.config, free) | {"tokenizer": None}
+    if located.kind == "folder" and (raw := config_alone(Path(str(located.path)))) is not None:
+        note(f"{name} holds no weights: figures are for those its config.json describes")
+        return told | facts(of_config(raw, config), raw, free) | {"tokenizer": None}
     checkpoint = open_checkpoint(located)
     told["path"] = str(located.path)
     told |= facts(of_checkpoint(checkpoint, config), checkpoint.config, free)
     return told | {"tokenizer": tokenizer_facts(checkpoint)}
 
 
+def config_alone(folder: Path) -> dict[str, Any] | None:
+    """config.json of a folder without any weights, for planning before a download."""
+    from ..weights.folder import read_json
+
+    if (folder / "model.safetensors.index.json").exists() or any(folder.glob("*.safetensors")):
+        return None
+    return read_json(folder / "config.json") if (folder / "config.json").is_file() else None
+
+
 def facts(anatomy: "Anatomy", raw: dict[str, Any], free: int) -> dict[str, Any]:
-    c, kv = anatomy.model.config, anatomy.kv_bytes
+    c, cost = anatomy.model.config, anatomy.cost
+    kv = cost.per_token
     named = raw.get("architectures")
     room = max(free - anatomy.resident, 0)
     return {
@@ -69,12 +83,15 @@ def facts(anatomy: "Anatomy", raw: dict[str, Any], free: int) -> dict[str, Any]:
         "kv_heads": c.num_key_value_heads,
         "head_dim": c.head_dim,
         "vocab_size": c.vocab_size,
-        "rope": {"kind": c.rope.kind, "theta": c.rope.theta},
+        "rope": {"kind": c.rope.kind, "theta": c.rope.theta} if c.rope is not None else None,
         "windows": {str(w): c.windows.count(w) for w in sorted({w for w in c.windows if w is not None})},
         "context": c.context,
-        "kv_bytes_per_token": int(kv) if kv.is_integer() else kv,
-        "longest_context": min(c.context, int(room // kv)),  # with all free memory for keys and values
-        "longest_context_by_default": min(c.context, int(room // 2 // kv)),  # kv_memory not given: half of it
+        "kv_bytes_per_token": int(kv) if float(kv).is_integer() else kv,
+        "memory": cost.told(),
+        "longest_context": cost.longest(room, c.context),  # with all free memory for keys and values
+        "longest_context_by_default": cost.longest(room / 2, c.context),  # kv_memory not given: half of it
+        "weight_bytes_on_gpu": anatomy.on_gpu,
+        "longest_context_on_macs": anatomy.cost_on_gpu(raw).on_macs(anatomy.on_gpu, c.context),
     }
 
 

@@ -45,7 +45,9 @@ def model_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         ("tokenizer", tokenizer_text(m["tokenizer"])),
         ("context", f"{m['context']:,} tokens"),
         ("keys and values", f"{m['kv_bytes_per_token']:,.0f} bytes per token"),
+        *((f"  {group['kind']}", group_text(group)) for group in m["memory"]),
         ("longest context", longest_text(m)),
+        ("  on Macs of", macs_text(m["longest_context_on_macs"])),
     ]
     return rows if "path" not in m else [("path", m["path"]), *rows]
 
@@ -69,6 +71,16 @@ def tokenizer_text(tokenizer: dict[str, Any] | None) -> str:
         return f"broken: {tokenizer['broken']}"
     template = "with" if tokenizer["chat_template"] else "without"
     return f"{tokenizer['source']}, {tokenizer['tokens']:,} tokens, {template} chat template"
+
+
+def group_text(group: dict[str, Any]) -> str:
+    if "bytes_per_token" in group:
+        return f"{group['layers']} layers, {group['bytes_per_token']:,.0f} bytes per token"
+    return f"{group['layers']} layers, {amount(group['bytes_per_sequence'])} per sequence and checkpoint"
+
+
+def macs_text(longest: dict[str, int]) -> str:
+    return ", ".join(f"{size}: {tokens:,}" if tokens else f"{size}: does not fit" for size, tokens in longest.items())
 
 
 def longest_text(m: dict[str, Any]) -> str:

@@ -39,7 +39,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Record:
-    described: dict[int, Described]  # by group
+    described: Mapping[int, Described]  # by group
     arrays: dict[str, mx.array]  # "layer.3.0": one place of the first array of layer 3
 
 

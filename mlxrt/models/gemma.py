@@ -155,7 +155,7 @@ class Gemma(DecoderLM):
 
 def add_one(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
     """Norms of Gemma 2 and 3 are stored as what is added to one. In float32: the sum is rounded once, when placed."""
-    return {
-        name: 1 + array.astype(mx.float32) if re.search(r"norm\.weight$", name) else array
-        for name, array in arrays.items()
-    }
+    for name, array in arrays.items():
+        if re.search(r"norm\.weight$", name) and mx.issubdtype(array.dtype, mx.floating):
+            arrays[name] = 1 + array.astype(mx.float32)
+    return arrays

@@ -72,6 +72,7 @@ class Gemma4(Gemma):
         used = {n: a for n, a in arrays.items() if not ((m := KEYS_AND_VALUES.fullmatch(n)) and m[1] in reading)}
         if not config.enable_moe_block:
             return used
-        for name in [n for n in used if n.endswith(".router.scale")]:
-            used[name] = used[name].astype(mx.float32) * config.hidden_size**-0.5
+        for name, array in used.items():
+            if name.endswith(".router.scale") and mx.issubdtype(array.dtype, mx.floating):
+                used[name] = array.astype(mx.float32) * config.hidden_size**-0.5
         return stack_experts(used, config.num_experts)

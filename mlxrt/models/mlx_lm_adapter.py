@@ -50,9 +50,32 @@ class AdaptedConfig:
     context: int
     raw: Mapping[str, Any] = field(repr=False)
 
-    def value(self, *names: str) -> Any:
-        """The first of these keys that is there, the text part's first."""
-        return first(self.raw, names)
+    rope = None  # the module's own business
+    windows: tuple[int | None, ...] = ()
+
+    def number(self, *names: str) -> int | None:
+        """The first of these keys that holds a usable number."""
+        return next((n for name in names if whole(n := first(self.raw, [name]), MOST_TOKENS)), None)
+
+    @property
+    def num_hidden_layers(self) -> int | None:
+        return self.number(*DEPTH_KEYS)
+
+    @property
+    def hidden_size(self) -> int | None:
+        return self.number("hidden_size", "n_embd", "d_model", "dim", "model_dim")
+
+    @property
+    def num_attention_heads(self) -> int | None:
+        return self.number("num_attention_heads", "n_head", "n_heads", "num_heads")
+
+    @property
+    def num_key_value_heads(self) -> int | None:
+        return self.number("num_key_value_heads", "num_kv_heads") or self.num_attention_heads
+
+    @property
+    def head_dim(self) -> int | None:
+        return self.number("head_dim")
 
 
 class MlxLm(CausalLM):

@@ -51,7 +51,7 @@ def fill(
     drop_tied_head(model, arrays)
     dtype = dtype or main_dtype(arrays)
     layouts = find_layouts(model, arrays)
-    if line := contradictions(checkpoint.config, layouts):
+    if line := contradictions(in_our_names(checkpoint.config, family.rename), layouts):
         say(line)
     if dequantise:
         arrays = dequantised(arrays, layouts, dtype)
@@ -63,10 +63,18 @@ def fill(
 
 def check_depth(checkpoint: Checkpoint, rename: Callable[[str], str]) -> None:
     """Before the model is made: a damaged layer count would make millions of modules."""
-    said = checkpoint.config.get("num_hidden_layers")
+    text = checkpoint.config.get("text_config")  # where the checkpoint can also see or hear
+    said = (text if isinstance(text, Mapping) else checkpoint.config).get("num_hidden_layers")
     layers = {m[1] for name in checkpoint.sizes() if (m := re.search(r"(?:^|\.)layers\.(\d+)\.", rename(name)))}
     if layers and type(said) is int and said > len(layers):
         raise BadCheckpoint(f"{checkpoint.name}: the config says {said} layers, the weights hold {len(layers)}")
+
+
+def in_our_names(config: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
+    """The config with the modules that its quantisation names called as in our model."""
+    keys = [key for key in ("quantization", "quantization_config") if isinstance(config.get(key), Mapping)]
+    ours = {key: {rename(k) if isinstance(v, Mapping) else k: v for k, v in config[key].items()} for key in keys}
+    return {**config, **ours}
 
 
 def select(family: type[CausalLM], arrays: Arrays) -> Arrays:

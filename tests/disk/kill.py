@@ -126,7 +126,9 @@ def main() -> int:
             print(f"WRONG: {type(wrong).__name__}: {wrong}")
             return 1
         left = len(list(Path(folder).rglob(".mlxrt-partial-*")))
-    print(f"{kills} kills, over {done} completed saves; {checked} states checked, none wrong; {left} half-written files")
+    print(
+        f"{kills} kills, over {done} completed saves; {checked} states checked, none wrong; {left} half-written files"
+    )
     return 0
 
 

@@ -247,7 +247,7 @@ def test_thinned_checkpoints_come_back_and_more_complete_records_replace_poorer(
     model = make("rf")
     with opened(model) as engine:
         ask(engine, TEXT)
-        recurrent = [g for g, part in enumerate(engine.empty()) if part.sparse][0]
+        recurrent = next(g for g, part in enumerate(engine.empty()) if part.sparse)
         for node in engine.store.path(TEXT):
             node.pieces[recurrent] = None
         assert ask(engine, TEXT[:50]).cached_tokens == 48
@@ -265,7 +265,7 @@ def test_thinned_checkpoints_come_back_and_more_complete_records_replace_poorer(
 
 def test_a_folder_that_cannot_be_used(opened, tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(mlxrt.BadRequest, match="disk_cache .*file.* cannot be used"):
+    with pytest.raises(mlxrt.BadRequest, match="cannot be used: "):
         opened(make("f"), disk_cache=str(tmp_path / "file"))
     for options in ({"disk_cache": ""}, {"disk_cache": 3}, {"disk_cache_bytes": 0}, {"disk_cache_bytes": "much"}):
         with pytest.raises(mlxrt.BadRequest):

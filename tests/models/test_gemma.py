@@ -12,13 +12,16 @@ import pytest
 
 import mlxrt
 from mlxrt.cache.memory import FullKV, Shared, WindowKV
+from mlxrt.engine import Engine
 from mlxrt.errors import BadCheckpoint
 from mlxrt.models import find
 from mlxrt.models.wrapped import text_name
+from mlxrt.weights import FolderCheckpoint, build
 
 from .. import parity_adapter as adapter
 
 HERE = Path(__file__).parents[1] / "parity"
+SHARED = Path(__file__).parents[3] / "shared/fixtures/parity"
 ARCHS = ("gemma2", "gemma3_text", "gemma3_mm", "gemma4_e2b", "gemma4_mm", "gemma4_moe")
 TENSORS = "model.safetensors"
 
@@ -126,7 +129,7 @@ def as_mlx_lm(arrays):
     """The names and stacks that mlx-lm writes."""
     made = {}
     for name, array in arrays.items():
-        name = re.sub(r"^model\.", "language_model.model.", name)
+        name = re.sub(r"^model\.(?!vision|embed_vision)(?:language_model\.)?", "language_model.model.", name)
         if name.endswith("experts.gate_up_proj"):
             gate, up = mx.split(array, 2, axis=1)
             made[name.replace("gate_up_proj", "switch_glu.gate_proj.weight")] = gate
@@ -152,6 +155,49 @@ def test_unused_keys_and_values_are_dropped(tmp_path):
 
     folder = copied("gemma4_e2b", tmp_path, with_unused)
     assert np.array_equal(scored(folder), scored(HERE / "gemma4_e2b"))
+
+
+def test_matrices_need_not_be_joined(arch, ref):
+    """As they stay where q, k and v are packed differently."""
+    model = build(FolderCheckpoint(HERE / arch), dtype=mx.float32)
+    with Engine(model, mlxrt.EngineConfig(kv_memory="64M")) as engine:
+        found = np.array(engine.score(ref["len33.tokens"].tolist()))
+    assert np.abs(found - ref["len33.logits"]).max() < tolerance(arch)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared/fixtures/parity: rows of whole groups")
+@pytest.mark.parametrize("arch", ["gemma3_mm", "gemma4_e2b", "gemma4_mm", "gemma4_moe"])
+def test_packed(arch, tmp_path):
+    """Matrices in 4 bit, some in 8, named as mlx-lm names them: packed and unpacked agree, and nothing is said."""
+    arrays, raw = dict(mx.load(str(SHARED / arch / TENSORS))), json.loads((SHARED / arch / "config.json").read_text())
+    made, eight = {}, {"group_size": 32, "bits": 8}
+    raw["quantization"] = {"group_size": 32, "bits": 4}
+    for name, array in as_mlx_lm(arrays).items():
+        if "vision" in name or array.ndim < 2 or array.shape[-1] % 32:
+            made[name] = array
+            continue
+        path = name.removesuffix(".weight")
+        wide = path.endswith(("mlp.gate_proj", "q_proj", "router.proj"))
+        packed = mx.quantize(array, 32, 8 if wide else 4)
+        made |= {f"{path}.{part}": a for part, a in zip(("weight", "scales", "biases"), packed, strict=True)}
+        if wide:
+            raw["quantization"][path] = eight
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    mx.save_safetensors(str(tmp_path / TENSORS), made)
+    said = []
+    plain, packed = (
+        build(FolderCheckpoint(tmp_path), dtype=mx.float32, dequantise=whole, say=said.append)
+        for whole in (True, False)
+    )
+    assert packed.model.layers[0].mlp.gate_proj.bits == 8
+    assert packed.model.layers[-1].mlp.down_proj.weight.dtype == mx.uint32
+    assert said == []
+    packed.fuse()
+    logits = []
+    for model in (plain, packed):
+        with Engine(model, mlxrt.EngineConfig(kv_memory="64M")) as engine:
+            logits.append(np.array(engine.score(list(range(20)))))
+    assert np.abs(logits[0] - logits[1]).max() < 1e-3
 
 
 def test_used_keys_are_needed(tmp_path):
