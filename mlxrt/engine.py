@@ -10,9 +10,8 @@ from typing import Any, Self
 import mlx.core as mx
 
 from . import device
-from .cache import LayerState, SequenceState
+from .cache import LayerState, PrefixStore, SequenceState
 from .cache.memory import choose, plan
-from .cache.paths import PathStore
 from .config import EngineConfig, nbytes
 from .disk import DiskStats, DiskStore
 from .errors import BadRequest, EngineClosed, NoTokenizer, WontFit
@@ -34,7 +33,10 @@ class Stats:
 
     running: int
     waiting: int
-    kv_bytes: int  # in blocks that somebody holds
+    kv_bytes: int  # in places that somebody holds
+    kv_live: int  # of them, those of running sequences
+    kv_stored: int  # those of stored prefixes
+    kv_shared: int  # those of both
     kv_allocated: int
     kv_limit: int
     stored_nodes: int
@@ -42,6 +44,7 @@ class Stats:
     misses: int
     reused_tokens: int
     evictions: int
+    checkpoints: dict[int, int]  # tokens between two of them -> how often; empty where any length can be resumed
     preemptions: int
     positions: int  # tokens run through the model
     peak_memory: int
@@ -77,7 +80,7 @@ class Engine:
         self.groups, self.node, self.context = memory.groups, memory.node, self._context(memory.fits)
         compiled = device.kind() != "cpu" if config.compile is None else config.compile
         self.runner = Runner(model, self.specs, self.groups, compiled)
-        self.store = PathStore(self.empty, self.node) if config.prefix_cache else None
+        self.store = PrefixStore(self.empty, self.node) if config.prefix_cache else None
         step = min(g.spec.max_step for g in self.groups)
         self.scheduler = Scheduler(self.empty, self.store, Limits(config.max_running, config.chunk, self.context, step))
         self._flights: list[Flight] = []
@@ -98,7 +101,7 @@ class Engine:
             raise WontFit(f"max_context {asked} does not fit: {fits} tokens do; raise kv_memory")
         return min(asked or own, fits)
 
-    def _open_disk(self, store: PathStore, say: Callable[[str], None]) -> DiskStore:
+    def _open_disk(self, store: PrefixStore, say: Callable[[str], None]) -> DiskStore:
         if not all(g.spec.portable for g in self.groups):
             raise BadRequest("disk_cache does not apply: a model that runs through mlx-lm keeps its memory there")
         folder, limit = Path(str(self.config.disk_cache)).expanduser().absolute(), nbytes(self.config.disk_cache_bytes)
@@ -283,10 +286,14 @@ class Engine:
 
     def stats(self) -> Stats:
         store = self.store
+        live, stored, shared = self._holders()
         return Stats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             kv_bytes=sum(g.nbytes(g.pool.used) for g in self.groups),
+            kv_live=live,
+            kv_stored=stored,
+            kv_shared=shared,
             kv_allocated=sum(g.nbytes(g.pool.size) for g in self.groups),
             kv_limit=sum(g.nbytes(g.pool.limit) for g in self.groups),
             stored_nodes=len(store) if store is not None else 0,
@@ -294,11 +301,27 @@ class Engine:
             misses=store.misses if store is not None else 0,
             reused_tokens=store.reused if store is not None else 0,
             evictions=store.evictions if store is not None else 0,
+            checkpoints=self._spacing(),
             preemptions=self.scheduler.preemptions,
             positions=self.runner.positions,
             peak_memory=mx.get_peak_memory(),
             disk=self.disk.stats() if self.disk is not None else None,
         )
+
+    def _holders(self) -> tuple[int, int, int]:
+        """Bytes held by running sequences, by the store, and by both."""
+        total = [0, 0, 0]
+        for i, g in enumerate(self.groups):
+            running = [seq.parts[i] for seq in self.scheduler.running if seq.parts]
+            live = {b.id for part in running for b in part.blocks}
+            stored = self.store.held(i) if self.store is not None else set()
+            for k, places in enumerate((live, stored, live & stored)):
+                total[k] += g.nbytes(len(places))
+        return total[0], total[1], total[2]
+
+    def _spacing(self) -> dict[int, int]:
+        sparse = [i for i, part in enumerate(self.empty()) if part.sparse]
+        return self.store.spacing(sparse[0]) if self.store is not None and sparse else {}
 
     def close(self) -> None:
         """End every request and give the memory back."""

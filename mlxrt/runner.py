@@ -115,9 +115,10 @@ class Runner:
 
     def ahead(self, step, rows, tokens):
         """One token a row, any number of steps in the air."""
-        t = self.tail = self.tail or Tail(rows, [s.start for s in step.slices])
+        t = self.tail or Tail(rows, [s.start for s in step.slices])
         width = bucket(len(rows))
         t.batch, t.index = place(step, self.groups, t.start, t.used, width, self.compiled)
+        self.tail = t  # only now: a stale block raises above and must not leave half a tail
         if not t.live:
             t.live = {i: self.groups[g].spec.open(self.pools[i], t.index[g], width) for i, g in self.of.items()}
         if width > len(rows):

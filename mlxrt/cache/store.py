@@ -53,17 +53,54 @@ class PrefixStore:
 
     def _walk(self, tokens: tuple[int, ...]) -> tuple[list[Node], int]:
         """The nodes along `tokens`, the last perhaps only in part, and how many tokens agree."""
-        node, path, n = self._root, [], 0
-        while child := node.full.get(tokens[n : n + self.size]):
-            node = child
-            path.append(node)
-            n += self.size
+        path = self.path(tokens)
+        node, n = path[-1] if path else self._root, len(path) * self.size
         rest = tokens[n : n + self.size]
         best, last = 0, None
         for child in node.begins.get(rest[0], ()) if rest else ():
             if (k := common(child.tokens, rest)) > best:
                 best, last = k, child
         return (path, n) if last is None else ([*path, last], n + best)
+
+    def path(self, tokens: Sequence[int]) -> list[Node]:
+        """The full nodes along `tokens`. Neither a hit nor a use."""
+        node, known = self._root, tuple(tokens)
+        found: list[Node] = []
+        while child := node.full.get(known[len(found) * self.size : (len(found) + 1) * self.size]):
+            node = child
+            found.append(node)
+        return found
+
+    def graft(self, tokens: Sequence[int], pieces: Sequence[list[Any]]) -> None:
+        """Give the first nodes along `tokens` these pieces, one list per node. What a node has already stays."""
+        node, known = self._root, tuple(tokens)
+        for i, held in enumerate(pieces):
+            node = self._child(node, known[i * self.size : (i + 1) * self.size], held)
+        self._touch(node)
+
+    def use(self, tokens: Sequence[int]) -> None:
+        """Make the path along `tokens` the last to be evicted."""
+        if path := self.path(tokens):
+            self._touch(path[-1])
+
+    def held(self, g: int) -> set[int]:
+        """The places of group g that some node holds."""
+        pieces = [node.pieces[g] for node in self._nodes if node.pieces and node.pieces[g] is not None]
+        blocks = [b for piece in pieces for b in (piece.blocks if isinstance(piece, LayerState) else (piece,))]
+        return {b.id for b in blocks}
+
+    def spacing(self, g: int) -> dict[int, int]:
+        """How far apart the checkpoints of a sparse group lie, in tokens: distance -> how often."""
+        found: dict[int, int] = {}
+        for node in self._nodes:
+            if not node.pieces or node.pieces[g] is None:
+                continue
+            above = node.parent
+            while above is not None and above.parent is not None and above.pieces[g] is None:
+                above = above.parent
+            distance = (node.depth - (above.depth if above is not None else 0)) * self.size
+            found[distance] = found.get(distance, 0) + 1
+        return dict(sorted(found.items()))
 
     def _assemble(self, path: list[Node], n: int, tokens: Sequence[int]) -> SequenceState | None:
         """The longest state up to n tokens that every group has all pieces for."""

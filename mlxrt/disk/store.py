@@ -12,9 +12,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..cache import Block, LayerState
+from ..cache import Block, LayerState, PrefixStore
 from ..cache.memory.slices import put
-from ..cache.paths import PathStore
 from ..cache.store import Node
 from ..errors import BadRequest, BadSnapshot
 from ..identity import identity_digest
@@ -47,7 +46,7 @@ class DiskStore:
         folder: Path,
         nbytes: int,
         identity: dict[str, str],
-        store: PathStore,
+        store: PrefixStore,
         runner: Runner,
         empty: Callable[[], tuple[LayerState, ...]],
         say: Callable[[str], None],

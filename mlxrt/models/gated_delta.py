@@ -6,6 +6,8 @@ Holds the arithmetic and the layer around it (short convolution, gates, norm). K
 hands `memory.scan` a cell and says with `spec` what the cell remembers.
 """
 
+from functools import reduce
+
 import mlx.core as mx
 import mlx.nn as nn
 
@@ -29,12 +31,12 @@ class DepthwiseConv(nn.Module):
         n, whole = x.shape[1], mx.concatenate([before, x], axis=1)
         # Summed in float32: it is few terms, and half precision would round after each.
         w = self.weight.astype(mx.float32)
-        y = sum(whole[:, i : i + n].astype(mx.float32) * w[:, i] for i in range(w.shape[1]))
-        return whole[:, n:], nn.silu(y.astype(x.dtype))
+        terms = (whole[:, i : i + n].astype(mx.float32) * w[:, i] for i in range(w.shape[1]))
+        return whole[:, n:], nn.silu(reduce(mx.add, terms).astype(x.dtype))
 
 
 class GatedNorm(nn.RMSNorm):
-    def __call__(self, x, gate):
+    def __call__(self, x, gate):  # type: ignore[override]  # a norm with a gate takes the gate
         y = super().__call__(x).astype(mx.float32) * nn.silu(gate.astype(mx.float32))
         return y.astype(x.dtype)
 

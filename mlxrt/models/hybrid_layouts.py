@@ -10,6 +10,7 @@ import mlx.core as mx
 from ..errors import BadCheckpoint, shown
 
 Arrays = dict[str, mx.array]
+FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 LESS_ONE = re.compile(r"(.*\.(input|post_attention)_layernorm|.*\.self_attn\.[qk]_norm|model\.norm)\.weight")
 AROUND = re.compile(
@@ -29,7 +30,7 @@ def plain_layout(config, arrays: Arrays) -> Arrays:
             made = {f"{found[1]}in_proj_{to}.{found[3]}": a for to, a in ungrouped(config, name, found[2], array)}
         elif CONV.fullmatch(name):
             made = {name: flat_conv(array)}
-        elif LESS_ONE.fullmatch(name):
+        elif LESS_ONE.fullmatch(name) and array.dtype in FLOATS:  # any other is left for the comparison to name
             made = {name: array.astype(mx.float32) + add}
         else:
             made = {name: array}
@@ -69,6 +70,6 @@ def ungrouped(config, name: str, what: str, array: mx.array) -> list[tuple[str, 
     if array.ndim != 2 or array.shape[0] != heads * sum(widths):
         raise BadCheckpoint(f"{shown(name)}: expected {heads * sum(widths)} rows, found shape {list(array.shape)}")
     ends = [sum(widths[: i + 1]) for i in range(len(widths) - 1)]
-    parts = mx.split(array.reshape(heads, sum(widths), -1), ends, axis=1)
-    *first, last = (part.reshape(-1, array.shape[1]) for part in parts)
+    parts = mx.split(array.reshape(heads, sum(widths), array.shape[1]), ends, axis=1)
+    *first, last = (part.flatten(0, 1) for part in parts)
     return [(what[:-1], mx.concatenate(first)), (what[-1], last)]

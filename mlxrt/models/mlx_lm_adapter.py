@@ -181,7 +181,9 @@ def source(kind: str) -> ModuleType:
     try:
         return import_module(f"mlx_lm.models.{name}")
     except (ImportError, SystemExit) as bad:  # olmo's module ends the process when its package is missing
-        raise UnsupportedModel(f"mlx-lm's module of {shown(kind)} cannot be imported here ({bad or 'it exits'})") from None
+        raise UnsupportedModel(
+            f"mlx-lm's module of {shown(kind)} cannot be imported here ({bad or 'it exits'})"
+        ) from None
 
 
 def version() -> str:

@@ -43,7 +43,7 @@ class Qwen35MoeConfig(SparseConfig):
 
 
 class Qwen35(Hybrid):
-    Config = Qwen35Config
+    Config: type[HybridConfig] = Qwen35Config
     DROPS = (*Hybrid.DROPS, *TOWERS)
     rename = staticmethod(text_name)
 

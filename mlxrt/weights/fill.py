@@ -16,6 +16,7 @@ from ..errors import BadCheckpoint, UnsupportedModel, shown
 from ..models import CausalLM, find
 from ..models.moe import ExpertLinear
 from .checkpoint import Checkpoint, Say, tell
+from .converted import convert, method_of
 from .fp8 import SCALE, has_fp8, unpack_fp8
 from .quantised import FLOATS, Layout, contradictions, kind, layout_of, packed, refuse_methods, unpack
 
@@ -44,7 +45,8 @@ def fill(
     config = family.parse(checkpoint.config, say)
     check_depth(checkpoint, family.rename)
     model = family(config)  # type: ignore[call-arg]  # every family takes its config; nn.Module takes nothing
-    arrays = select(family, checkpoint.load(say))
+    loaded, dtype = load(checkpoint, dtype, say)
+    arrays = select(family, loaded)
     if has_fp8(arrays):
         arrays = unpack_fp8(arrays, checkpoint.config, dtype or main_dtype(arrays), say)
     arrays = family.arrange(config, arrays)
@@ -59,6 +61,15 @@ def fill(
         replace(model, layouts, dtype)
     place(model, arrays, dtype)
     return model
+
+
+def load(checkpoint: Checkpoint, dtype: mx.Dtype | None, say: Say) -> tuple[Arrays, mx.Dtype | None]:
+    """Every tensor, those of other quantisers as MLX's; and the dtype, which must be known where that makes new floats."""
+    arrays = checkpoint.load(say)
+    if method_of(checkpoint.config) is None:
+        return arrays, dtype
+    dtype = dtype or main_dtype(arrays)
+    return convert(arrays, checkpoint.config, dtype, say), dtype
 
 
 def check_depth(checkpoint: Checkpoint, rename: Callable[[str], str]) -> None:

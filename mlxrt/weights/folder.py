@@ -76,7 +76,7 @@ class FolderCheckpoint(Checkpoint):
     def load(self, say: Say = tell) -> dict[str, mx.array]:
         sizes = self.sizes()
         for tensor, info in sizes.items():
-            if info.dtype == "F8_E4M3" and tensor + SCALE in sizes:
+            if info.dtype == "F8_E4M3" and (tensor + SCALE in sizes or f"{tensor}_scale" in sizes):
                 continue
             if info.dtype.startswith(("F8", "F6", "F4")):
                 raise UnsupportedModel(f"{shown(tensor)} is stored as {info.dtype}, which mlxrt does not read yet")

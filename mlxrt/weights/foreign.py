@@ -13,7 +13,7 @@ from mlx.utils import tree_unflatten
 from ..errors import BadCheckpoint
 from ..models.mlx_lm_adapter import REFUSALS, MlxLm
 from .checkpoint import Checkpoint, Say
-from .fill import Arrays, dequantised, main_dtype, place
+from .fill import Arrays, dequantised, load, main_dtype, place
 from .quantised import Layout, PackedEmbedding, contradictions, layout_of
 
 PREFIX = "module."
@@ -21,7 +21,9 @@ PREFIX = "module."
 
 def fill_foreign(checkpoint: Checkpoint, *, dtype: mx.Dtype | None, dequantise: bool, say: Say) -> MlxLm:
     model = MlxLm(MlxLm.parse(checkpoint.config, say))
-    arrays = {f"{PREFIX}{name}": array for name, array in sanitised(model.module, checkpoint, say).items()}
+    loaded, dtype = load(checkpoint, dtype, say)
+    named = sanitised(model.module, checkpoint.name, loaded)
+    arrays = {f"{PREFIX}{name}": array for name, array in named.items()}
     dtype = dtype or main_dtype(arrays)
     layouts = find_layouts(model, arrays)
     if line := contradictions(checkpoint.config, {p.removeprefix(PREFIX): layout for p, layout in layouts.items()}):
@@ -36,9 +38,8 @@ def fill_foreign(checkpoint: Checkpoint, *, dtype: mx.Dtype | None, dequantise: 
     return model
 
 
-def sanitised(module: nn.Module, checkpoint: Checkpoint, say: Say) -> Arrays:
+def sanitised(module: nn.Module, name: str, arrays: Arrays) -> Arrays:
     """The checkpoint's tensors under the module's names."""
-    arrays = checkpoint.load(say)
     rename = getattr(module, "sanitize", None)  # mlx-lm asks in the same way: not every module has one
     if rename is None:
         return arrays
@@ -46,7 +47,7 @@ def sanitised(module: nn.Module, checkpoint: Checkpoint, say: Say) -> Arrays:
         return rename(arrays)
     except REFUSALS as bad:
         raise BadCheckpoint(
-            f"{checkpoint.name}: mlx-lm cannot bring the tensors in order ({type(bad).__name__}: {str(bad)[:120]}); "
+            f"{name}: mlx-lm cannot bring the tensors in order ({type(bad).__name__}: {str(bad)[:120]}); "
             "some are missing or have another shape than it expects"
         ) from None
 

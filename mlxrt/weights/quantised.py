@@ -16,7 +16,8 @@ from ..models.moe import ExpertLinear
 AFFINE_BITS, AFFINE_GROUPS = (1, 2, 3, 4, 5, 6, 8), (32, 64, 128)
 BLOCK_MODES = {(4, 32): "mxfp4", (8, 32): "mxfp8", (4, 16): "nvfp4"}  # (bits, group) of the layouts without biases
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
-METHODS = ("mxfp4", "fp8")  # other than MLX's own, read by models/gpt_oss.py and fp8.py
+# Other than MLX's own: read by models/gpt_oss.py, fp8.py and converted.py.
+METHODS = ("mxfp4", "fp8", "gptq", "awq", "compressed-tensors")
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,8 @@ def refuse_methods(config: Mapping[str, Any]) -> None:
 def hint(config: Mapping[str, Any], path: str) -> Layout | None:
     """What config.json says of a module, when it says something whole."""
     given = config.get("quantization", config.get("quantization_config"))
-    if not isinstance(given, Mapping):
-        return None
+    if not isinstance(given, Mapping) or ("quantization" not in config and given.get("quant_method") is not None):
+        return None  # what another quantiser's layout was says nothing of ours
     own = given.get(path)
     merged = {**given, **own} if isinstance(own, Mapping) else given
     mode, bits, group = merged.get("mode", "affine"), merged.get("bits"), merged.get("group_size")

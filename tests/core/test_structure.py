@@ -37,14 +37,17 @@ LAYERS = {
     "runner": "errors cache cache.memory request scheduler batch models logits sampling",
     "stream": "errors request",
     "ticket": "errors request text",
-    "identity": "errors models text",
-    "snapshot": "errors cache cache.memory runner identity weights",
-    "session": "errors request ticket stream snapshot",
+    "identity": "errors models text weights",
+    "sealed": "errors weights",
+    "bundle": "errors sealed weights",
+    "snapshot": "errors cache runner identity sealed",
+    "disk": "errors cache cache.memory runner identity sealed",
+    "session": "errors request ticket stream snapshot bundle",
     "engine": """errors config device cache cache.memory request scheduler text models sampling runner stream ticket
-        identity session""",
+        identity session disk""",
     "loader": "errors blas config device cache.memory text models weights engine",
-    "cli": """errors config blas device cache.memory request text models weights sampling stream ticket session engine
-        loader""",
+    "cli": """errors config blas device cache.memory request text models weights sampling stream ticket sealed bundle
+        snapshot disk session engine loader""",
     "__main__": "cli",
 }
 PUBLIC_NAMES = "mlxrt"  # the package's __init__: only blas at once, everything else by name when asked for

@@ -1,6 +1,8 @@
 """Hypothesis makes programs and shrinks the first that fails. Knows nothing of processes or printing."""
 
+import math
 import tempfile
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,10 +71,21 @@ class Hunt:
 
 
 class Court:
-    """One judge per kind, kept over many programs."""
+    """One judge per kind, kept over many programs. Tries no new program when shrinking has taken `patience` seconds."""
 
-    def __init__(self, tally: Counter):
-        self.tally, self.judges = tally, {}
+    def __init__(self, tally: Counter, patience: float = 60):
+        self.tally, self.patience = tally, patience
+        self.judges: dict[str, Judge] = {}
+        self.failed: set[Program] = set()
+        self._until = math.inf
+
+    def spent(self, program: Program) -> bool:
+        """Whether there is no time left to find out about a program; those known to fail are always run."""
+        return time.monotonic() > self._until and program not in self.failed
+
+    def note_failure(self, program: Program) -> None:
+        self.failed.add(program)
+        self._until = min(self._until, time.monotonic() + self.patience)
 
     def judge(self, kind: str) -> Judge:
         if kind not in self.judges:
@@ -92,12 +105,15 @@ FAILURES = (
 
 def try_program(program: Program, court: Court) -> None:
     """Run one. Where it fails, the error carries a note with the whole story."""
+    if court.spent(program):
+        return
     machine = None
     try:
         with tempfile.TemporaryDirectory() as folder:
             machine = Machine(program, court.judge(program.kind), Path(folder))
             machine.run()
     except FAILURES as error:
+        court.note_failure(program)
         error.add_note(explain(program, machine, error))
         raise
     court.tally["compiled programs"] += program.compiled

@@ -71,8 +71,7 @@ class Judge:
             raise Difference(f"{what}: {list(said)} goes on after a stop token {set(seq.stops)}")
 
     def _wanted(self, seq: Sequence, said: tuple[int, ...], rows: np.ndarray) -> list[int]:
-        p = seq.params
-        if p.temperature == 0 and p.repetition_penalty == 1 and not p.presence_penalty:
+        if takes_the_largest(seq):
             return rows.argmax(axis=-1).tolist()
         self.tally["tokens drawn or penalised"] += len(said)
         return [self._draw(seq, said[:i], row) for i, row in enumerate(rows)]
@@ -87,8 +86,8 @@ class Judge:
 
     def _is_tie(self, seq: Sequence, i: int, token: int, right: int, row: np.ndarray) -> bool:
         """Undecided: moving the oracle's own logits by less than TIE gives the engine's token."""
-        if seq.params.temperature == 0:
-            undecided = abs(float(row[right] - row[token])) < TIE and seq.params.repetition_penalty == 1
+        if takes_the_largest(seq):
+            undecided = abs(float(row[right] - row[token])) < TIE
         else:
             noise = np.random.default_rng(0)
             moved = (row + noise.uniform(-TIE, TIE, row.shape).astype(np.float32) for _ in range(16))
@@ -112,6 +111,12 @@ class Judge:
                         f"the oracle says {row[token] - total}"
                     )
             self.tally["log probabilities compared"] += len(entry)
+
+
+def takes_the_largest(seq: Sequence) -> bool:
+    """Whether the model's own logits decide, with nothing added to them."""
+    p = seq.params
+    return p.temperature == 0 and p.repetition_penalty == 1 and not p.presence_penalty and not p.frequency_penalty
 
 
 MOODS: tuple[dict, ...] = (

@@ -49,9 +49,9 @@ def memory_for(kind: str, tokens: int) -> int:
     """Bytes in which about so many tokens fit, all sequences and stored prefixes together."""
     specs = [s for s in model(kind).memory() if not isinstance(s, Shared)]
     sizes = [s.size for s in specs if s.paged]
-    # Where every sequence has one place, a handful of places is as tight as a handful of blocks' worth of tokens.
-    places = tokens // sizes[0] if sizes else tokens // 8
-    return max(places, 6) * sum(s.nbytes() for s in specs)
+    # A step of a recurrent layer takes a place for every checkpoint it passes, and the step before pins its own.
+    places = max(tokens // sizes[0], 6) if sizes else max(tokens // 4, 24)
+    return places * sum(s.nbytes() for s in specs)
 
 
 @cache

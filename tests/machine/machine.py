@@ -4,7 +4,7 @@ Operations on values (states.py) and on conversations (talk.py) are mixed in fro
 trace in words: a failure shows what was done, not the numbers it was made of.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +12,7 @@ from typing import TypeVar
 from mlxrt import ContextOverflow, Engine, EngineConfig
 from mlxrt.cache import SequenceState
 from mlxrt.errors import MlxrtError, NoRoom, WontFit
-from mlxrt.request import Sequence
+from mlxrt.request import Event, Sequence
 from mlxrt.stream import Stream
 
 from . import invariants, kinds
@@ -116,6 +116,12 @@ class Machine(StateOps, TalkOps):
         self.tally[f"steps with {ahead} in the air"] += 1
         return self.patient(self.engine.step)
 
+    def event(self, stream: Iterator[Event], id: int) -> Event:
+        """The next event of a request; a stream alone would wait for ever where nothing runs any more."""
+        while not self.engine._tickets[id].inbox:
+            invariants.require(self.advance(), f"nothing is left to do and request {id} has not ended")
+        return next(stream)
+
     # Requests
 
     def prompt(self, a: int, b: int, c: int) -> tuple[int, ...]:
@@ -169,7 +175,7 @@ class Machine(StateOps, TalkOps):
         """Run until a request has ended, and judge it."""
         seq = one.seq
         while not seq.finish:
-            self.advance()
+            invariants.require(self.advance(), f"nothing is left to do and request {seq.id} has not ended")
         events = list(one.stream)
         self.asked.remove(one)
         said = [e.token for e in events]
@@ -204,7 +210,7 @@ class Machine(StateOps, TalkOps):
 
     def do_reboot(self, a: int, b: int, *_: int) -> None:
         """Another engine of the same model; what was saved is restored into it."""
-        for one in list(self.asked):
+        while self.asked:
             self.do_cancel(0)
         self.wind_up()
         self.engine.close()

@@ -49,7 +49,9 @@ def shares(options: argparse.Namespace) -> list[tuple[str, int, int]]:
 
 
 def progress(tally: Counter, total: int, began: float) -> None:
-    line = f"{tally['programs']} of {total} programs, {tally['tokens compared']} tokens, {time.monotonic() - began:.0f} s"
+    line = (
+        f"{tally['programs']} of {total} programs, {tally['tokens compared']} tokens, {time.monotonic() - began:.0f} s"
+    )
     print(line, end="\r" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
 
 
@@ -83,7 +85,9 @@ def main() -> int:
     for name, n in sorted(tally.items()):
         print(f"{n:9d}  {name}")
     missing = [event for event in EVENTS if not tally[event]]
-    print(f"{tally['programs']} programs, {tally['tokens compared']} tokens compared, {tally['ties']} ties, 0 differences")
+    print(
+        f"{tally['programs']} programs, {tally['tokens compared']} tokens compared, {tally['ties']} ties, 0 differences"
+    )
     if missing:
         print(f"never happened: {', '.join(missing)}; run more programs")
     return 1 if missing else 0

@@ -48,7 +48,11 @@ class StateOps:
         """Go on from a value, which stays as it is: feeding it twice is a fork."""
         state = self.held(a) if a % 4 else None
         state = state or SequenceState((), self.engine.empty())
-        new = self.prompt(b, c, d)[: 1 + c % 20] if len(state) == 0 else [(60 + (d + j * j) % 7) for j in range(1 + c % 12)]
+        new = (
+            self.prompt(b, c, d)[: 1 + c % 20]
+            if len(state) == 0
+            else [(60 + (d + j * j) % 7) for j in range(1 + c % 12)]
+        )
         self.feed(state, tuple(new), 1 + d % 13)
 
     def feed(self, state: SequenceState, new: tuple[int, ...], size: int) -> None:

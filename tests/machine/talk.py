@@ -55,7 +55,7 @@ class TalkOps:
     def interrupt(self, session: Session, reply: Reply) -> None:
         """Stop an answer after its first token."""
         seq, turns = self.engine._tickets[reply._stream.ids[0]].seq, len(session.turns)
-        self.patient(lambda: next(reply))
+        self.event(reply, seq.id)
         reply.close()
         self.trace.append("an answer is stopped after its first token")
         self.judge.check(seq, "an answer stopped halfway")
@@ -65,10 +65,10 @@ class TalkOps:
         """Take an answer whole and judge it."""
         seq = self.engine._tickets[reply._stream.ids[0]].seq
         while reply._stream.ids:
-            self.patient(lambda: next(reply))
+            self.event(reply, seq.id)
         said = reply.completion
         invariants.require(session.tokens == tuple(seq.tokens), "a session keeps other tokens than were fed")
-        self.trace.append(f"an answer to {len(reply._prompt)} tokens ({said.cached_tokens} cached): {list(said.tokens)}")
+        self.trace.append(f"an answer to {len(seq.prompt)} tokens ({said.cached_tokens} cached): {list(said.tokens)}")
         self.judge.check(seq, "an answer")
         self.judge.check_logprobs(seq, list(said.logprobs), "an answer")
         self.tally["answers"] += 1

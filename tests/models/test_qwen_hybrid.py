@@ -1,6 +1,7 @@
 """Qwen3-Next and Qwen3.5 against Hugging Face transformers (tests/parity/make_hybrid.py), and their configs."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -334,11 +335,21 @@ def test_an_unknown_key_is_printed_once():
         assert len(said) == 1 and "flux" in said[0]
 
 
-@pytest.mark.parametrize("damage", ["rows", "conv"])
-def test_misshapen_tensors_are_named(made, damage):
-    name = f"model.layers.0.linear_attn.{'in_proj_ba' if damage == 'rows' else 'conv1d'}.weight"
-    folder = made("qwen3_next", change=lambda arrays: arrays | {name: arrays[name][:-1]})
-    with pytest.raises(BadCheckpoint, match=name.replace(".", r"\.")):
+@pytest.mark.parametrize(
+    "name, damage",
+    [
+        ("linear_attn.in_proj_ba.weight", lambda a: a[:-1]),
+        ("linear_attn.in_proj_qkvz.weight", lambda a: a[:, :0]),
+        ("linear_attn.conv1d.weight", lambda a: a[:-1]),
+        ("input_layernorm.weight", lambda a: a.astype(mx.uint8)),
+        ("input_layernorm.weight", lambda a: a[:0]),
+    ],
+)
+def test_misshapen_tensors_are_named(made, name, damage):
+    name = f"model.layers.0.{name}"
+    folder = made("qwen3_next", change=lambda arrays: arrays | {name: damage(arrays[name])})
+    stem = re.escape(re.sub(r"(qkvz|ba)\.weight$", "", name))  # what is taken apart is named by its parts
+    with pytest.raises(BadCheckpoint, match=stem):
         build(FolderCheckpoint(folder), dtype=mx.float32, say=print)
 
 

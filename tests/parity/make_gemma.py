@@ -17,7 +17,7 @@ import make_fixtures as tool  # noqa: E402
 F, S = "full_attention", "sliding_attention"
 TEXT = {
     "attention_bias": False, "attention_dropout": 0.0, "head_dim": 8, "hidden_activation": "gelu_pytorch_tanh",
-    "hidden_size": 36, "intermediate_size": 40, "max_position_embeddings": 4096, "num_attention_heads": 6,
+    "hidden_size": 30, "intermediate_size": 40, "max_position_embeddings": 4096, "num_attention_heads": 6,
     "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "sliding_window": 5, "use_cache": True, "vocab_size": 64,
 }  # fmt: skip
 EDGES = {"boi_token_index": 65, "eoi_token_index": 66, "image_token_index": 67, "mm_tokens_per_image": 4}
@@ -92,6 +92,7 @@ def gemma4_mm(_):
 def gemma4_moe(_):
     moe = {"enable_moe_block": True, "moe_intermediate_size": 12, "num_experts": 5, "top_k_experts": 2}
     own = {"attention_bias": True, "attention_k_eq_v": True, "num_global_key_value_heads": 3}
+    own["hidden_size"] = 36  # torch's experts want rows of whole 16 bytes
     return spec(TEXT4 | layers(S, F, S, F) | moe | own, "Gemma4ForCausalLM", 9.0)
 
 

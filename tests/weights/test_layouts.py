@@ -146,7 +146,7 @@ def test_only_matrices_can_be_packed(tmp_path):
         build(FolderCheckpoint(write_folder(tmp_path, arrays)))
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "fp8", "compressed-tensors", "mxfp4"])
+@pytest.mark.parametrize("method", ["bitsandbytes", "bitnet", "hqq"])
 def test_other_methods_are_named(tmp_path, method):
     config = CONFIG | {"quantization_config": {"quant_method": method, "bits": 4, "group_size": 128}}
     with pytest.raises(UnsupportedModel, match=f"= {method} is"):

@@ -1,0 +1,177 @@
+"""Faults to be planted, one at a time: each breaks one rule the cache lives by. Data only.
+
+`old` must occur exactly once in its file, so that a fault that no longer fits the source is noticed and not skipped.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    name: str
+    file: str  # below mlxrt/
+    old: str
+    new: str
+    kinds: tuple[str, ...] = ("gemma",)  # where it can show
+
+
+def fault(name: str, file: str, old: str, new: str, kinds: str = "gemma") -> Fault:
+    return Fault(name, file, old, new, tuple(kinds.split()))
+
+
+BLOCKS, STATES, STORE = "cache/blocks.py", "cache/states.py", "cache/store.py"
+KV, RING, RECURRENT = "cache/memory/kv.py", "cache/memory/ring.py", "cache/memory/recurrent.py"
+
+FAULTS = (
+    # Places
+    fault("a generation is not checked", BLOCKS, "if now != self.generation:", "if now < 0:"),
+    fault("a freed place keeps its generation", BLOCKS, "self.generations[block.id] += 1", "self.generations[0] += 1"),
+    fault(
+        "a shared block is written in place", STATES, "blocks[-1].filled != at  #", "blocks[-1].filled < 0  #", "full"
+    ),
+    fault("a window lets unflushed blocks go", STATES, "self.window - self.slack + 1)", "self.window + 1)", "narrow"),
+    fault(
+        "a resumed window misses its first block",
+        STATES,
+        "max(0, n - self.window + 1) // self.size",
+        "(max(0, n - self.window + 1) + self.size) // self.size",
+        "window",
+    ),
+    fault(
+        "a window's table is read from 0", KV, "base = [s.first * s.size for s in states]", "base = [0 for _ in states]"
+    ),
+    fault("a ring forgets what it overwrote", STATES, "max(self.oldest, end - (self", "max(0, end - (self", "ring"),
+    fault("a shared ring is written in place", STATES, "self.blocks[0].filled = SHARED", "assert SHARED", "ring"),
+    fault("a flush passes a ring's slot twice", RING, '< index["end"][row] - turn)', "< 0)", "ring q4-ring"),
+    fault(
+        "sinks of a ring are overwritten",
+        RING,
+        "positions < self.keep, positions,",
+        "positions < 0, positions,",
+        "ring-keep",
+    ),
+    fault(
+        "a recurrent state is written in place",
+        STATES,
+        "inner = tuple(zip(passed, places))",
+        "inner, last = tuple(zip(passed, places)), self.blocks[0] if self.blocks else last",
+        "hybrid recurrent",
+    ),
+    fault(
+        "a new recurrent state is not zero",
+        RECURRENT,
+        'fresh = index["read"] == 0',
+        'fresh = index["read"] < 0',
+        "recurrent",
+    ),
+    fault(
+        "codes are written without scales",
+        KV,
+        "for p, x in zip(pool, new))",
+        "for p, x in zip(pool, new[:1])) + tuple(pool[1:])",
+        "q8",
+    ),
+    fault(
+        "a window sees one token too many",
+        "cache/memory/attention.py",
+        "known > at - self.window",
+        "known >= at - self.window",
+    ),
+    # The store
+    fault("a match is one token too long", STORE, "min(n, len(tokens) - 1)", "min(n + 1, len(tokens) - 1)", "full"),
+    fault("a whole prompt is resumed, no token left", STORE, "min(n, len(tokens) - 1)", "min(n, len(tokens))", "full"),
+    fault(
+        "a key is one token too long",
+        STORE,
+        "state.tokens[i * self.size : (i + 1) * self.size]",
+        "(*state.tokens, 60)[i * self.size : (i + 1) * self.size]",
+        "full",
+    ),
+    fault("an evicted node can still be found", STORE, "parent.full.pop(node.tokens, None)", "parent.alive = True"),
+    fault(
+        "an evicted node keeps its blocks",
+        STORE,
+        "node.alive, node.pieces = False, []",
+        "node.alive = False",
+        "hybrid full",
+    ),
+    fault(
+        "use refreshes a node, not its path",
+        STORE,
+        "            node = node.parent\n\n    def evict",
+        "            break\n\n    def evict",
+    ),
+    # Steps
+    fault(
+        "one layer is left out of a copy",
+        "runner.py",
+        "                if pairs:\n",
+        "                if pairs and i != group.layers[-1]:\n",
+        "full",
+    ),
+    fault(
+        "copies are made before the tail is settled",
+        "runner.py",
+        "        if self.tail and (not step.decode",
+        "        if moved:\n            self.move()\n        moved = False\n        if self.tail and (not step.decode",
+        "full gemma",
+    ),
+    fault(
+        "one layer is left out of a flush",
+        "runner.py",
+        "for i, g in self.of.items():\n            self.pools[i] = self.groups[g].spec.flush",
+        "for i, g in list(self.of.items())[:-1]:\n            self.pools[i] = self.groups[g].spec.flush",
+    ),
+    fault(
+        "a tail goes on with other rows",
+        "runner.py",
+        "return at == [(row, start + self.used) for row, start in zip(self.rows, self.start)]",
+        "return len(at) == len(self.rows)",
+        "full gemma",
+    ),
+    fault(
+        "a checkpoint is not flushed",
+        "scheduler.py",
+        "Step(tuple(slices), marked)",
+        "Step(tuple(slices), False)",
+        "hybrid ring",
+    ),
+    fault(
+        "preempted while tokens are on their way",
+        "scheduler.py",
+        "if not want or any(s.pending for s in self.running):",
+        "if not want:",
+        "full gemma",
+    ),
+    fault("logits of another row are sampled", "runner.py", "else hidden[mx.array(ends)]", "else hidden[: len(ends)]"),
+    fault(
+        "a draw depends on its row",
+        "sampling.py",
+        "uniforms(seq.seed, len(seq) - len(seq.prompt)) for seq in seqs",
+        "uniforms(seq.seed + i, len(seq) - len(seq.prompt)) for i, seq in enumerate(seqs)",
+        "full",
+    ),
+    fault(
+        "a draw forgets tokens in the air",
+        "sampling.py",
+        "uniforms(seq.seed, len(seq) -",
+        "uniforms(seq.seed, len(seq.tokens) -",
+        "full",
+    ),
+    # Files
+    fault(
+        "blocks are saved in another order",
+        "runner.py",
+        "for b in state.parts[g].blocks]",
+        "for b in state.parts[g].blocks[::-1]]",
+    ),
+    fault(
+        "a saved window forgets what it let go",
+        STATES,
+        'return {"first": self.first}',
+        'return {"first": 0}',
+        "window narrow",
+    ),
+    # Arrays
+    fault("an array is written under its holders", "cache/memory/slices.py", "fresh = array[...]", "fresh = array"),
+)
