@@ -279,6 +279,21 @@ class Engine:
         """What the store holds of these tokens, pinned."""
         return self.store.resume([*tokens, 0]) if self.store is not None else None
 
+    def whole_state(self, tokens: Many[int]) -> SequenceState | None:
+        """The state of these tokens but perhaps the last; what the store has let go is computed again."""
+        held = self.state(tokens)
+        if self.store is None or not tokens or (held is not None and len(held) >= len(tokens) - 1):
+            return held
+        known = self.check_tokens(tokens)
+        parts, length = (held.parts, len(held)) if held is not None else (self.empty(), 0)
+        seq = Sequence(-1, Request(tokens=known), known, parts=parts, length=length)
+        most = min(self.config.chunk, self.scheduler.limits.max_step)
+        while seq.length < len(known):
+            self.feed(seq, min(most, len(known) - seq.length))
+        self.scheduler.keep(seq, whole=True)
+        self.runner.settle()
+        return self.state(tokens)
+
     def identity(self) -> dict[str, str]:
         if self._identity is None:
             self._identity = identify(self.model, self.specs, self._tokenizer, self.source.files, self.node)

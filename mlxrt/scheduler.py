@@ -77,10 +77,10 @@ class Scheduler:
         self._admit()
         budget, slices, marked = self.limits.chunk, [], False
         for seq in sorted(self.running, key=lambda s: s.todo):
-            n = min(seq.todo, budget, self.limits.max_step)
-            samples = n == seq.todo
-            if n > 0 and self.grow(seq, n):
-                slices.append(Slice(seq, seq.length - n, seq.length, samples))
+            todo = seq.todo
+            n = self._take(seq, min(todo, budget, self.limits.max_step))
+            if n > 0:
+                slices.append(Slice(seq, seq.length - n, seq.length, n == todo))
                 budget -= n
                 marked |= self.mark(seq)
         if not slices and self._stuck():
@@ -97,6 +97,12 @@ class Scheduler:
                 seq.parts, seq.length = state.parts, len(state)
                 seq.cached = seq.cached or len(state)
             self.running.append(seq)
+
+    def _take(self, seq: Sequence, n: int) -> int:
+        """How many of n tokens the sequence got room for. Whoever runs alone takes a smaller step rather than none."""
+        while n > 0 and not self.grow(seq, n):
+            n = n // 2 if len(self.running) == 1 else 0
+        return n
 
     def grow(self, seq: Sequence, n: int) -> bool:
         """Room for n more tokens of a sequence, at the expense of stored prefixes. False when there is none."""

@@ -189,7 +189,7 @@ class Session:
         if not path.parent.is_dir():
             raise BadRequest(f"{path.parent} is no folder to save into")
         bundle = Bundle(path) if is_bundle(path, name) else None
-        state = engine.state(self.tokens)
+        state = engine.whole_state(self.tokens)
         if state is None:
             raise BadSnapshot("there is nothing to save: no turn is complete, or the prefix cache is off")
         extra = {"turns": [asdict(t) for t in self.turns], "model": engine.source.name}

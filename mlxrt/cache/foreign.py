@@ -58,16 +58,15 @@ class Held(LayerState):
         return self.base + (-(-n // self.size) if self.size else 0)
 
     def grow(self, n):
-        old, end = self.claim.place if self.claim else None, self.length + n
+        old, end = self.claim.place if self.claim is not None else None, self.length + n
         if old is not None and old.held != self.length and old.held >= self.limit:
             raise CacheCorrupt(
                 f"a cache of {old.held} tokens, none of which can be cut off, is asked for {self.length}"
             )
-        alone = old is not None and len(old.claims) == 1
-        place = old if alone else Place()
+        place = old if old is not None and len(old.claims) == 1 else Place()
         place.blocks += self.pool.take(max(0, self.cost(end) - len(place.blocks)))
         place.held = end
-        claim = self.claim if alone else Claim(place)
+        claim = self.claim if place is old else Claim(place)
         return replace(self, claim=claim, source=self.claim, start=self.length, length=end)
 
     @property
@@ -75,7 +74,7 @@ class Held(LayerState):
         return 0 if self.claim is None or self.claim.place.held < self.limit else self.length
 
     def cut(self, n):
-        claim = Claim(self.claim.place) if n else None
+        claim = Claim(self.claim.place) if n and self.claim is not None else None
         return replace(self, claim=claim, source=None, start=0, length=n)
 
     @property

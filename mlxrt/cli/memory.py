@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from ..cache.memory import LayerSpec, Shared
+from ..cache.memory import Foreign, LayerSpec, Shared
 
 MACS = (16, 32, 64, 128)  # GB of unified memory
 GPU_SHARE = {16: 2 / 3, 32: 2 / 3, 64: 3 / 4, 128: 3 / 4}  # macOS lets a GPU take about so much of it
@@ -23,7 +23,7 @@ class SequenceCost:
     @property
     def per_token(self) -> float:
         """Bytes one more token takes, all layers together, while no window is full."""
-        return sum(n * s.nbytes() / s.size for s, n in self.groups if s.paged)
+        return sum(n * s.nbytes() / s.size for s, n in self.groups if grows(s))
 
     def nbytes(self, tokens: int) -> float:
         """Bytes of a sequence of so many tokens."""
@@ -31,7 +31,7 @@ class SequenceCost:
 
     @staticmethod
     def _layer(spec: Any, tokens: int) -> float:
-        if not spec.paged:
+        if not grows(spec):
             return spec.nbytes()
         held = tokens if spec.window is None else min(tokens, spec.window)
         return held * spec.nbytes() / spec.size
@@ -51,6 +51,12 @@ class SequenceCost:
 
     @staticmethod
     def _group(spec: Any, layers: int) -> dict[str, Any]:
+        if isinstance(spec, Foreign):
+            return {
+                "kind": "mlx-lm's caches",
+                "layers": "all",
+                "bytes_per_token": spec.nbytes() / spec.size if spec.grows else 0.0,
+            }
         if not spec.paged:
             return {"kind": "state", "layers": layers, "bytes_per_sequence": layers * spec.nbytes()}
         kind = "full" if spec.window is None else f"window {spec.window}"
@@ -60,3 +66,8 @@ class SequenceCost:
         """The longest text on Macs of these sizes, all the GPU may take given to weights and one sequence."""
         rooms = {gb: GPU_SHARE[gb] * gb * 2**30 - weights for gb in MACS}
         return {f"{gb} GB": self.longest(room, limit) for gb, room in rooms.items()}
+
+
+def grows(spec: Any) -> bool:
+    """Whether a longer text takes more of it."""
+    return spec.grows if isinstance(spec, Foreign) else spec.paged

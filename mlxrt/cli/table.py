@@ -40,7 +40,7 @@ def model_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         ("layers", f"{m['layers']}, {m['hidden_size']} wide"),
         ("heads", f"{m['attention_heads']} of {m['head_dim']}, {m['kv_heads']} for keys and values"),
         ("attention", windows_text(m)),
-        ("rope", f"{m['rope']['kind']}, theta {m['rope']['theta']:g}"),
+        ("rope", f"{m['rope']['kind']}, theta {m['rope']['theta']:g}" if m["rope"] else "as mlx-lm computes it"),
         ("vocabulary", f"{m['vocab_size']:,}"),
         ("tokenizer", tokenizer_text(m["tokenizer"])),
         ("context", f"{m['context']:,} tokens"),
@@ -59,6 +59,8 @@ def part_text(part: dict[str, Any]) -> str:
 
 
 def windows_text(m: dict[str, Any]) -> str:
+    if m["rope"] is None:
+        return "as mlx-lm computes it"
     parts = [f"{count} layers see {window} tokens" for window, count in m["windows"].items()]
     full = m["layers"] - sum(m["windows"].values())
     return ", ".join([*([f"{full} layers see everything"] if full else []), *parts])

@@ -75,7 +75,8 @@ class AdaptedConfig:
 
     @property
     def head_dim(self) -> int | None:
-        return self.number("head_dim")
+        wide, heads = self.hidden_size, self.num_attention_heads
+        return self.number("head_dim") or (wide // heads if wide and heads else None)
 
 
 class MlxLm(CausalLM):
@@ -93,7 +94,8 @@ class MlxLm(CausalLM):
         kind = raw["model_type"]
         if raw.get("model_file") is not None:
             raise UnsupportedModel(
-                f"config.json: model_file = {shown(raw['model_file'])} asks to run code from the checkpoint, which mlxrt does not"
+                f"config.json: model_file = {shown(raw['model_file'])} asks to run code from the checkpoint, "
+                "which mlxrt does not"
             )
         context = next((n for key in CONTEXT_KEYS if whole(n := first(raw, [key]), MOST_TOKENS)), None)
         if context is None:
@@ -113,7 +115,8 @@ class MlxLm(CausalLM):
     @property
     def dtype(self) -> mx.Dtype:
         """What most of it is kept in: some modules have single vectors in float32."""
-        held = [a for _, a in tree_flatten(self.module.parameters()) if mx.issubdtype(a.dtype, mx.floating)]
+        flat: Any = tree_flatten(self.module.parameters())
+        held = [a for _, a in flat if mx.issubdtype(a.dtype, mx.floating)]
         return max(held, key=lambda a: a.nbytes).dtype
 
     def memory(self):
@@ -158,7 +161,8 @@ def adapted(kind: str, natives: str) -> type[MlxLm]:
     """The adapter, where mlx-lm has this model_type."""
     if not has(kind):
         raise UnsupportedModel(
-            f"model_type {shown(kind)} is not supported: mlxrt computes {natives}, and mlx-lm {version()} has it not either"
+            f"model_type {shown(kind)} is not supported: mlxrt computes {natives}, "
+            f"and mlx-lm {version()} has it not either"
         )
     return MlxLm
 

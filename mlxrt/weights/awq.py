@@ -1,4 +1,7 @@
-"""AWQ as AutoAWQ's GEMM kernels want it: 4-bit words along the output [in, out / 8], their eight numbers interleaved."""
+"""AWQ as AutoAWQ's GEMM kernels want it: 4-bit words along the output [in, out / 8], their numbers interleaved.
+
+Refuses to know the other kernels' packings (gemv, marlin): their tensors have the same names.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +20,8 @@ def read_awq(path: str, given: Mapping[str, Any], arrays: Arrays) -> Codes:
     bits, version = given.get("bits", BITS), given.get("version", "gemm")
     if bits != BITS or str(version).lower() != "gemm":
         raise UnsupportedModel(
-            f"config.json: quantization_config has bits {shown(bits)} and version {shown(version)}; AWQ is read with 4 and gemm"
+            f"config.json: quantization_config has bits {shown(bits)} and version {shown(version)}; "
+            "AWQ is read with 4 and gemm"
         )
     words, zeros, scale = (
         words_of(path, "qweight", arrays),

@@ -65,12 +65,12 @@ def pack(q: mx.array, bits: int) -> mx.array:
 def in_order(group_of: mx.array, groups: int) -> bool:
     """Whether columns lie in equal runs, one per group."""
     columns = group_of.shape[0]
-    return columns % groups == 0 and mx.array_equal(group_of, mx.arange(columns) // (columns // groups)).item()
+    return columns % groups == 0 and bool(mx.array_equal(group_of, mx.arange(columns) // (columns // groups)))
 
 
 def checked_groups(path: str, group_of: mx.array, groups: int) -> mx.array | None:
     """The group of every column, None for equal runs."""
-    low, high = group_of.min().item(), group_of.max().item()
+    low, high = int(group_of.min()), int(group_of.max())
     if not 0 <= low <= high < groups:
         raise BadCheckpoint(f"{path}: its columns are in groups {low}..{high}, there are {groups} scales")
     return None if in_order(group_of, groups) else group_of.astype(mx.uint32)

@@ -24,7 +24,7 @@ def read_packed(path: str, given: Mapping[str, Any], arrays: Arrays) -> Codes:
     shape = arrays.get(f"{path}.weight_shape")
     if shape is None or shape.shape != (2,) or not mx.issubdtype(shape.dtype, mx.integer):
         raise BadCheckpoint(f"{path}.weight_shape: expected two whole numbers, found {described(shape)}")
-    out, columns = (int(n) for n in shape.tolist())  # type: ignore[union-attr]
+    out, columns = int(shape[0]), int(shape[1])
     bits = next((b for b in BITS if b in stated_bits(given) and words.shape == (out, -(-columns // (32 // b)))), None)
     if bits is None:
         raise BadCheckpoint(
@@ -91,7 +91,11 @@ def read_bytes(path: str, arrays: Arrays) -> mx.array:
     scale = scale.astype(mx.float32)
     scale = scale.reshape(1, 1) if scale.size == 1 else scale.reshape(-1, 1) if scale.ndim == 1 else scale
     rows, groups = scale.shape if scale.ndim == 2 else (0, 0)
-    require(rows and groups and out % rows == 0 and columns % groups == 0, path, f"weight_scale is {described(scale)}")
+    require(
+        rows > 0 and groups > 0 and out % rows == 0 and columns % groups == 0,
+        path,
+        f"weight_scale is {described(scale)}",
+    )
     scale = mx.repeat(mx.repeat(scale, out // rows, axis=0), columns // groups, axis=1)
     zero = arrays.get(f"{path}.weight_zero_point")
     if zero is not None and zero.any().item():

@@ -58,8 +58,8 @@ def convert(arrays: Arrays, config: Mapping[str, Any], dtype: mx.Dtype, say: Say
             arrays.pop(f"{path}.{part}", None)
     if whole:
         say(
-            f"{method}: {len(whole)} matrices ({shown(whole[0])} ...) have columns out of order or groups MLX has no layout "
-            f"for; they are kept unpacked"
+            f"{method}: {len(whole)} matrices ({shown(whole[0])} ...) have columns out of order or groups "
+            "that MLX has no layout for; they are kept unpacked"
         )
     return arrays | made
 
@@ -68,7 +68,8 @@ def check_format(given: Mapping[str, Any]) -> None:
     known = compressed.PACKED + compressed.BYTES
     if given.get("format") not in known:
         raise UnsupportedModel(
-            f"config.json: quantization_config.format = {shown(given.get('format'))}; compressed-tensors is read in {', '.join(known)}"
+            f"config.json: quantization_config.format = {shown(given.get('format'))}; "
+            f"compressed-tensors is read in {', '.join(known)}"
         )
 
 

@@ -64,7 +64,7 @@ def fill(
 
 
 def load(checkpoint: Checkpoint, dtype: mx.Dtype | None, say: Say) -> tuple[Arrays, mx.Dtype | None]:
-    """Every tensor, those of other quantisers as MLX's; and the dtype, which must be known where that makes new floats."""
+    """Every tensor, those of other quantisers as MLX's; and the dtype, which is chosen before new floats are made."""
     arrays = checkpoint.load(say)
     if method_of(checkpoint.config) is None:
         return arrays, dtype

@@ -82,4 +82,5 @@ def pack(model: MlxLm, layouts: Mapping[str, Layout], dtype: mx.Dtype) -> None:
     nn.quantize(model, class_predicate=choice)
     for path, table in tables.items():
         owner, _, leaf = path.rpartition(".")
-        dict(model.named_modules())[owner][leaf] = PackedEmbedding(*table["weight"].shape, layouts[path], dtype)
+        rows, width = table["weight"].shape
+        dict(model.named_modules())[owner][leaf] = PackedEmbedding(rows, width, layouts[path], dtype)

@@ -115,6 +115,15 @@ def test_too_small_a_cache_preempts_and_loses_nothing():
     assert [c.tokens for c in done] == [truth(model, r.tokens, 40) for r in requests]
 
 
+def test_a_lone_sequence_takes_smaller_steps_rather_than_none():
+    """Recurrent layers want a place for every checkpoint of a step: few places must not refuse what fits in small steps."""
+    model = make("r")
+    place = sum(s.nbytes() for s in model.memory())
+    engine = Engine(model, EngineConfig(kv_memory=9 * place, chunk=64, max_running=2))
+    prompt = tuple(i * 5 % VOCAB for i in range(90))
+    assert engine.generate(prompt, max_tokens=12).tokens == truth(model, prompt, 12)
+
+
 def test_score_is_the_same_in_any_chunks(model):
     tokens = [i * 7 % VOCAB for i in range(50)]
     want = logits(model, tokens)

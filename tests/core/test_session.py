@@ -153,6 +153,17 @@ def test_damaged_states_are_refused(engine, tmp_path):
     assert engine.stats().kv_bytes == used
 
 
+def test_a_conversation_the_store_has_let_go_can_still_be_saved(llm, engine, tokenizer, tmp_path):
+    session = engine.session("be kind")
+    answers(session, "one", "two")
+    engine.store.clear()
+    session.save(tmp_path / "state")
+    restored = Session.restore(Engine(llm, tokenizer=tokenizer), tmp_path / "state")
+    [done] = answers(restored, "three")
+    assert done.cached_tokens >= len(session.tokens) - 1
+    assert done.tokens == truth(llm, restored.tokens[:-12], 12)
+
+
 def test_nothing_to_save(engine, llm, tokenizer, tmp_path):
     with pytest.raises(mlxrt.BadSnapshot):
         engine.session().save(tmp_path / "x")

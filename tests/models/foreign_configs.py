@@ -1,4 +1,4 @@
-"""Tiny configs for mlx-lm's architectures: what a ModelArgs asks for, small numbers by name, corrected by hand per type."""
+"""Tiny configs for mlx-lm's architectures: what a ModelArgs asks for, small numbers by name, corrected by type."""
 
 from dataclasses import MISSING, fields
 from importlib import import_module
@@ -8,7 +8,8 @@ VOCAB = 96
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 64, "d_model": 64, "n_embd": 64, "model_dim": 64, "dim": 64,
-    "intermediate_size": 96, "ffn_hidden_size": 96, "num_hidden_layers": 2, "n_layer": 2, "n_layers": 2, "num_layers": 2,
+    "intermediate_size": 96, "ffn_hidden_size": 96, "num_hidden_layers": 2, "n_layer": 2, "n_layers": 2,
+    "num_layers": 2,
     "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
     "rms_norm_eps": 1e-5, "layer_norm_eps": 1e-5, "layer_norm_epsilon": 1e-5, "norm_eps": 1e-5, "norm_epsilon": 1e-5,
     "layernorm_epsilon": 1e-5, "max_position_embeddings": 512, "n_positions": 512, "n_ctx": 512, "max_seq_len": 512,
@@ -39,8 +40,10 @@ BY_TYPE: dict[str, dict[str, Any]] = {
         "conv_L_cache": 3, "block_dim": 64, "block_multiple_of": 32, "block_ffn_dim_multiplier": 1.0,
         "block_ff_dim": 96,
     },
-    "llama4_text": {"num_hidden_layers": 4, "attention_chunk_size": 8, "intermediate_size_mlp": 96, "no_rope_layers": [1, 1, 1, 0],
-        "use_qk_norm": True},
+    "llama4_text": {
+        "num_hidden_layers": 4, "attention_chunk_size": 8, "intermediate_size_mlp": 96, "use_qk_norm": True,
+        "no_rope_layers": [1, 1, 1, 0],
+    },
     "mamba2": {"num_heads": 8, "head_dim": 16, "time_step_limit": [0.001, 0.1]},
     "minicpm": {"dim_model_base": 32, "scale_depth": 1.4, "scale_emb": 2},
     "olmo3": {"num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},

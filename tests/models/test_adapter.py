@@ -21,9 +21,9 @@ from mlxrt.models.mlx_lm_adapter import MlxLm, cut_limit
 from .foreign_configs import VOCAB, tiny
 
 # Every cache of every layer can be cut: any stored prefix is reused.
-PLAIN = """cohere deepseek deepseek_v3 dots1 ernie4_5 exaone gemma glm glm4 gpt2 gpt_bigcode gpt_neox gptj granite granitemoe
-    helium hunyuan_v1_dense internlm2 internlm3 llama4_text mimo minicpm nemotron olmo2 phi phi3 phimoe qwen2_moe
-    seed_oss smollm3 stablelm starcoder2""".split()
+PLAIN = """cohere deepseek deepseek_v3 dots1 ernie4_5 exaone gemma glm glm4 gpt2 gpt_bigcode gpt_neox gptj granite
+    granitemoe helium hunyuan_v1_dense internlm2 internlm3 llama4_text mimo minicpm nemotron olmo2 phi phi3 phimoe
+    qwen2_moe seed_oss smollm3 stablelm starcoder2""".split()
 # A window among them: only while it is not full. Then, as with a running summary, only where a request ended.
 WINDOWED = "cohere2 exaone4 olmo3".split()
 RECURRENT = "falcon_h1 jamba lfm2 mamba mamba2 recurrent_gemma rwkv7".split()
@@ -242,7 +242,7 @@ def test_a_packed_folder_stays_packed_and_equals_mlx_lm(tmp_path):
 
 
 def test_bad_configs_and_files_are_typed(tmp_path):
-    with pytest.raises(UnsupportedModel, match="llama.*mlx-lm .* has it not"):
+    with pytest.raises(UnsupportedModel, match=r"llama.*mlx-lm .* has it not"):
         find({"model_type": "nothing_has_this"})
     for kind in ("cache", "base", "../utils", "os", "x" * 99, ""):
         with pytest.raises(UnsupportedModel):

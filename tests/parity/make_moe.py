@@ -62,7 +62,8 @@ def gpt_oss(_):
     config = TEXT | {
         "attention_bias": True, "hidden_size": 64, "intermediate_size": 32, "layer_types": [F, S, S],
         "model_type": "gpt_oss", "num_experts_per_tok": 2, "num_hidden_layers": 3, "num_local_experts": 3,
-        "quantization_config": {"quant_method": "mxfp4"}, "rope_scaling": YARN | {"truncate": False},
+        "quantization_config": {"quant_method": "mxfp4"},
+        "rope_scaling": YARN | {"original_max_position_embeddings": 1024, "truncate": False},
         "sliding_window": 5, "swiglu_alpha": 1.3, "swiglu_limit": 0.75,
     }  # fmt: skip
     return spec(config, "GptOssForCausalLM", mxfp4=True)

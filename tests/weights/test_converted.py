@@ -62,18 +62,11 @@ def drawing(bits, size, **options):
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("form", ["gptq", "gptq_v2"])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_gptq(tmp_path, bits, form, symmetric):
+@pytest.mark.parametrize("index", [True, False])
+def test_gptq(tmp_path, bits, form, symmetric, index):
     given = {"quant_method": "gptq", "bits": bits, "group_size": 64, "sym": symmetric, "checkpoint_format": form}
-    for index in (True, False):
-        less = 1 if form == "gptq" else 0
-        at = tmp_path / str(index)
-        at.mkdir()
-        check(
-            *folder(
-                at, given, drawing(bits, 64, symmetric=symmetric), lambda d: packers.gptq(d, less=less, index=index)
-            ),
-            True,
-        )
+    parts = lambda d: packers.gptq(d, less=int(form == "gptq"), index=index)  # noqa: E731
+    check(*folder(tmp_path, given, drawing(bits, 64, symmetric=symmetric), parts), packed=True)
 
 
 @pytest.mark.parametrize("size", [32, 128, -1, 16])
@@ -199,7 +192,8 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64}
         {**GPTQ, "group_size": "64"}, {**GPTQ, "group_size": 32}, {**GPTQ, "checkpoint_format": "marlin"},
         {**GPTQ, "dynamic": {"+:.*": {"bits": 8}}}, {**GPTQ, "dynamic": 3}, {**GPTQ, "bits": 8},
         {"quant_method": "awq", "version": "gemv"}, {"quant_method": "awq", "bits": 3}, {"quant_method": "awq"},
-        {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, {"quant_method": "compressed-tensors"},
+        {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+        {"quant_method": "compressed-tensors"},
         {"quant_method": "compressed-tensors", "format": ["pack-quantized"]},
     ],
 )  # fmt: skip
@@ -213,10 +207,13 @@ def test_a_config_that_does_not_fit_is_typed(tmp_path, given):
 @pytest.mark.parametrize(
     "part, value",
     [
-        ("qweight", np.zeros((7, 9), np.int32)), ("qweight", np.zeros((4, 4), np.float32)), ("qweight", np.zeros(8, np.int32)),
+        ("qweight", np.zeros((7, 9), np.int32)), ("qweight", np.zeros((4, 4), np.float32)),
+        ("qweight", np.zeros(8, np.int32)),
         ("qzeros", np.zeros((1, 1), np.int32)), ("scales", np.zeros((2, 3), np.float16)), ("scales", None),
-        ("scales", np.zeros((0, 128), np.float16)), ("g_idx", np.full(128, 99, np.int32)), ("g_idx", np.full(128, -1, np.int32)),
-        ("g_idx", np.zeros(3, np.int32)), ("g_idx", np.zeros(128, np.float32)), ("weight", np.zeros((128, 128), np.float16)),
+        ("scales", np.zeros((0, 128), np.float16)), ("g_idx", np.full(128, 99, np.int32)),
+        ("g_idx", np.full(128, -1, np.int32)),
+        ("g_idx", np.zeros(3, np.int32)), ("g_idx", np.zeros(128, np.float32)),
+        ("weight", np.zeros((128, 128), np.float16)),
     ],
 )  # fmt: skip
 def test_a_damaged_part_is_typed_and_named(tmp_path, part, value):

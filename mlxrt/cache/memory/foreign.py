@@ -41,7 +41,8 @@ class ForeignView(LayerView):
 
 
 def arrays_of(cache: Cache) -> list[mx.array]:
-    return [leaf for _, leaf in tree_flatten([c.state for c in cache]) if isinstance(leaf, mx.array)]
+    flat: Any = tree_flatten([c.state for c in cache])
+    return [leaf for _, leaf in flat if isinstance(leaf, mx.array)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +56,7 @@ class Foreign(LayerSpec):
     size: int = 32
     stride: int = 512
     shelf: Shelf = field(default_factory=WeakKeyDictionary, repr=False)
+    window = None  # where layers have one, it is the module's own business
     paged = True
     compiles = False
     portable = False
