@@ -13,7 +13,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 from .planted import FAULTS, Fault
@@ -67,6 +69,8 @@ def catch(fault: Fault, programs: int) -> tuple[bool, str]:
             return True, f"the machine: it cannot run: {last_line(told.stderr)}"
         found = json.loads(told.stdout.splitlines()[-1])
         if found["failure"]:
+            if child(ROOT, "-m", "tests.machine.faults", "--replay", json.dumps(found["program"])).returncode:
+                return False, f"a false alarm, the program fails without the fault too: {last_line(found['failure'])}"
             return True, f"the machine, program {found['programs'] + 1} ({found['failure'].splitlines()[-1][:110]})"
         tests = child(folder, "-m", "pytest", "-x", "-p", "no:cacheprovider", *CORE)
         failed = [line for line in tests.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
@@ -86,8 +90,19 @@ def hunt_here(kinds: str, programs: int) -> int:
     if not Path(mlxrt.__file__).resolve().is_relative_to(Path.cwd().resolve()):
         raise SystemExit(f"this is not the copy with the fault: {mlxrt.__file__}")
     found = hunt(tuple(kinds.split(",")), programs, 1, shrink=False)
-    print(json.dumps({"failure": found.failure, "programs": found.tally["programs"]}))
+    program = asdict(found.program) if found.program else None
+    print(json.dumps({"failure": found.failure, "programs": found.tally["programs"], "program": program}))
     return 3 if found.failure else 0
+
+
+def replay(text: str) -> int:
+    """In a child: run one program on the package as it is. It must pass."""
+    from .hunt import Court, try_program
+    from .program import Program
+
+    fields = json.loads(text)
+    try_program(Program(**fields | {"ops": tuple(tuple(op) for op in fields["ops"])}), Court(Counter()))
+    return 0
 
 
 def main() -> int:
@@ -96,9 +111,12 @@ def main() -> int:
     parser.add_argument("--only", default="", help="faults whose name has these words")
     parser.add_argument("--processes", type=int, default=min(4, os.cpu_count() or 1))
     parser.add_argument("--hunt", help=argparse.SUPPRESS)
+    parser.add_argument("--replay", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.hunt:
         return hunt_here(options.hunt, options.programs)
+    if options.replay:
+        return replay(options.replay)
     chosen = [f for f in FAULTS if options.only in f.name]
     if not chosen:
         parser.error(f"no fault has {options.only!r} in its name")

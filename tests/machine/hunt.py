@@ -65,6 +65,7 @@ class Hunt:
     tally: Counter = field(default_factory=Counter)
     ties: list[str] = field(default_factory=list)
     failure: str = ""
+    program: Program | None = None  # the one that failed, shrunk
 
     def missing(self) -> list[str]:
         return [event for event in EVENTS if not self.tally[event]]
@@ -77,6 +78,7 @@ class Court:
         self.tally, self.patience = tally, patience
         self.judges: dict[str, Judge] = {}
         self.failed: set[Program] = set()
+        self.last: Program | None = None
         self._until = math.inf
 
     def spent(self, program: Program) -> bool:
@@ -85,6 +87,7 @@ class Court:
 
     def note_failure(self, program: Program) -> None:
         self.failed.add(program)
+        self.last = program
         self._until = min(self._until, time.monotonic() + self.patience)
 
     def judge(self, kind: str) -> Judge:
@@ -141,6 +144,7 @@ def hunt(kinds: tuple[str, ...], count: int, begin: int, shrink: bool = True) ->
     try:
         each()
     except FAILURES as error:
+        found.program = court.last
         notes = getattr(error, "__notes__", [])  # there only once a note was added
         found.failure = next((note for note in notes if "what was done" in note), repr(error))
     found.ties = court.ties()

@@ -29,7 +29,8 @@ class Judge:
     """The oracle for one kind. Remembers the last texts: many programs begin alike."""
 
     def __init__(self, kind: str, tally: Counter):
-        self.kind, self.tally, self.ties = kind, tally, []
+        self.kind, self.tally = kind, tally
+        self.ties: list[str] = []
         self.near = NEAR_CODED if kinds.is_quantised(kind) else NEAR
         self._known: deque[tuple[tuple[int, ...], np.ndarray]] = deque(maxlen=100)
 
@@ -82,7 +83,7 @@ class Judge:
         alone = Sequence(0, seq.request, seq.prompt, seq.stops, seq.seed)
         alone.tokens += before
         with LogitsView(mx.array(row[None]), [alone]) as view:
-            return int(sample(view).tokens.item())
+            return int(np.array(sample(view).tokens)[0])
 
     def _is_tie(self, seq: Sequence, i: int, token: int, right: int, row: np.ndarray) -> bool:
         """Undecided: moving the oracle's own logits by less than TIE gives the engine's token."""

@@ -38,7 +38,7 @@ def model(kind: str) -> toy.Toy:
 def tokenizer() -> Tokenizer:
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder))
-        return Tokenizer.from_folder(folder)
+        return Tokenizer.from_folder(Path(folder))
 
 
 def is_quantised(kind: str) -> bool:

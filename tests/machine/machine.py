@@ -4,25 +4,19 @@ Operations on values (states.py) and on conversations (talk.py) are mixed in fro
 trace in words: a failure shows what was done, not the numbers it was made of.
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-from mlxrt import ContextOverflow, Engine, EngineConfig
-from mlxrt.cache import SequenceState
-from mlxrt.errors import MlxrtError, NoRoom, WontFit
-from mlxrt.request import Event, Sequence
+from mlxrt import ContextOverflow
+from mlxrt.errors import MlxrtError
+from mlxrt.request import Sequence
 from mlxrt.stream import Stream
 
-from . import invariants, kinds
+from . import invariants
 from .judge import Judge, asked
 from .program import Program
 from .states import StateOps
 from .talk import TalkOps
-
-T = TypeVar("T")
-LONGEST = 60  # tokens of a prompt
 
 
 @dataclass
@@ -35,26 +29,8 @@ class Asked:
 
 class Machine(StateOps, TalkOps):
     def __init__(self, program: Program, judge: Judge, folder: Path):
-        self.program, self.judge, self.tally, self.folder = program, judge, judge.tally, folder
-        self.trace: list[str] = []
-        self.texts: list[tuple[int, ...]] = list(kinds.stems())
+        super().__init__(program, judge, folder)
         self.asked: list[Asked] = []
-        self.holds: list[SequenceState] = []
-        self.sessions = []
-        self.saved: dict[Path, tuple] = {}
-        self.engine = self.start(program.ahead, program.chunk)
-
-    def start(self, ahead: int, chunk: int) -> Engine:
-        p = self.program
-        config = EngineConfig(
-            ahead=ahead,
-            chunk=chunk,
-            max_running=p.running,
-            kv_memory=kinds.memory_for(p.kind, p.capacity),
-            compile=p.compiled,
-        )
-        self.trace.append(f"engine: ahead {ahead}, chunk {chunk}")
-        return Engine(kinds.model(p.kind), config, kinds.tokenizer())
 
     def run(self) -> None:
         for name, *numbers in self.program.ops:
@@ -72,7 +48,7 @@ class Machine(StateOps, TalkOps):
         self.note_totals()
         self.holds.clear()
         self.sessions.clear()
-        self.engine.store.clear()
+        self.store.clear()
         # A copy promised to a growth that then found no room is made, and forgotten, by the next step.
         self.engine.runner.settle()
         self.engine.runner.move()
@@ -85,51 +61,7 @@ class Machine(StateOps, TalkOps):
         self.tally["prefix hits"] += stats.hits
         self.tally["steps waited for"] += self.engine.runner.waits
 
-    # What may have to wait for room
-
-    def patient(self, act: Callable[[], T]) -> T:
-        """Run what may find no room because of the values this machine holds: then it lets them go and tries again."""
-        try:
-            return act()
-        except (WontFit, NoRoom):
-            if not self.holds:
-                raise
-            self.holds.clear()
-            self.tally["values dropped for room"] += 1
-            self.trace.append("no room: all held values dropped")
-            return act()
-
-    def refused(self, act: Callable[[], T]) -> T | None:
-        """Run what may rightly be refused while others run; None then."""
-        try:
-            return self.patient(act)
-        except (WontFit, NoRoom) as error:
-            if not self.engine.scheduler.running and not isinstance(error, NoRoom):
-                raise
-            self.tally["refused for room"] += 1
-            self.trace.append(f"refused: {error}")
-            return None
-
-    def advance(self) -> bool:
-        self.tally["steps"] += 1
-        ahead = len(self.engine._flights)
-        self.tally[f"steps with {ahead} in the air"] += 1
-        return self.patient(self.engine.step)
-
-    def event(self, stream: Iterator[Event], id: int) -> Event:
-        """The next event of a request; a stream alone would wait for ever where nothing runs any more."""
-        while not self.engine._tickets[id].inbox:
-            invariants.require(self.advance(), f"nothing is left to do and request {id} has not ended")
-        return next(stream)
-
     # Requests
-
-    def prompt(self, a: int, b: int, c: int) -> tuple[int, ...]:
-        """Part of an earlier text, and perhaps something new from a small alphabet: collisions are wanted."""
-        base = self.texts[a % len(self.texts)][:LONGEST]
-        kept = base[: len(base) - b % 16] if b % 3 else base[: b % (len(base) + 1)]
-        new = tuple(60 + (c * (j + 3) + j) % 5 for j in range(c % 6))
-        return (*kept, *new) or (7,)
 
     def do_submit(self, a: int, b: int, c: int, d: int) -> None:
         """One to three at once, which begin alike and then part."""
@@ -150,7 +82,7 @@ class Machine(StateOps, TalkOps):
         self.tally["submits"] += 1
 
     def do_step(self, a: int, *_: int) -> None:
-        for _ in range(1 + a % 9):
+        for _i in range(1 + a % 9):
             self.advance()
         self.trace.append(f"step {1 + a % 9} times")
 
@@ -199,12 +131,12 @@ class Machine(StateOps, TalkOps):
     def do_evict(self, a: int, b: int, *_: int) -> None:
         groups = self.engine.groups
         pool = groups[b % len(groups)].pool if b % 3 else None
-        gone = sum(self.engine.store.evict(pool) for _ in range(1 + a % 8))
+        gone = sum(self.store.evict(pool) for _ in range(1 + a % 8))
         self.tally["evictions by hand"] += gone
         self.trace.append(f"evict {gone} nodes")
 
     def do_clear(self, *_: int) -> None:
-        self.engine.store.clear()
+        self.store.clear()
         self.tally["clears"] += 1
         self.trace.append("clear the store")
 

@@ -40,7 +40,8 @@ def parse(kinds: tuple[str, ...]) -> argparse.Namespace:
 
 def shares(options: argparse.Namespace) -> list[tuple[str, int, int]]:
     """(kind, programs, seed) of each piece of work, the kinds in turn."""
-    pieces, left = [], options.programs
+    pieces: list[tuple[str, int, int]] = []
+    left = options.programs
     while left > 0:
         kind = options.kinds[len(pieces) % len(options.kinds)]
         pieces.append((kind, min(SHARE, left), options.seed * 1_000_003 + len(pieces)))
@@ -56,7 +57,9 @@ def progress(tally: Counter, total: int, began: float) -> None:
 
 
 def run_all(options: argparse.Namespace) -> tuple[Counter, list[str], str]:
-    tally, ties, failure, began = Counter(), [], "", time.monotonic()
+    tally: Counter = Counter()
+    ties: list[str] = []
+    failure, began = "", time.monotonic()
     pool = ProcessPoolExecutor(options.processes, mp_context=get_context("spawn"))
     with pool:
         waiting = [pool.submit(work, *piece) for piece in shares(options)]

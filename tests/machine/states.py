@@ -13,12 +13,13 @@ from mlxrt.request import Request, Sequence
 from mlxrt.snapshot import load_state, save_state
 
 from . import invariants
+from .stage import Stage
 
 IDS = count(1 << 20)  # never those of the scheduler
 MOST = 4  # values held at once
 
 
-class StateOps:
+class StateOps(Stage):
     """The part of a machine that plays with values."""
 
     def held(self, a: int) -> SequenceState | None:
@@ -55,20 +56,23 @@ class StateOps:
         )
         self.feed(state, tuple(new), 1 + d % 13)
 
-    def feed(self, state: SequenceState, new: tuple[int, ...], size: int) -> None:
+    def feed(self, state: SequenceState, new: tuple[int, ...], size: int) -> SequenceState | None:
+        """The value with more tokens in it; None where there is no room for it."""
         tokens = (*state.tokens, *new)
         if len(tokens) > self.engine.context:
-            return
+            return None
         self.trace.append(f"feed {len(new)} tokens {list(new)} to a value of {len(state)}, {size} at a time")
         made = self.refused(lambda: self._fed(state, tokens, size))
         if made is None:
-            return
+            return None
         rows, grown = made
         self.judge.check_logits(tokens, rows, f"feeding {list(new)} to {len(state)} tokens")
-        invariants.check_part(grown.parts[0])
+        for part in grown.parts:
+            invariants.check_part(part)
         self.keep(grown)
         self.tally["values fed"] += 1
         self.tally["values continued"] += bool(len(state))
+        return grown
 
     def _fed(self, state: SequenceState, tokens: tuple[int, ...], size: int) -> tuple[mx.array, SequenceState]:
         engine, rows = self.engine, []
@@ -82,29 +86,41 @@ class StateOps:
         return mx.concatenate(rows), SequenceState.fit(tokens, seq.parts)
 
     def do_rewind(self, a: int, b: int, c: int, d: int) -> None:
-        """Cut a value back, or be told that it cannot be; sometimes go on from there at once."""
-        if (state := self.held(a)) is None:
-            return
-        n = max(0, len(state) - b % 12)
-        if n and n < state.floor:
+        """Cut a value back, or be told that it cannot be, and go on from there: up to three times in a row."""
+        state = self.held(a)
+        if state is None or len(state) < 16:  # nothing worth cutting
+            text = self.texts[a % len(self.texts)][: 16 + b % 20]
+            state = self.feed(SequenceState((), self.engine.empty()), text, 1 + c % 9)
+        for k in range(1 + d % 3):
+            if state is None or not len(state):
+                return
+            cut = self.rewind(state, b >> 2 * k)
+            if cut is None:
+                return
+            self.keep(cut)
+            new = tuple(60 + (c + j + k) % 9 for j in range(1 + (c + k) % 5))
+            state = self.feed(cut, new, 1 + d % 4)
+
+    def rewind(self, state: SequenceState, b: int) -> SequenceState | None:
+        """Often to the shortest it can be, sometimes beyond."""
+        n = (state.floor, max(0, state.floor - 1 - b % 4), max(0, len(state) - b % 12))[b % 3]
+        if 0 < n < state.floor:
             try:
                 state.rewind(n)
             except CannotRewind:
                 self.tally["rewinds refused"] += 1
-                return
+                return None
             raise AssertionError(f"a value of {state.floor}..{len(state)} tokens was cut to {n}")
         cut = state.rewind(n)
         invariants.require(len(cut) == n and cut.tokens == state.tokens[:n], f"cut to {n}, became {len(cut)}")
         self.tally["values rewound"] += n < len(state)
         self.trace.append(f"rewind a value of {len(state)} to {n}")
-        self.keep(cut)
-        if d % 2:
-            self.feed(cut, tuple(60 + (c + j) % 9 for j in range(1 + c % 5)), 1 + d % 4)
+        return cut
 
     def do_put(self, a: int, *_: int) -> None:
         """Give a value to the store."""
         if (state := self.held(a)) is not None:
-            self.engine.store.put(state)
+            self.store.put(state)
             self.tally["values stored"] += 1
             self.trace.append(f"put a value of {len(state)} tokens")
 
@@ -124,11 +140,11 @@ class StateOps:
     def do_revoke(self, a: int, b: int, c: int, d: int) -> None:
         """Take a place from a value: whoever still names it is told. Alone, so that nobody else is hurt."""
         engine = self.engine
-        if d % 3 or self.asked or not (state := self.held(a)) or not len(state):
+        if d % 3 or self.busy() or not (state := self.held(a)) or not len(state):
             return
         while self.advance():
             continue
-        engine.store.clear()
+        self.store.clear()
         if not (state := self.held(a)) or len(state) + 2 > engine.context:  # somebody needed the room
             return
         blocks = [block for part in state.parts for block in part.blocks]
@@ -142,7 +158,7 @@ class StateOps:
         else:
             raise AssertionError(f"place {block.id} was taken away and used all the same")
         self.holds.clear()
-        engine.store.clear()
+        self.store.clear()
 
     def do_score(self, a: int, b: int, c: int, *_: int) -> None:
         tokens = self.texts[a % len(self.texts)][: 1 + b % 40]

@@ -11,12 +11,13 @@ from mlxrt.session import Reply
 
 from . import invariants
 from .judge import MOODS
+from .stage import Stage
 
 WORDS = ("a", "no", "why?", "aa", "tell me", "é")
 MOST = 3  # conversations at once
 
 
-class TalkOps:
+class TalkOps(Stage):
     """The part of a machine that talks."""
 
     def session(self, a: int) -> Session:
@@ -110,7 +111,7 @@ class TalkOps:
             return
         self.saved[path] = tuple(session.turns)
         self.tally["saves"] += 1
-        self.trace.append(f"save {len(session.tokens)} tokens, {len(there)} of them computed")
+        self.trace.append(f"save {len(session.tokens)} tokens, {len(there or ())} of them computed")
 
     def do_restore(self, a: int, *_: int) -> None:
         if self.saved:

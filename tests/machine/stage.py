@@ -1,0 +1,94 @@
+"""What every operation of the machine needs: the engine, what was said so far, and patience where room is short."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from mlxrt import Engine, EngineConfig, Session
+from mlxrt.cache import PrefixStore, SequenceState
+from mlxrt.errors import NoRoom, WontFit
+from mlxrt.request import Event
+
+from . import invariants, kinds
+from .judge import Judge
+from .program import Program
+
+T = TypeVar("T")
+LONGEST = 60  # tokens of a prompt
+
+
+class Stage:
+    def __init__(self, program: Program, judge: Judge, folder: Path):
+        self.program, self.judge, self.tally, self.folder = program, judge, judge.tally, folder
+        self.trace: list[str] = []
+        self.texts: list[tuple[int, ...]] = list(kinds.stems())
+        self.holds: list[SequenceState] = []
+        self.sessions: list[Session] = []
+        self.saved: dict[Path, tuple] = {}  # the turns that each file must give back
+        self.engine = self.start(program.ahead, program.chunk)
+
+    def start(self, ahead: int, chunk: int) -> Engine:
+        p = self.program
+        config = EngineConfig(
+            ahead=ahead,
+            chunk=chunk,
+            max_running=p.running,
+            kv_memory=kinds.memory_for(p.kind, p.capacity),
+            compile=p.compiled,
+        )
+        self.trace.append(f"engine: ahead {ahead}, chunk {chunk}")
+        return Engine(kinds.model(p.kind), config, kinds.tokenizer())
+
+    @property
+    def store(self) -> PrefixStore:
+        store = self.engine.store
+        assert store is not None
+        return store
+
+    def busy(self) -> bool:
+        return bool(self.engine.scheduler.running or self.engine.scheduler.waiting)
+
+    # What may have to wait for room
+
+    def patient(self, act: Callable[[], T]) -> T:
+        """Run what may find no room because of the values this machine holds: then it lets them go and tries again."""
+        try:
+            return act()
+        except (WontFit, NoRoom):
+            if not self.holds:
+                raise
+            self.holds.clear()
+            self.tally["values dropped for room"] += 1
+            self.trace.append("no room: all held values dropped")
+            return act()
+
+    def refused(self, act: Callable[[], T]) -> T | None:
+        """Run what may rightly be refused while others run or hold memory; None then."""
+        try:
+            return self.patient(act)
+        except (WontFit, NoRoom) as error:
+            self.tally["refused for room"] += 1
+            self.trace.append(f"refused: {error}")
+            self.store.clear()
+            if not any(group.pool.used for group in self.engine.groups):
+                raise  # there was nobody to make room
+            return None
+
+    def advance(self) -> bool:
+        self.tally["steps"] += 1
+        ahead = len(self.engine._flights)
+        self.tally[f"steps with {ahead} in the air"] += 1
+        return self.patient(self.engine.step)
+
+    def event(self, stream: Iterator[Event], id: int) -> Event:
+        """The next event of a request; a stream alone would wait for ever where nothing runs any more."""
+        while not self.engine._tickets[id].inbox:
+            invariants.require(self.advance(), f"nothing is left to do and request {id} has not ended")
+        return next(stream)
+
+    def prompt(self, a: int, b: int, c: int) -> tuple[int, ...]:
+        """Part of an earlier text, and perhaps something new from a small alphabet: collisions are wanted."""
+        base = self.texts[a % len(self.texts)][:LONGEST]
+        kept = base[: (len(base), len(base) - 1, len(base) - b % 16, b % (len(base) + 1))[b % 4]]
+        new = tuple(60 + (c // 6 * (j + 1) + j) % 4 for j in range(c % 6))
+        return (*kept, *new) or (7,)
