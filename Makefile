@@ -6,7 +6,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 PEERS := .venv/.peers
-# A test that hangs shows where and fails the run. One process: the tests' own processes keep two cores busy already.
+# A test that hangs shows where and fails the run. One process a core, one BLAS thread each: tests are many small ones.
+WORKERS ?= auto
 HANGS := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 
 # macOS: plain mlx brings Metal. Linux: CUDA 13 needs driver 580, CUDA 12 driver 525; without a driver the CPU.
@@ -27,18 +28,21 @@ demo: $(READY)
 # The default model is fetched first, so that the tests that need a real one run; without network they are skipped.
 test: $(READY)
 	@$(BIN)/mlxrt pull smollm2 >/dev/null || echo "make test: no default model; the tests that need it are skipped"
-	@$(BIN)/python -m pytest -rs $(HANGS) $(PYTEST)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -rs $(HANGS) $(PYTEST)
 
 # What takes minutes or downloads: see docs/numbers.md. Every line fails on a difference.
 test-all: test $(PEERS)
 	@$(BIN)/python -m tests.fuzz.run_fuzz --count 2000
 	@$(BIN)/python tests/text/token_vectors.py
 	@$(BIN)/python tests/hub/check_macos_resolve.py
+	@$(BIN)/python -m tests.machine.run --programs 3000
+	@$(BIN)/python -m tests.machine.faults
+	@$(BIN)/python -m tests.disk.kill --saves 200
 	@$(BIN)/python -m bench.peer_tokens
 	@$(BIN)/python -m bench.perplexity
 	@if [ -d ../shared/fixtures/parity ]; then \
 		$(BIN)/python ../shared/tools/parity/check_parity.py ../shared/fixtures/parity tests.parity_adapter:logits \
-			--stepper tests.parity_adapter:Stepper --only llama3,smollm2,mistral,qwen2,qwen3; \
+			--stepper tests.parity_adapter:Stepper --batch tests.parity_adapter:batch; \
 	else echo "make test-all: ../shared is not here; parity with the stored logits was not checked"; fi
 
 bench: $(READY)

@@ -82,7 +82,7 @@ def test_the_prefix_of_a_running_sequence_is_not_disturbed(model):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("blocks,ahead,chunk", [(400, 1, 11), (60, 2, 7), (30, 0, 16), (30, 3, 64)])
+@pytest.mark.parametrize("blocks,ahead,chunk", [(60, 2, 7), (30, 0, 16)])
 def test_fuzz(kind, blocks, ahead, chunk):
     """Random arrivals over shared stems, a pool too small for all: join, leave, share, evict, preempt, cancel."""
     rng, model = random.Random(f"{kind}{blocks}"), KINDS[kind]()
