@@ -50,20 +50,23 @@ def main() -> None:
         engine.store.clear()
         first = engine.generate(history, max_tokens=16, ignore_eos=True)
         turn = [*history, *first.tokens, *question]
-        warm = engine.generate(turn, max_tokens=8, ignore_eos=True)
+        again = engine.generate(turn, max_tokens=8, ignore_eos=True)
         engine.store.clear()
-        cold = engine.generate(turn, max_tokens=8, ignore_eos=True)
-        assert warm.tokens == cold.tokens and cold.cached_tokens == 0, "a reused prefix changed the answer"
-        colds.append(cold.timings.first_token_s)
-        warms.append(warm.timings.first_token_s)
+        fresh = engine.generate(turn, max_tokens=8, ignore_eos=True)
+        assert again.tokens == fresh.tokens and fresh.cached_tokens == 0, "a reused prefix changed the answer"
+        colds.append(fresh.timings.first_token_s)
+        warms.append(again.timings.first_token_s)
         ratios.append(warms[-1] / colds[-1])
         print(
             f"round {i}: cold {colds[-1]:.3f} s, second turn {warms[-1]:.3f} s "
-            f"({warm.cached_tokens} of {len(turn)} tokens reused)",
+            f"({again.cached_tokens} of {len(turn)} tokens reused)",
             flush=True,
         )
-    print(f"first token of the second turn: {100 * statistics.median(ratios):.1f} % of cold (median of {args.rounds}; "
-          f"{statistics.median(warms):.3f} against {statistics.median(colds):.3f} s; load {os.getloadavg()[0]:.1f})")  # fmt: skip
+    warm, cold = statistics.median(warms), statistics.median(colds)
+    print(
+        f"first token of the second turn: {100 * statistics.median(ratios):.1f} % of cold "
+        f"(median of {args.rounds}; {warm:.3f} against {cold:.3f} s; load {os.getloadavg()[0]:.1f})"
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ def place(
     idle = width - len(step.slices)
     at = [p for s in step.slices for p in range(s.start, s.stop)] + [0] * idle
     row = [i for i, s in enumerate(step.slices) for _ in range(s.start, s.stop)] + list(range(len(step.slices), width))
-    singles, spans, n = 0, [], 0
+    singles, n = 0, 0
+    spans: list[tuple[int, int, int]] = []
     for s in step.slices:
         k = s.stop - s.start
         if k == 1 and not spans:

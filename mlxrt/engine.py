@@ -227,7 +227,8 @@ class Engine:
             return
         failures = flight.sampled.failures()
         ended: list[Sequence] = []
-        for i, (s, token) in enumerate(zip(flight.slices, flight.sampled.tokens.tolist())):
+        tokens: Any = flight.sampled.tokens.tolist()
+        for i, (s, token) in enumerate(zip(flight.slices, tokens)):
             if s.seq.finish:
                 continue  # ended while this step was running
             ticket = self._tickets[s.seq.id]

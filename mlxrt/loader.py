@@ -85,7 +85,8 @@ def unpacked_fits(checkpoint: Checkpoint, dtype: mx.Dtype, say: Say) -> bool:
     if need < 0.7 * free:
         return True
     say(
-        f"{checkpoint.name}: {need / 1e9:.1f} GB unpacked do not fit {free / 1e9:.1f} GB free; weights stay packed (slow)"
+        f"{checkpoint.name}: {need / 1e9:.1f} GB unpacked do not fit {free / 1e9:.1f} GB free; "
+        "weights stay packed (slow)"
     )
     return False
 
@@ -93,17 +94,18 @@ def unpacked_fits(checkpoint: Checkpoint, dtype: mx.Dtype, say: Say) -> bool:
 def outline(config: dict[str, Any]) -> CausalLM:
     """The model of a config, its weights never computed."""
     family = find(config)
-    return family(family.parse(config, lambda line: None))
+    return family(family.parse(config, lambda line: None))  # type: ignore[call-arg]
 
 
 def parameters(model: CausalLM) -> int:
-    return sum(array.size for _, array in tree_flatten(model.parameters()))
+    found: Any = tree_flatten(model.parameters())
+    return sum(array.size for _, array in found)
 
 
 def shaped(shape: Shape, config: EngineConfig, say: Say) -> CausalLM:
     dtype = DTYPES[config.dtype] if config.dtype else (mx.float32 if device.kind() == "cpu" else mx.bfloat16)
     family = find(shape.config)
-    model = family(family.parse(shape.config, say))
+    model = family(family.parse(shape.config, say))  # type: ignore[call-arg]
     random_weights(model, shape.bits, dtype, mode=shape.mode, group_size=shape.group_size)
     return finish(model)
 

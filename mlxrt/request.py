@@ -105,7 +105,7 @@ class Request:
 
     @classmethod
     def of(cls, x, **options) -> "Request":
-        """What `generate` accepts: str, tokens, messages or a Request, and the options of SamplingParams and Request."""
+        """What `generate` accepts: str, tokens, messages or a Request; options of SamplingParams and Request."""
         sampling = {f.name for f in fields(SamplingParams)}
         extra = {"tools", "enable_thinking", "on_logits"}
         if unknown := options.keys() - sampling - extra:

@@ -131,7 +131,7 @@ class Runner:
     def settle(self):
         """Write the tail to the pools."""
         t, self.tail = self.tail, None
-        if t is None:
+        if t is None or t.batch is None:
             return
         self.wait()
         batch = t.batch._replace(used=mx.array(t.used))
@@ -166,7 +166,7 @@ class Runner:
         self.settle()
         if any(g.pool.copies for g in self.groups):
             self.move()
-        arrays = {}
+        arrays: dict[str, mx.array] = {}
         for i, g in self.of.items():
             ids = mx.array([b.check() for b in state.parts[g].blocks])
             arrays |= {f"layer.{i}.{n}": p[ids] for n, p in enumerate(self.pools[i])}
@@ -180,7 +180,7 @@ class Runner:
         for g, group in enumerate(self.groups):
             new = tuple(group.pool.take(arrays[f"layer.{group.layers[0]}.0"].shape[0]))
             places.append(mx.array([b.check() for b in new]))
-            parts.append(empty[g].placed(new, len(tokens), **described[g]))
+            parts.append(empty[g].placed(new, len(tokens), described[g]))
         self.move()
         for i, g in self.of.items():
             old = self.pools.pop(i)

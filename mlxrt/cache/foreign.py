@@ -90,5 +90,5 @@ class Held(LayerState):
         held = pieces[(n - 1) // size]
         return held.cut(n) if held is not None and held.floor <= n <= held.length else None
 
-    def placed(self, blocks, n, **described):
+    def placed(self, blocks, n, described):
         raise BadSnapshot("the memory of a model that runs through mlx-lm cannot be restored from a file")

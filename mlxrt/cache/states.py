@@ -16,6 +16,7 @@ SHARED = -1  # no length is this one, so nobody may write on
 
 
 class LayerState(ABC):
+    pool: BlockPool
     length: int
     blocks: tuple[Block, ...]
     first = 0  # blocks let go in front
@@ -47,7 +48,7 @@ class LayerState(ABC):
         return {}
 
     @abstractmethod
-    def placed(self, blocks: tuple[Block, ...], n: int, **described: int) -> Self:
+    def placed(self, blocks: tuple[Block, ...], n: int, described: dict[str, int]) -> Self:
         """An empty state's twin with n tokens in these blocks, which are its own."""
 
     @property
@@ -115,7 +116,8 @@ class BlockTable(LayerState):
     def describe(self):
         return {"first": self.first}
 
-    def placed(self, blocks, n, first=0):
+    def placed(self, blocks, n, described):
+        first = described["first"]
         for i, block in enumerate(blocks, first):
             block.filled = min(self.size, n - i * self.size)
         return replace(self, blocks=blocks, first=first, length=n)
@@ -175,9 +177,9 @@ class Ring(LayerState):
     def describe(self):
         return {"oldest": self.oldest}
 
-    def placed(self, blocks, n, oldest=0):
+    def placed(self, blocks, n, described):
         blocks[0].filled = n
-        return replace(self, blocks=blocks, oldest=oldest, length=n)
+        return replace(self, blocks=blocks, oldest=described["oldest"], length=n)
 
     def piece(self, i, size):
         return self.cut(self.length) if i == (self.length - 1) // size else None
@@ -226,7 +228,7 @@ class Slot(LayerState):
     def cut(self, n):
         return self.at(n) if n else Slot(self.pool, self.stride)
 
-    def placed(self, blocks, n):
+    def placed(self, blocks, n, described):
         return replace(self, blocks=blocks, length=n)
 
     def piece(self, i, size):

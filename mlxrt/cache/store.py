@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .blocks import BlockPool
 from .sequence import SequenceState
 from .states import LayerState
 
@@ -153,11 +152,12 @@ class PrefixStore:
         return child
 
     def _touch(self, node: Node) -> None:
-        while node.parent is not None:
-            self._nodes.move_to_end(node)
-            node = node.parent
+        at: Node | None = node
+        while at is not None and at.parent is not None:
+            self._nodes.move_to_end(at)
+            at = at.parent
 
-    def evict(self, pool: BlockPool | None = None) -> bool:
+    def evict(self, pool: object = None) -> bool:
         """Let go of something that may give `pool` room: a checkpoint where it holds those, else the oldest node."""
         if not self._nodes:
             return False

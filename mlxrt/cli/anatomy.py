@@ -177,7 +177,7 @@ def of_config(raw: dict[str, Any], config: EngineConfig) -> Anatomy:
 def of_outline(raw: dict[str, Any], config: EngineConfig, shape: Shape, chosen: Any) -> Anatomy:
     dtype = compute_dtype(config, []) if config.dtype or device.kind() == "cpu" else mx.bfloat16
     model, stored = outlined(raw, dtype), outlined(raw, dtype, quiet=True)
-    if chosen is not None:
+    if chosen is not None and shape.bits is not None:
         nn.quantize(stored, shape.group_size, shape.bits, mode=shape.mode, class_predicate=chosen)
     named = {dtype: name for name, dtype in STORED.items()}
     sizes = {name: TensorInfo(array.shape, named[array.dtype], array.nbytes) for name, array in flat(stored).items()}

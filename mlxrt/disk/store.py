@@ -174,7 +174,7 @@ class DiskStore:
         mx.eval(runner.pools)
         pieces: list[list[Any]] = [[None] * len(empty) for _ in range(1 + max(i for _, i in records))]
         for (g, i), record in records.items():
-            state = empty[g].placed((blocks[g, i],), path[i].end, **record.described[g])
+            state = empty[g].placed((blocks[g, i],), path[i].end, dict(record.described[g]))
             pieces[i][g] = state.piece(i, self.store.size)
         self.store.graft(tokens, pieces)
 

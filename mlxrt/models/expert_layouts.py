@@ -62,7 +62,7 @@ def halves(name: str, array: mx.array) -> list[mx.array]:
         raise BadCheckpoint(
             f"{shown(name)}: expected [experts, 2 x width, ...], gate rows then up rows; found {list(array.shape)}"
         )
-    return mx.split(array, 2, axis=1)
+    return list(mx.split(array, 2, axis=1))
 
 
 def stacked(name: str, parts: dict[int, mx.array], count: int) -> mx.array:

@@ -90,7 +90,7 @@ class GptOss(Llama):
     @classmethod
     def arrange(cls, config, arrays):
         """The published layouts: mxfp4 blocks, or plain [E, in, out]; gate and up rows take turns in both."""
-        arranged = {}
+        arranged: dict[str, mx.array] = {}
         for name in list(arrays):
             array = arrays.pop(name)
             if not (found := PUBLISHED.fullmatch(name)):

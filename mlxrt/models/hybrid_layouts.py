@@ -58,7 +58,8 @@ def gains_are_whole(arrays: Arrays) -> bool:
     norms = [array for name, array in arrays.items() if AROUND.fullmatch(name)]
     if not norms or not any(map(by_mlx, convs)):
         return False
-    return mx.concatenate([norm.astype(mx.float32).flatten() for norm in norms]).mean().item() > 0.5
+    gains = mx.concatenate([norm.astype(mx.float32).flatten() for norm in norms])
+    return bool((gains.mean() > 0.5).item())
 
 
 def ungrouped(config, name: str, what: str, array: mx.array) -> list[tuple[str, mx.array]]:

@@ -116,7 +116,7 @@ def test_too_small_a_cache_preempts_and_loses_nothing():
 
 
 def test_a_lone_sequence_takes_smaller_steps_rather_than_none():
-    """Recurrent layers want a place for every checkpoint of a step: few places must not refuse what fits in small steps."""
+    """Recurrent layers want a place for every checkpoint of a step: few places must not refuse what small steps fit."""
     model = make("r")
     place = sum(s.nbytes() for s in model.memory())
     engine = Engine(model, EngineConfig(kv_memory=9 * place, chunk=64, max_running=2))

@@ -36,7 +36,7 @@ def choose(specs: Specs, kv: str, max_kv_size: int | None, dtype: mx.Dtype, say:
     if bits := KV[kv]:
         specs = [quantised(s, *bits, dtype) if isinstance(s, FullKV) else s for s in specs]
         if not any(isinstance(s, FullKV) for s in specs):
-            raise BadRequest(f"kv {kv} does not apply: the model keeps no keys and values")
+            raise BadRequest(f"kv {kv} does not apply: mlxrt keeps no keys and values for this model")
         say(f"kv {kv}: keys in {bits[0]} bits, values in {bits[1]}; answers may differ from those with kv full")
     if max_kv_size is not None:
         specs = windowed(specs, max_kv_size)

@@ -92,16 +92,21 @@ class Quantised(Codec):
         return (*coded[0], *coded[1])
 
     def decode(self, parts):
-        k = mx.dequantize(*parts[:3], self.group, self.key)
-        return k, mx.dequantize(*parts[3:], self.group, self.value)
+        k, v = (mx.dequantize(w, s, b, self.group, bits) for (w, s, b), bits in self._coded(parts))
+        return k, v
 
     def score(self, q, parts):
-        return self._product(q, parts[:3], self.key, True)
+        return self._product(q, *self._coded(parts)[0], True)
 
     def mix(self, weights, parts):
-        return self._product(weights, parts[3:], self.value, False)
+        return self._product(weights, *self._coded(parts)[1], False)
+
+    def _coded(self, parts):
+        """Words, scales and biases of keys and of values, each with its bits."""
+        return (parts[:3], self.key), (parts[3:], self.value)
 
     def _product(self, x, parts, bits, transpose):
         if x.shape[:-2] != parts[0].shape[:-2]:  # quantized_matmul does not broadcast batches
             x = mx.broadcast_to(x, (*parts[0].shape[:-2], *x.shape[-2:]))
-        return mx.quantized_matmul(x, *parts, transpose=transpose, group_size=self.group, bits=bits)
+        w, scales, biases = parts
+        return mx.quantized_matmul(x, w, scales, biases, transpose, self.group, bits)

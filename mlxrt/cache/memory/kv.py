@@ -81,9 +81,17 @@ class FullKV(LayerSpec):
     dim: int
     codec: Codec = Plain()
     size: int = 32  # tokens in a block
-    window = None
-    keep = 0
     paged = True
+
+    @property
+    def window(self) -> int | None:
+        """A token sees itself and window - 1 before it; None: everything."""
+        return None
+
+    @property
+    def keep(self) -> int:
+        """First tokens that a window leaves visible."""
+        return 0
 
     def empty(self, pool: BlockPool) -> LayerState:
         return BlockTable(pool, self.size, self.window, TAIL + self.size)
@@ -106,7 +114,7 @@ class FullKV(LayerSpec):
         return tuple(mx.zeros((rows, p.shape[1], TAIL, p.shape[3]), p.dtype) for p in pool)
 
     def flush(self, pool: Arrays, live: Arrays, batch: Batch, index: dict[str, Any]) -> Arrays:
-        n = batch.used.item()
+        n = int(batch.used.item())  # type: ignore[arg-type]  # a count
         at = (batch.start[:, None] + mx.arange(n)).reshape(-1)
         row = mx.repeat(mx.arange(batch.start.shape[0]), n)
         return self.scatter(pool, [cut4(t, 0, n).swapaxes(1, 2).flatten(0, 1) for t in live], at, row, index)
