@@ -102,7 +102,7 @@ class BlockTable(LayerState):
 
     @property
     def floor(self):
-        return self.first * self.size + self.window - 1 if self.first else 0
+        return self.first * self.size + self.window - 1 if self.first and self.window else 0
 
     def cut(self, n):
         if n == 0:

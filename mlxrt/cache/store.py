@@ -136,9 +136,9 @@ class PrefixStore:
             for child in siblings:
                 if child.tokens[: len(key)] == key:
                     return child
-        elif child := node.full.get(key):
-            child.pieces = [old if old is not None else new for old, new in zip(child.pieces, pieces)]
-            return child
+        elif known := node.full.get(key):
+            known.pieces = [old if old is not None else new for old, new in zip(known.pieces, pieces)]
+            return known
         for child in [c for c in siblings if len(c.tokens) < self.size and key[: len(c.tokens)] == c.tokens]:
             self._remove(child)  # the new one says everything it said
         child = Node(node, key, pieces)

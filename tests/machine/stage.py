@@ -1,5 +1,6 @@
 """What every operation of the machine needs: the engine, what was said so far, and patience where room is short."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -52,27 +53,25 @@ class Stage:
 
     def patient(self, act: Callable[[], T]) -> T:
         """Run what may find no room because of the values this machine holds: then it lets them go and tries again."""
-        try:
+        with contextlib.suppress(WontFit, NoRoom):
             return act()
-        except (WontFit, NoRoom):
-            if not self.holds:
-                raise
+        # Here, not in an except clause: the error's traceback would hold the memory that is to be freed.
+        if self.holds:
             self.holds.clear()
             self.tally["values dropped for room"] += 1
             self.trace.append("no room: all held values dropped")
-            return act()
+        return act()
 
     def refused(self, act: Callable[[], T]) -> T | None:
         """Run what may rightly be refused while others run or hold memory; None then."""
-        try:
+        with contextlib.suppress(WontFit, NoRoom):
             return self.patient(act)
-        except (WontFit, NoRoom) as error:
-            self.tally["refused for room"] += 1
-            self.trace.append(f"refused: {error}")
-            self.store.clear()
-            if not any(group.pool.used for group in self.engine.groups):
-                raise  # there was nobody to make room
-            return None
+        self.tally["refused for room"] += 1
+        self.trace.append("refused for want of room")
+        self.store.clear()
+        used = any(group.pool.used for group in self.engine.groups)
+        invariants.require(used, "refused for want of room, and nobody holds any")
+        return None
 
     def advance(self) -> bool:
         self.tally["steps"] += 1

@@ -96,10 +96,12 @@ class Quantised(Codec):
         return k, v
 
     def score(self, q, parts):
-        return self._product(q, *self._coded(parts)[0], True)
+        keys, bits = self._coded(parts)[0]
+        return self._product(q, keys, bits, True)
 
     def mix(self, weights, parts):
-        return self._product(weights, *self._coded(parts)[1], False)
+        values, bits = self._coded(parts)[1]
+        return self._product(weights, values, bits, False)
 
     def _coded(self, parts):
         """Words, scales and biases of keys and of values, each with its bits."""
