@@ -137,10 +137,10 @@ class StateOps(Stage):
             self.tally["values through a file"] += 1
             self.trace.append(f"a value of {len(state)} tokens went through a file")
 
-    def do_revoke(self, a: int, b: int, c: int, d: int) -> None:
+    def do_revoke(self, a: int, b: int, c: int, *_: int) -> None:
         """Take a place from a value: whoever still names it is told. Alone, so that nobody else is hurt."""
         engine = self.engine
-        if d % 3 or self.busy() or not (state := self.held(a)) or not len(state):
+        if self.busy() or not (state := self.held(a)) or not len(state):
             return
         while self.advance():
             continue

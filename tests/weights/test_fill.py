@@ -114,5 +114,5 @@ def test_packed_tied_head(tmp_path, bits):
 
 
 def test_unknown_architecture(tmp_path):
-    with pytest.raises(UnsupportedModel, match=r"mamba9 is not supported; supported: .*llama"):
+    with pytest.raises(UnsupportedModel, match=r"mamba9 is not supported: .*llama"):
         made(tmp_path, float_weights(), CONFIG | {"model_type": "mamba9"})
