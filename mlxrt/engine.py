@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
@@ -84,6 +85,7 @@ class Engine:
         step = min(g.spec.max_step for g in self.groups)
         self.scheduler = Scheduler(self.empty, self.store, Limits(config.max_running, config.chunk, self.context, step))
         self._flights: list[Flight] = []
+        self._numbers = count(-1, -1)
         self._tickets: dict[int, Ticket] = {}
         self._identity: dict[str, str] | None = None
         self._closed = False
@@ -256,7 +258,7 @@ class Engine:
             raise BadRequest(f"{len(known)} tokens to score, the context holds {self.context}")
         if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
             raise BadRequest(f"chunk must be a whole number >= 1, not {chunk!r}")
-        seq = Sequence(-1, Request(tokens=known), known, parts=self.empty())
+        seq = self._own(known, self.empty())
         rows, most = [], min(chunk or self.config.chunk, self.scheduler.limits.max_step)
         while seq.length < len(known):
             rows.append(self.feed(seq, min(most, len(known) - seq.length)))
@@ -287,13 +289,17 @@ class Engine:
             return held
         known = self.check_tokens(tokens)
         parts, length = (held.parts, len(held)) if held is not None else (self.empty(), 0)
-        seq = Sequence(-1, Request(tokens=known), known, parts=parts, length=length)
+        seq = self._own(known, parts, length)
         most = min(self.config.chunk, self.scheduler.limits.max_step)
         while seq.length < len(known):
             self.feed(seq, min(most, len(known) - seq.length))
         self.scheduler.keep(seq, whole=True)
         self.runner.settle()
-        return self.state(tokens)
+        return SequenceState.fit(known, seq.parts)  # not from the store, which has no place for every checkpoint
+
+    def _own(self, tokens: tuple[int, ...], parts: tuple[LayerState, ...], length: int = 0) -> Sequence:
+        """A sequence the scheduler does not know, under a number nobody else has."""
+        return Sequence(next(self._numbers), Request(tokens=tokens), tokens, parts=parts, length=length)
 
     def identity(self) -> dict[str, str]:
         if self._identity is None:

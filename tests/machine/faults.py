@@ -26,6 +26,7 @@ CORE = (
     "tests/core/test_memory.py",
     "tests/core/test_engine.py",
     "tests/core/test_session.py",
+    "tests/machine/test_ring_slots.py",
 )
 LONGEST = 900  # seconds a child may take: a fault that hangs is caught too
 

@@ -98,7 +98,7 @@ FAULTS = (
     fault(
         "use refreshes a node, not its path",
         STORE,
-        "            node = node.parent\n\n    def evict",
+        "            at = at.parent\n\n    def evict",
         "            break\n\n    def evict",
     ),
     # Steps
