@@ -21,7 +21,7 @@ OPS = (
     *["hold", "feed", "rewind", "rewind", "put", "freeze", "revoke", "score"],
     *["hold", "feed"],
     *["evict"] * 2,
-    *["clear", "open", "fork", "unsay", "save", "restore", "duet", "reboot"],
+    *["clear", "open", "fork", "unsay", "save", "restore", "sleep", "duet", "reboot"],
     *["say"] * 3,
 )
 

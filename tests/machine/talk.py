@@ -113,6 +113,14 @@ class TalkOps(Stage):
             self.tally["saves"] += 1
             self.trace.append(f"save {len(session.tokens)} tokens")
 
+    def do_sleep(self, a: int, b: int, *_: int) -> None:
+        """A conversation that has said something is put away and woken again."""
+        session = self.session(a)
+        if not session.tokens and (reply := self.ask(session, 1, 4, 1)) is not None:
+            self.hear(session, reply)
+        self.do_save(a, b)
+        self.do_restore(b)
+
     def do_restore(self, a: int, *_: int) -> None:
         if self.saved:
             self.restore(sorted(self.saved)[a % len(self.saved)])
