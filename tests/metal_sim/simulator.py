@@ -115,7 +115,9 @@ class Kernel:
         if len(inputs) != len(own.input_names):
             raise ValueError(f"{own.name}: {len(inputs)} inputs, expected {len(own.input_names)}: {own.input_names}")
         if not len(shapes) == len(dtypes) == len(own.output_names):
-            raise ValueError(f"{own.name}: {len(shapes)} shapes and {len(dtypes)} dtypes for outputs {own.output_names}")
+            raise ValueError(
+                f"{own.name}: {len(shapes)} shapes and {len(dtypes)} dtypes for outputs {own.output_names}"
+            )
         if len(grid) != 3 or len(threadgroup) != 3 or min(*grid, *threadgroup) < 1:
             raise ValueError(f"{own.name}: grid {grid} and threadgroup {threadgroup} must be three positive numbers")
         if math.prod(threadgroup) > MOST_THREADS:

@@ -99,7 +99,8 @@ class Definition:
     def output_arguments(self, dtypes: Sequence[mx.Dtype]) -> list[Argument]:
         kinds = [f"atomic<{TYPES[d]}>" if self.atomic_outputs else TYPES[d] for d in dtypes]
         return [
-            Argument("out", name, kind + "*", i) for i, (name, kind) in enumerate(zip(self.output_names, kinds, strict=True))
+            Argument("out", name, kind + "*", i)
+            for i, (name, kind) in enumerate(zip(self.output_names, kinds, strict=True))
         ]
 
     def signature(self, arguments: list[Argument], attributes: tuple[str, ...], inputs: Sequence[mx.array]) -> str:

@@ -102,7 +102,16 @@ def headers() -> Path:
         (making / name).write_text('#include "metal_sim.hpp"\n')
     for mode in (True, False):
         source = making / prelude_name(mode)
-        call(*compiler(), *flags(mode), *includes(making), "-x", "c++-header", str(source), "-o", f"{source}.{PRECOMPILED}")
+        call(
+            *compiler(),
+            *flags(mode),
+            *includes(making),
+            "-x",
+            "c++-header",
+            str(source),
+            "-o",
+            f"{source}.{PRECOMPILED}",
+        )
     (making / "ready").touch()
     try:
         making.rename(folder)

@@ -15,7 +15,9 @@ INSTANTIATION = re.compile(r'\ntemplate \[\[host_name\("[^"]*"\)\]\][^;]*;\n')
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 # `threadgroup T name[..], other[..];`: a declaration, since nothing but type, names and sizes stands before the ;
 DECLARATION = re.compile(r"\bthreadgroup\b(?P<what>[^;*&(){}=]*);")
-HEAD = re.compile(r"\s*(?P<type>(?:const\s+|volatile\s+)?[A-Za-z_][\w:]*(?:\s*<(?:[^<>]|<[^<>]*>)*>)?)\s+(?P<names>.*)$", re.S)
+HEAD = re.compile(
+    r"\s*(?P<type>(?:const\s+|volatile\s+)?[A-Za-z_][\w:]*(?:\s*<(?:[^<>]|<[^<>]*>)*>)?)\s+(?P<names>.*)$", re.S
+)
 NAME = re.compile(r"\s*([A-Za-z_]\w*)\s*((?:\[.*\])?)\s*$", re.S)
 
 

@@ -50,8 +50,8 @@ METAL_FUNC T msl_reduce(const msl_lanes<T>& l, F f) {
   uint n = 0;
   for (uint i = 0; i < 32; i++)
     if (l.on(i)) t[n++] = l.get(i);
-  for (; n > 1;
-       n = (n + 1) / 2) {  // neighbours meet, as in a butterfly of xor 1, 2, 4, 8, 16: every lane gets the same
+  // Neighbours meet, as in a butterfly of xor 1, 2, 4, 8, 16: every lane gets the same.
+  for (; n > 1; n = (n + 1) / 2) {
     for (uint i = 0; i + 1 < n; i += 2) t[i / 2] = f(t[i], t[i + 1]);
     if (n % 2) t[n / 2] = t[n - 1];
   }
@@ -127,16 +127,18 @@ METAL_FUNC T simd_shuffle_rotate_up(T v, ushort d, MSL_AT) {
   return l.from((l.me - d) & 31);
 }
 template <class T>
+struct msl_filled {
+  T v, fill;
+};
+template <class T>
 METAL_FUNC T simd_shuffle_and_fill_up(T v, T fill, ushort d, MSL_AT) {
-  auto l = msl_gather(v, 12, at);
-  auto f = msl_gather(fill, 12, at);
-  return l.me >= d ? l.from(l.me - d) : f.from(32 + l.me - d);
+  auto l = msl_gather(msl_filled<T>{v, fill}, 12, at);
+  return l.me >= d ? l.from(l.me - d).v : l.from(32 + l.me - d).fill;
 }
 template <class T>
 METAL_FUNC T simd_shuffle_and_fill_down(T v, T fill, ushort d, MSL_AT) {
-  auto l = msl_gather(v, 13, at);
-  auto f = msl_gather(fill, 13, at);
-  return l.me + d < 32 ? l.from(l.me + d) : f.from(l.me + d - 32);
+  auto l = msl_gather(msl_filled<T>{v, fill}, 13, at);
+  return l.me + d < 32 ? l.from(l.me + d).v : l.from(l.me + d - 32).fill;
 }
 METAL_FUNC bool simd_all(bool b, MSL_AT) {
   auto l = msl_gather<uint>(b, 14, at);
