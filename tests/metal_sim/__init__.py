@@ -1,4 +1,4 @@
-"""Metal kernels on a CPU, for tests only: mx.fast.metal_kernel's call, with bounds, races, barriers and first use checked."""
+"""Metal kernels on a CPU, for tests only: mx.fast.metal_kernel's call; bounds, races, barriers, first use checked."""
 
 from .findings import Finding, MetalCompileError, MetalSimError, NoCompiler
 from .runtime import ASCENDING, DESCENDING, SHUFFLED

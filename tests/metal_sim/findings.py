@@ -21,14 +21,14 @@ class Finding:
         return f"[{self.kind}] {self.text}{at}" + (f" (x{self.count})" if self.count > 1 else "")
 
 
-class MetalCompileError(Exception):
+class MetalCompileError(RuntimeError):
     """The text does not compile; the compiler's own words."""
 
     def first(self) -> str:
         return next((line for line in str(self).splitlines() if "error" in line), str(self)[:200])
 
 
-class MetalSimError(Exception):
+class MetalSimError(RuntimeError):
     def __init__(self, kernel: str, findings: list[Finding]):
         self.findings = findings
         super().__init__(f"{kernel}: " + "\n".join(map(str, findings)))

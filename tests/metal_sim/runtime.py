@@ -51,7 +51,7 @@ class Machine:
         return place
 
     def output(self, name: str, size: int, element: int, value: bytes | None) -> tuple[int, int]:
-        """Address and region of a buffer to be written; without a value its bytes are 0xff and reading them is found."""
+        """Address and region of a buffer to be written; without a value it holds 0xff bytes, and reading is found."""
         region = self.regions
         place = self._region(name, size, element, OUTPUT)
         if value is None:

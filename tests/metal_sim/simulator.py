@@ -173,7 +173,7 @@ class Kernel:
 
 
 def compile_text(text: KernelText, checked: bool, folder: Path | None) -> Path:
-    if "#include" not in text.text:
+    if '#include "' not in text.text:
         return build(to_cpp(text), checked, False, folder)
     inside = KernelText(text.name, text.instance, preprocess(text.text), text.arguments, text.attributes)
     return build(to_cpp(inside), checked, True, folder)

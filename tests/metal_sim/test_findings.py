@@ -28,7 +28,8 @@ MIS = (
 )
 BIG = (
     "    threadgroup float part[NSG][ROWS];",
-    "    threadgroup float part[NSG][ROWS];\n    threadgroup float big[8400];\n    big[thread_index_in_threadgroup] = 0.0f;",
+    "    threadgroup float part[NSG][ROWS];\n    threadgroup float big[8400];\n"
+    "    big[thread_index_in_threadgroup] = 0.0f;",
 )
 INNER = "for (int i = 0; i < VPT; i++) {\n                xv"
 # What is changed, and what must be found: a kind of finding, "numbers" (the result is wrong), or "compile".
@@ -145,12 +146,13 @@ def launch(source: str, threads: int, group: int, elements: int, sim: Simulator,
     return kernel(inputs=[mx.zeros(8)], output_shapes=[(elements,)], output_dtypes=[mx.float32], **grid, **more)[0]
 
 
+WAIT = "barrier(mem_flags::mem_threadgroup); "
 ORDER_OF_READERS = {
     # every lane of both simdgroups reads t[0]; simdgroup 0 writes it after a barrier of its own only
-    "other simdgroup still reads": ("float a = t[0]; simdgroup_barrier(mem_flags::mem_threadgroup); if (i == 0) t[0] = 2.0f;", "race-rw"),
+    "other simdgroup still reads": ("float a = t[0]; simdgroup_" + WAIT + "if (i == 0) t[0] = 2.0f;", "race-rw"),
     "the reader itself writes": ("float a = t[i]; t[i] = a + 1.0f;", ""),
-    "a barrier between": ("float a = t[0]; threadgroup_barrier(mem_flags::mem_threadgroup); if (i == 0) t[0] = 2.0f;", ""),
-}  # fmt: skip
+    "a barrier between": ("float a = t[0]; threadgroup_" + WAIT + "if (i == 0) t[0] = 2.0f;", ""),
+}
 
 
 @pytest.mark.parametrize("name", ORDER_OF_READERS)

@@ -155,7 +155,8 @@ def test_vectors_and_bits():
 
 def test_a_text_may_include_mlx_s_own_headers():
     header = '#include "mlx/backend/metal/kernels/steel/gemm/gemm.h"\n'
-    source = "threadgroup float t[32]; t[lane] = x0[i]; simdgroup_barrier(mem_flags::mem_threadgroup); out[i] = t[31 - lane];"
+    source = """threadgroup float t[32]; t[lane] = x0[i]; simdgroup_barrier(mem_flags::mem_threadgroup);
+        out[i] = t[31 - lane];"""
     x = mx.arange(32).astype(mx.float32)
     assert mx.array_equal(run(source, [x], (32,), header=header), x[::-1])
 
@@ -168,7 +169,8 @@ def test_unchecked_runs_compute_the_same():
 
 def test_calls_are_refused_as_mlx_refuses_them():
     kernel = Simulator().metal_kernel("k", ["a"], ["o"], "o[0] = a[0]; thread_position_in_grid;")
-    good = dict(inputs=[mx.zeros(8)], output_shapes=[(1,)], output_dtypes=[mx.float32], grid=(1, 1, 1), threadgroup=(1, 1, 1))  # fmt: skip
+    arrays = dict(inputs=[mx.zeros(8)], output_shapes=[(1,)], output_dtypes=[mx.float32])
+    good = arrays | dict(grid=(1, 1, 1), threadgroup=(1, 1, 1))
     for wrong in ({"inputs": []}, {"output_shapes": []}, {"grid": (0, 1, 1)}, {"threadgroup": (2048, 1, 1)}):
         with pytest.raises(ValueError, match="k: "):
             kernel(**good | wrong)

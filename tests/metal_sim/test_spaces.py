@@ -10,6 +10,7 @@ from .text import Definition
 TAKES_DEVICE = "template <typename T> inline float ld(const device T* p, int i) { return p[i]; }\n"
 TAKES_ANYTHING = "inline float ld(const float* p, int i) { return p[i]; }\n"
 TAKES_THREAD = "inline float sum4(thread float* a) { return a[0] + a[3]; }\n"
+SHARES = "inline float f(float a) { threadgroup float t[4]; return a; }\n"
 NUMBER = "uint i = thread_position_in_grid.x; "
 MANY, FEW = mx.zeros(64), mx.zeros(4)
 
@@ -61,7 +62,7 @@ WORDS = {
     "double literal with an exponent": kernel("out[i] = x[i] * 1e-6;"),
     "double": kernel("double d = x[i]; out[i] = d;"),
     "lambda": kernel("auto f = [&](float a) { return a; }; out[i] = f(x[i]);"),
-    "threadgroup variable in a helper": kernel("out[i] = f(x[i]);", header="inline float f(float a) { threadgroup float t[4]; return a; }\n"),
+    "threadgroup variable in a helper": kernel("out[i] = f(x[i]);", header=SHARES),
 }  # fmt: skip
 needs_clang = pytest.mark.skipif(not spaces.available(), reason="no clang++ in PATH and no libclang wheel")
 

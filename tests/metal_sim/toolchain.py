@@ -21,9 +21,9 @@ HERE = Path(__file__).resolve().parent
 SHIM, NATIVE = HERE / "shim", HERE / "native"
 MLX_INCLUDE = Path(mx.__file__).resolve().parent / "include"
 # The names Metal's own headers are asked for by; each holds everything.
-HEADERS = """metal_array metal_atomic metal_common metal_compute metal_geometric metal_integer metal_limits metal_logging
-    metal_math metal_numeric metal_pack metal_relational metal_simdgroup metal_simdgroup_matrix metal_stdlib
-    metal_type_traits metal_types""".split()
+HEADERS = """metal_array metal_atomic metal_common metal_compute metal_geometric metal_integer metal_limits
+    metal_logging metal_math metal_numeric metal_pack metal_relational metal_simdgroup metal_simdgroup_matrix
+    metal_stdlib metal_type_traits metal_types""".split()
 PRELUDE = '#include <metal_math>\n#include "mlx/backend/metal/kernels/utils.h"\n'
 FLAGS = """-std=c++20 -fPIC -w -ffp-contract=off -fno-exceptions -fno-strict-aliasing -fstack-clash-protection
     -ftrivial-auto-var-init=pattern -fsigned-char""".split()

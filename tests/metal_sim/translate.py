@@ -10,6 +10,7 @@ from .text import ATTRIBUTES, KernelText
 
 FILE = "kernel.metal"  # what the compiler and the findings call the text
 ENTRY = "msim_entry"
+OWN_HEADER = re.compile(r"#include <metal_\w+>")  # all of Metal is there already
 MARKS = re.compile(r"\[\[(?:kernel|buffer\(\d+\)|threadgroup\(\d+\)|" + "|".join(ATTRIBUTES) + r")\]\]")
 INSTANTIATION = re.compile(r'\ntemplate \[\[host_name\("[^"]*"\)\]\][^;]*;\n')
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
@@ -31,7 +32,7 @@ def without_marks(text: str) -> str:
 
 
 def to_cpp(kernel: KernelText) -> str:
-    body = threadgroup_variables(without_comments(without_marks(kernel.text)))
+    body = threadgroup_variables(without_comments(OWN_HEADER.sub("", without_marks(kernel.text))))
     return f'#line 1 "{FILE}"\n{body}\n#line 1 "entry"\n{entry(kernel)}'
 
 
