@@ -34,7 +34,8 @@ def with_kernels() -> dict[str, Op]:
 
 def cases_of(op: Op, dtype: str, large: bool = False) -> list[Case]:
     """An op's cases in order; `large`: also those too slow for a simulator. The global random state stays as it was."""
-    high, low = mx.random.state[0].tolist()
+    state: Any = mx.random.state
+    high, low = state[0].tolist()
     try:
         return [case for case in op.cases(DTYPES[dtype]) if large or not case.large]
     finally:
@@ -84,7 +85,7 @@ def compare(got: Any, plain: Any, expected: Any) -> Proof:
 
 
 def leaves(x: Any) -> list[tuple[str, mx.array]]:
-    return [("", x)] if isinstance(x, mx.array) else tree_flatten(x)
+    return [("", x)] if isinstance(x, mx.array) else list(tree_flatten(x))
 
 
 def difference(x: mx.array, right: mx.array) -> float:
@@ -94,5 +95,6 @@ def difference(x: mx.array, right: mx.array) -> float:
         return 0.0 if mx.array_equal(x, right) else float("inf")
     x, right = x.astype(mx.float32), right.astype(mx.float32)
     same = mx.logical_and(mx.isinf(right), x == right)  # an expected infinity has to be one
-    error = mx.where(same, 0.0, mx.abs(x - right)).max().item()
-    return error / max(mx.where(mx.isinf(right), 0.0, mx.abs(right)).max().item(), 1e-30)
+    error = mx.where(same, 0.0, mx.abs(x - right)).max()
+    largest = mx.where(mx.isinf(right), 0.0, mx.abs(right)).max()
+    return float(error / mx.maximum(largest, 1e-30))

@@ -12,6 +12,7 @@ import platform
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def machine(gpu: Gpu) -> dict[str, str]:
         "device": str(info.get("device_name", "")),
         "architecture": str(info.get("architecture", "")),
         "system": f"{platform.system()} {platform.release()}",
-        "mlx": mx.__version__,
+        "mlx": version("mlx"),
     }
 
 
