@@ -161,6 +161,27 @@ def test_a_text_may_include_mlx_s_own_headers():
     assert mx.array_equal(run(source, [x], (32,), header=header), x[::-1])
 
 
+MEET = "simdgroup_barrier(mem_flags::mem_threadgroup);"
+SHARED = {
+    "sizes are expressions": "threadgroup float t[N * 2][(N + 1) / 2 * 16];",
+    "several at once": "threadgroup float other[N], t[2 * N][16 * N];",
+    "a struct template": "threadgroup metal::vec<float, 2> pairs[N]; threadgroup float t[2][16];",
+}
+
+
+@pytest.mark.parametrize("declaration", SHARED.values(), ids=SHARED)
+def test_threadgroup_memory_is_shared_however_it_is_declared(declaration):
+    body = "t[lane / 16][lane % 16] = x0[i]; threadgroup float* p = &t[0][0]; " + MEET
+    x = mx.arange(32).astype(mx.float32)
+    out = run(f"{declaration} {body} out[i] = p[31 - lane];", [x], (32,), template=[("N", 1)])
+    assert mx.array_equal(out, x[::-1])
+
+
+def test_an_unknown_use_of_threadgroup_memory_is_refused():
+    with pytest.raises(ValueError, match="threadgroup"):
+        run("threadgroup float t = 0.0f; out[i] = t;", [mx.zeros(32)], (32,))
+
+
 def test_unchecked_runs_compute_the_same():
     inputs, _ = example.operands(37, 128, 1, mx.float16)
     plain, checked = (example.matvec(Simulator(checked=c).metal_kernel, inputs) for c in (False, True))

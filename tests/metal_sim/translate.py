@@ -15,7 +15,8 @@ MARKS = re.compile(r"\[\[(?:kernel|buffer\(\d+\)|threadgroup\(\d+\)|" + "|".join
 INSTANTIATION = re.compile(r'\ntemplate \[\[host_name\("[^"]*"\)\]\][^;]*;\n')
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 # `threadgroup T name[..], other[..];`: a declaration, since nothing but type, names and sizes stands before the ;
-DECLARATION = re.compile(r"\bthreadgroup\b(?P<what>[^;*&(){}=]*);")
+DECLARATION = re.compile(r"\bthreadgroup\b(?P<what>(?:[^;*&(){}=\[\]]|\[[^\]]*\])*);")
+POINTER = re.compile(r"\bthreadgroup\b(?=[^;,(){}=]*[*&])")  # a pointer or reference into threadgroup memory
 HEAD = re.compile(
     r"\s*(?P<type>(?:const\s+|volatile\s+)?[A-Za-z_][\w:]*(?:\s*<(?:[^<>]|<[^<>]*>)*>)?)\s+(?P<names>.*)$", re.S
 )
@@ -56,11 +57,14 @@ def threadgroup_variables(text: str) -> str:
         what = re.sub(r"\n#[^\n]*", "\n", found["what"])
         head = HEAD.match(what)
         if not head:
-            return found.group()
+            raise ValueError(f"{found.group()!r}: not a declaration the simulator understands")
         lines = [declared(head["type"], one, count) for one in re.split(r",(?![^\[]*\])", head["names"])]
         return " ".join(lines) + "\n" * found.group().count("\n")
 
-    return re.sub(r"\bthreadgroup\b", "", DECLARATION.sub(declare, text))
+    done = POINTER.sub("", DECLARATION.sub(declare, text))
+    if left := re.search(r"\bthreadgroup\b[^\n]*", done):
+        raise ValueError(f"{left.group()!r}: neither a threadgroup variable nor a pointer the simulator understands")
+    return done
 
 
 def declared(kind: str, one: str, count: Counter[str]) -> str:
