@@ -5,6 +5,7 @@ The first person with a new kind of machine gets the whole report from one comma
 
 import argparse
 import json
+import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,8 @@ def run(args: argparse.Namespace) -> int:
     from .machine import machine
 
     kernels = Kernels("auto", gpu_of(backend()))
-    found = machine() | {"ops": report(kernels, args.quick, note)}
+    system = {"system": platform.platform(), "python": platform.python_version()}
+    found = machine() | system | {"ops": report(kernels, args.quick, note)}
     print(json.dumps(found, allow_nan=False) if args.json else "\n".join(one_line(line) for line in lines(found)))
     return WRONG if any(op["verdict"] == "disagrees" for op in found["ops"]) else FINE
 
