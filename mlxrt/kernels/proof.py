@@ -85,7 +85,8 @@ def compare(got: Any, plain: Any, expected: Any) -> Proof:
 
 
 def leaves(x: Any) -> list[tuple[str, mx.array]]:
-    return [("", x)] if isinstance(x, mx.array) else list(tree_flatten(x))
+    found: Any = [("", x)] if isinstance(x, mx.array) else tree_flatten(x)
+    return found
 
 
 def difference(x: mx.array, right: mx.array) -> float:
