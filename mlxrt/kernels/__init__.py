@@ -1,13 +1,16 @@
 """Ops with kernels: one Metal text each, run by MLX on Metal and CUDA, by the simulator in tests."""
 
 from .add_norm import add_norm
-from .attention import Heads, Pages, attend_pages
+from .attention import attend_pages
 from .embed import embed_rows
+from .experts import expert_down, expert_gate_up
+from .heads import Heads, Pages
 from .kernels import MODES, PLAIN, Gpu, Kernels, backend, gpu_of
 from .matmul import matmul
 from .matvec import matvec
 from .op import OPS, Case, Op, Source
 from .packing import Matrix
+from .router import route
 
 __all__ = [
     "MODES",
@@ -25,7 +28,10 @@ __all__ = [
     "attend_pages",
     "backend",
     "embed_rows",
+    "expert_down",
+    "expert_gate_up",
     "gpu_of",
     "matmul",
     "matvec",
+    "route",
 ]

@@ -5,65 +5,15 @@ new token, and attention over an exact window with sinks and soft cap. Long cont
 joined by a second launch.
 """
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import mlx.core as mx
 
+from .attention_cases import attention_cases
+from .heads import Pages
 from .matvec import bits_of
-from .op import Case, Source, op
+from .op import Source, op
 from .packing import READ
 
 WIDTHS = (64, 128, 256, 512)  # of heads
-
-
-@dataclass(frozen=True)
-class Heads:
-    """What a QKV product holds, and what is to be done to its heads before they meet."""
-
-    queries: int
-    keys: int
-    dim: int
-    q_norm: mx.array | None = None  # [dim]
-    k_norm: mx.array | None = None
-    v_norm: bool = False  # without a weight
-    eps: float = 0.0
-    speeds: mx.array | None = None  # [turning / 2] radians per position
-    magnitude: float = 1.0
-    tied: bool = False  # values are the keys as they come out of the product
-
-    def split(self, qkv: mx.array) -> list[mx.array]:
-        """[N, (queries + 2 keys) * dim] -> q, k, v [N, heads, dim]; q alone where there is no more."""
-        y = qkv.reshape(qkv.shape[0], -1, self.dim)
-        if y.shape[1] == self.queries:
-            return [y]
-        q, k, *v = mx.split(y, [self.queries, *([] if self.tied else [self.queries + self.keys])], axis=1)
-        return [q, k, *(v or [k])]
-
-    def turn(self, x: mx.array, positions: mx.array, norm: mx.array | None) -> mx.array:
-        """x [N, heads, dim]: normed, then turned by its position."""
-        if norm is not None:
-            x = mx.fast.rms_norm(x, norm, self.eps)
-        if self.speeds is None:
-            return x
-        half = self.speeds.shape[0]
-        angle = positions.astype(mx.float32)[:, None, None] * self.speeds
-        c, s = mx.cos(angle) * self.magnitude, mx.sin(angle) * self.magnitude
-        a, b, rest = mx.split(x.astype(mx.float32), [half, 2 * half], axis=-1)
-        return mx.concatenate([a * c - b * s, a * s + b * c, rest], axis=-1).astype(x.dtype)
-
-
-@dataclass(frozen=True)
-class Pages:
-    """Where the rows' keys and values lie. Keys' heads come first, values' after them."""
-
-    pool: mx.array  # [blocks, 2 keys, size, dim]
-    tail: mx.array  # [R, 2 keys, T, dim]
-    table: mx.array  # [R, W]
-    base: mx.array  # [R] position of the table's first slot
-    start: mx.array  # [R] position of the tail's first slot
-    used: mx.array  # [] tokens in the tail
 
 
 READ16 = r"""
@@ -243,52 +193,6 @@ JOIN = Source(
     }
 """,
 )
-
-
-def attention_cases(dtype: mx.Dtype) -> Iterator[Case]:
-    shapes = [
-        # R, queries, keys, dim, size, blocks a row, start, used, options
-        (1, 4, 2, 64, 8, 3, [19], 3, {"norms": True, "turning": 32}),
-        (3, 2, 2, 128, 32, 2, [0, 40, 33], 0, {"turning": 64, "window": 20, "sinks": True}),
-        (2, 8, 1, 256, 16, 4, [50, 7], 15, {"turning": 32, "v_norm": True, "softcap": 5.0, "tied": True}),
-        (2, 4, 1, 512, 8, 2, [9, 3], 5, {"read": True}),
-        (1, 2, 1, 64, 32, 80, [2500], 6, {"turning": 16, "magnitude": 1.3, "sinks": True}),  # split over threadgroups
-    ]
-    for rows, h, kv, dim, size, blocks, start, used, extra in shapes:
-        mx.random.seed(dim + rows)
-        many = rows * blocks + 1
-        table = mx.random.permutation(mx.arange(1, many)).reshape(rows, blocks)
-        base = [s // size * size - (blocks - 1) * size if s >= blocks * size else 0 for s in start]
-        pages = Pages(
-            mx.random.normal((many, 2 * kv, size, dim)).astype(dtype),
-            mx.random.normal((rows, 2 * kv, 16, dim)).astype(dtype),
-            table.astype(mx.int32),
-            mx.array(base),
-            mx.array(start),
-            mx.array([used]),
-        )
-        norms = (
-            [1 + 0.2 * mx.random.normal((dim,)).astype(dtype) for _ in range(2)] if extra.get("norms") else [None] * 2
-        )
-        turning = extra.get("turning")
-        heads = Heads(
-            h,
-            kv,
-            dim,
-            *norms,
-            bool(extra.get("v_norm")),
-            1e-6,
-            None if turning is None else 10000.0 ** -(mx.arange(turning) / turning),
-            extra.get("magnitude", 1.0),
-            bool(extra.get("tied")),
-        )
-        width = h if extra.get("read") else h + kv if extra.get("tied") else h + 2 * kv
-        arrays = {"qkv": mx.random.normal((rows, width * dim)).astype(dtype)}
-        if extra.get("sinks"):
-            arrays["sinks"] = mx.random.normal((h,)).astype(dtype)
-        options = {"heads": heads, "pages": pages, "scale": dim**-0.5}
-        options |= {k: v for k, v in extra.items() if k in ("window", "softcap")}
-        yield Case(f"{h}/{kv} heads of {dim}, {rows} rows of {start}", arrays, options)
 
 
 @op(attention_cases)

@@ -119,7 +119,7 @@ class GemmaDecoder(Decoder):
         self.scale = c.hidden_size**0.5
 
     def embed(self, tokens):
-        return embed(self.embed_tokens, tokens, self.kernels, self.scale)
+        return embed(self.embed_tokens, tokens, self.kernels, self.norm.weight.dtype, self.scale)
 
     def __call__(self, tokens, views):
         h = self.embed(tokens)

@@ -128,7 +128,7 @@ class Decoder(Computing):
         self.norm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
 
     def __call__(self, tokens, views):
-        h = embed(self.embed_tokens, tokens, self.kernels)
+        h = embed(self.embed_tokens, tokens, self.kernels, self.norm.weight.dtype)
         for layer, view in zip(self.layers, views, strict=True):
             h = layer(h, view)
         return self.norm(h)

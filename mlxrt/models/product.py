@@ -56,10 +56,10 @@ def whole(linear: nn.Module, x: mx.array) -> mx.array:
     return y + linear.bias if "bias" in linear else y
 
 
-def embed(table: nn.Module, tokens: mx.array, kernels: Kernels, scale: float = 1.0) -> mx.array:
+def embed(table: nn.Module, tokens: mx.array, kernels: Kernels, dtype: mx.Dtype, scale: float = 1.0) -> mx.array:
     """Rows of an embedding, times `scale`."""
     if kernels.gpu is not None and isinstance(table, nn.QuantizedEmbedding):
-        return kernels.run(embed_rows, tokens=tokens, matrix=matrix_of(table), dtype=table.dtype, scale=scale)
+        return kernels.run(embed_rows, tokens=tokens, matrix=matrix_of(table), dtype=dtype, scale=scale)
     y = table(tokens)
     return y if scale == 1.0 else y * scale  # a Python float: rounded to the dtype of the weights
 
