@@ -85,10 +85,10 @@ def main(argv: list[str] | None = None) -> int:
         chosen = random.Random(args.seed).sample(chosen, args.sample)
     results = []
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
-        for result in pool.imap_unordered(try_one, chosen, chunksize=8):
+        for result in pool.imap_unordered(try_one, chosen, chunksize=4):
             results.append(result)
-            if result.by == SURVIVED:
-                print(f"survived: {result.mutant.label}", flush=True)
+            if result.by == SURVIVED or len(results) % 50 == 0:
+                print(f"{len(results)} of {len(chosen)}, {result.by}: {result.mutant.label}", flush=True)
     whole = args.op is None and len(chosen) == len(all_mutants())
     wrong = judge(results, whole)
     tried = sum(r.by != REFUSED for r in results)

@@ -99,6 +99,8 @@ def test_strict_refuses_to_run_without_a_kernel(folder, on_gpu):
 
 def test_doctor_names_the_wrong_one(on_gpu, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("MLXRT_CACHE", str(tmp_path))
+    monkeypatch.setattr("mlxrt.kernels.verdict.FEW", 1)
+    monkeypatch.setattr("mlxrt.kernels.proof.DTYPES", {"float32": mx.float32})
     on_gpu("mlxrt_matvec")
     for name in ("backend", "gpu_of"):
         monkeypatch.setattr("mlxrt.kernels." + name, getattr(loader, name))
