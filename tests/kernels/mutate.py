@@ -46,9 +46,8 @@ def try_one(mutant: Mutant) -> Result:
         return Result(mutant, hunt(mutant, Path(folder)))
 
 
-def judge(results: list[Result], whole: bool) -> list[str]:
-    """What is wrong with the outcome; nothing is what one hopes for."""
-    known, made = explanations(), {m.label for m in all_mutants()}
+def judge(results: list[Result], known: dict[str, str], made: set[str], whole: bool) -> list[str]:
+    """What is wrong with the outcome. `known`: explained survivors; `made`: all there are; `whole`: all were tried."""
     survived = {r.mutant.label for r in results if r.by == SURVIVED}
     tried = sum(r.by != REFUSED for r in results)
     caught = tried - sum(r.by == SURVIVED for r in results)
@@ -90,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
             if result.by == SURVIVED or len(results) % 50 == 0:
                 print(f"{len(results)} of {len(chosen)}, {result.by}: {result.mutant.label}", flush=True)
     whole = args.op is None and len(chosen) == len(all_mutants())
-    wrong = judge(results, whole)
+    wrong = judge(results, explanations(), {m.label for m in all_mutants()}, whole)
     tried = sum(r.by != REFUSED for r in results)
     left = sum(r.by == SURVIVED for r in results)
     print("\n".join(table(results)))
