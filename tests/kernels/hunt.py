@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,15 +45,13 @@ class Trial:
 
 
 @functools.cache
-def trials(name: str) -> tuple[Trial, ...]:
-    """Cases in the order in which they are tried."""
+def trials(name: str, dtype: str, order: int) -> tuple[Trial, ...]:
     op, made = OPS[name], []
-    for dtype, order in WAYS:
-        for case in all_cases(op, dtype):
-            sim = Simulator(order, portable=True)
-            op.launch(gpu_of("metal", sim.metal_kernel), **case.arguments())
-            limit = math.ceil(1 + 5 * max(launch.seconds for launch in sim.launches))
-            made.append(Trial(name, case, dtype, order, op.reference(**case.arguments()), truth(op, case), limit))
+    for case in all_cases(op, dtype):
+        sim = Simulator(order, portable=True)
+        op.launch(gpu_of("metal", sim.metal_kernel), **case.arguments())
+        limit = math.ceil(1 + 5 * max(launch.seconds for launch in sim.launches))
+        made.append(Trial(name, case, dtype, order, op.reference(**case.arguments()), truth(op, case), limit))
     return tuple(made)
 
 
@@ -80,13 +78,13 @@ LUCKY: dict[Piece, list[Trial]] = {}  # what noticed earlier mutants of a piece 
 
 
 def remember(piece: Piece, trial: Trial) -> None:
-    seen = LUCKY.setdefault(piece, [])
-    if any(t is trial for t in seen):
-        seen.remove(next(t for t in seen if t is trial))
-    seen.insert(0, trial)
+    LUCKY[piece] = [trial, *(t for t in LUCKY.get(piece, []) if t is not trial)]
 
 
-def order_for(piece: Piece) -> list[Trial]:
+def order_for(piece: Piece) -> Iterator[Trial]:
+    """Every trial once, made when it is asked for."""
     first = LUCKY.get(piece, [])
-    known = {id(t) for t in first}
-    return [*first, *(t for name in piece.users for t in trials(name) if id(t) not in known)]
+    yield from first
+    for dtype, order in WAYS:
+        for name in piece.users:
+            yield from (t for t in trials(name, dtype, order) if not any(t is seen for seen in first))
