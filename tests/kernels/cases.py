@@ -1,10 +1,11 @@
 """An op's own cases and a few more that only a test wants: values at which clamps and guards matter."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import mlx.core as mx
 
-from mlxrt.kernels import Case, Matrix, Op
+from mlxrt.kernels import OPS, Case, Matrix, Op
 from mlxrt.kernels.proof import DTYPES, cases_of
 
 
@@ -25,4 +26,12 @@ def strong_gates(dtype: mx.Dtype) -> Iterator[Case]:
         yield Case(f"strong {activation}", arrays, options)
 
 
-MORE: dict[str, Callable[[mx.Dtype], Iterator[Case]]] = {"matvec": strong_gates}
+def one_norm(dtype: mx.Dtype) -> Iterator[Case]:
+    """Queries normed and keys not, and the other way round: no family does that, but the text tells them apart."""
+    base = next(c for c in OPS["attend_pages"].cases(dtype) if c.options["heads"].q_norm is not None)
+    for left_out in ("q_norm", "k_norm"):
+        heads = replace(base.options["heads"], **{left_out: None})
+        yield Case(f"without {left_out}", base.arrays, {**base.options, "heads": heads})
+
+
+MORE: dict[str, Callable[[mx.Dtype], Iterator[Case]]] = {"matvec": strong_gates, "attend_pages": one_norm}
