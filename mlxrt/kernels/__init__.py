@@ -4,6 +4,7 @@ from .add_norm import add_norm
 from .attention import attend_pages
 from .embed import embed_rows
 from .experts import expert_down, expert_gate_up
+from .greedy import greedy
 from .heads import Heads, Pages
 from .kernels import MODES, PLAIN, Gpu, Kernels, backend, gpu_of
 from .matmul import matmul
@@ -31,6 +32,7 @@ __all__ = [
     "expert_down",
     "expert_gate_up",
     "gpu_of",
+    "greedy",
     "matmul",
     "matvec",
     "route",

@@ -14,7 +14,7 @@ from ..blocks import BlockPool
 from ..states import BlockTable, LayerState
 from .attention import Form, attend_singles, attend_span
 from .codec import Codec, Plain
-from .slices import bucket, cut1, cut2, cut4, put, table
+from .slices import Held, bucket, cut1, cut2, cut4, put, table
 from .spec import TAIL, Arrays, Batch, LayerSpec, LayerView
 
 
@@ -91,6 +91,10 @@ class KVView(LayerView):
         return attend_span(q, k, v, known, first, start, form)
 
 
+def place(pool: Arrays, new, block: mx.array, slot: mx.array) -> Arrays:
+    return tuple(put(p, (block, slice(None), slot), x) for p, x in zip(pool, new))
+
+
 @dataclass(frozen=True)
 class FullKV(LayerSpec):
     heads: int
@@ -123,12 +127,15 @@ class FullKV(LayerSpec):
     def nbytes(self) -> int:
         return sum(h * self.size * d * t.size for h, d, t in self.codec.shapes(self.heads, self.dim))
 
-    def index(self, states: list[Any], rows: int, alone: bool = False, compiled: bool = False) -> dict[str, Any]:
+    def index(
+        self, states: list[Any], rows: int, alone: bool = False, compiled: bool = False, held: Held | None = None
+    ) -> dict[str, Any]:
         ids = [[b.check() for b in s.blocks] for s in states]
         base = [s.first * s.size for s in states]
         width = max(map(len, ids))
         named = table(ids, rows, bucket(width) if compiled else width)
-        where = {"table": named, "base": mx.array(base + [0] * (rows - len(ids)))}
+        held = held or Held()
+        where = {"table": held((self, "table"), named), "base": held((self, "base"), base + [0] * (rows - len(ids)))}
         return where | {"first": base} if alone else where
 
     def open(self, pool: Arrays, index: dict[str, Any], rows: int) -> Arrays:
@@ -136,13 +143,13 @@ class FullKV(LayerSpec):
 
     def flush(self, pool: Arrays, live: Arrays, batch: Batch, index: dict[str, Any]) -> Arrays:
         n = int(batch.used.item())  # type: ignore[arg-type]  # a count
-        at = (batch.start[:, None] + mx.arange(n)).reshape(-1)
-        row = mx.repeat(mx.arange(batch.start.shape[0]), n)
-        return self.scatter(pool, [cut4(t, 0, n).swapaxes(1, 2).flatten(0, 1) for t in live], at, row, index)
+        if "flushed" not in index:  # the same for all layers of the group
+            at = (batch.start[:, None] + mx.arange(n)).reshape(-1)
+            index["flushed"] = self.slots(at, mx.repeat(mx.arange(batch.start.shape[0]), n), index)
+        return place(pool, [cut4(t, 0, n).swapaxes(1, 2).flatten(0, 1) for t in live], *index["flushed"])
 
     def scatter(self, pool, new, positions, row, index) -> Arrays:
-        block, slot = self.slots(positions, row, index)
-        return tuple(put(p, (block, slice(None), slot), x) for p, x in zip(pool, new))
+        return place(pool, new, *self.slots(positions, row, index))
 
     def slots(self, positions, row, index):
         """Block and place in it of each token."""
