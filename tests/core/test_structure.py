@@ -47,8 +47,8 @@ LAYERS = {
     "engine": """errors config device kernels cache cache.memory request scheduler text models sampling runner stream ticket
         identity session disk""",
     "loader": "errors blas config device kernels cache.memory text models weights engine",
-    "cli": """errors config blas device cache.memory request text models weights sampling stream ticket sealed bundle
-        snapshot disk session engine loader""",
+    "cli": """errors config blas device kernels cache.memory request text models weights sampling stream ticket sealed
+        bundle snapshot disk session engine loader""",
     "__main__": "cli",
 }
 PUBLIC_NAMES = "mlxrt"  # the package's __init__: only blas at once, everything else by name when asked for
