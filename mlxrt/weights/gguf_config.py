@@ -82,7 +82,8 @@ def refuse(keys: Keys, family: Family) -> None:
             raise UnsupportedModel(f"the GGUF key {keys.architecture}.{key} = {shown(value)} is not supported")
     if not family.names.keys() >= EXPERTS.keys() and keys.whole("expert_count", 0, low=0):
         raise UnsupportedModel(
-            f"GGUF {keys.architecture} with {keys.whole('expert_count')} experts is not supported yet"
+            f"the GGUF key {keys.architecture}.expert_count = {keys.whole('expert_count')}: {keys.architecture} with "
+            "experts is not supported"
         )
     base = keys.number("rope.freq_base", 10000.0)
     if family.local_base is None and keys.number("rope.freq_base_swa", base) != base:
@@ -151,7 +152,7 @@ def yarn(keys: Keys, context: int, factor: float, family: Family) -> dict[str, A
     ):
         if keys.find(f"rope.scaling.{theirs}") is not None:
             given[ours] = keys.number(f"rope.scaling.{theirs}")
-    return given | (family.scaled or {})
+    return given | dict(family.scaled or {})
 
 
 def biases(name: str, tensors: Mapping[str, TensorRecord]) -> dict[str, Any]:

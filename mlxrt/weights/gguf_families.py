@@ -172,6 +172,7 @@ def windows(keys: Keys, family: Family, layers: int) -> Config:
         slides = [every == 0 or (i + 1) % every != 0 for i in range(layers)]
     else:
         raise UnsupportedModel(
-            f"{keys.architecture}.attention.sliding_window = {size}: GGUF does not say for which layers"
+            f"{keys.architecture}.attention.sliding_window = {size}: the GGUF does not say for which layers "
+            f"(no key {keys.architecture}.{key})"
         )
     return {"sliding_window": size, "layer_types": ["sliding_attention" if s else "full_attention" for s in slides]}

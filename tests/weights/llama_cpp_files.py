@@ -57,13 +57,16 @@ def slides(arch: str, text: dict[str, Any]) -> list[bool]:
     return [bool(text.get("sliding_window")) and text.get("use_sliding_window", True)] * n
 
 
-def convert(folder: Path, path: Path, *, kind: str = "F32", tokens: bool = False) -> Path:
-    """The folder's model as one GGUF file; `kind` for the matrices, `tokens` adds a vocabulary llama.cpp can load."""
+def convert(folder: Path, path: Path, *, kind: str = "F32", tokens: bool = False, extra=None) -> Path:
+    """The folder's model as one GGUF file: `kind` for the matrices, `tokens` adds a vocabulary llama.cpp can load,
+    `extra(writer)` anything else."""
     config = json.loads((folder / "config.json").read_text())
     given, writer = read(config), gguf.GGUFWriter(path, ARCHS[config["model_type"]])
     add_keys(writer, given)
     if tokens:
         add_vocabulary(writer, given.text["vocab_size"])
+    if extra:
+        extra(writer)
     arrays = {name: np.array(array) for name, array in mx.load(str(folder / "model.safetensors")).items()}
     for name, array in tensors(given, arrays):
         add(writer, gguf_name(name, given), array, kind)
@@ -135,12 +138,14 @@ def add_rope(writer, given: Given) -> None:
 
 
 def add_windows(writer, given: Given) -> None:
+    """A period where there is one, as llama.cpp has it for these; else layer by layer."""
     if not any(given.slides):
         return
     writer.add_sliding_window(given.text["sliding_window"])
-    every = PERIODS.get(given.arch)
-    if given.slides != [every is None or (i + 1) % every != 0 for i in range(len(given.slides))] or not every:
-        writer.add_sliding_window_pattern(given.slides)
+    n = len(given.slides)
+    periods = [p for p in range(n + 2) if given.slides == [p == 0 or (i + 1) % p != 0 for i in range(n)]]
+    if PERIODS.get(given.arch) not in periods:
+        writer.add_sliding_window_pattern(periods[0] if periods else given.slides)
 
 
 def add_gemma(writer, text: dict[str, Any]) -> None:
@@ -166,13 +171,11 @@ def add_experts(writer, arch: str, text: dict[str, Any]) -> None:
 
 
 def add_vocabulary(writer, size: int) -> None:
-    """Bytes and made-up words: enough for llama.cpp to open the file; prompts are token ids."""
+    """Made-up words: enough for llama.cpp to open the file; prompts are token ids."""
     writer.add_tokenizer_model("llama")
-    words = ["<unk>", "<s>", "</s>"] + [f"<0x{i:02X}>" for i in range(256)] + [f"w{i}" for i in range(size)]
-    kinds = [2, 3, 3] + [6] * 256 + [1] * size
-    writer.add_token_list(words[:size])
+    writer.add_token_list(["<unk>", "<s>", "</s>", "<0x0A>"] + [f"w{i}" for i in range(4, size)])
     writer.add_token_scores([0.0] * size)
-    writer.add_token_types(kinds[:size])
+    writer.add_token_types([2, 3, 3, 6] + [1] * (size - 4))
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_add_bos_token(False)
