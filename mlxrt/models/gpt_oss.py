@@ -83,6 +83,7 @@ class BiasedMixture(nn.Module):
 
 class GptOss(Llama):
     Config = GptOssConfig
+    OUTGROWS_HALF = True
 
     def block(self, c, i):
         return Block(c, SinkAttention(c), BiasedMixture(c))

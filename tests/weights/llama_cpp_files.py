@@ -90,7 +90,8 @@ def gguf_name(name: str, given: Given) -> str:
 def add(writer, name: str, array: np.ndarray, kind: str) -> None:
     if array.dtype == np.uint8:  # already the blocks of MXFP4
         return writer.add_tensor(name, array, raw_dtype=gguf.GGMLQuantizationType.MXFP4)
-    whole = array.shape[-1] % 32 == 0 and array.ndim > 1 and name.endswith("weight") and "ffn_gate_inp" not in name
+    matrix = array.ndim > 1 and name.endswith("weight") and "ffn_gate_inp" not in name
+    whole = matrix and (array.shape[-1] % 32 == 0 or kind == "F16")
     type_ = gguf.GGMLQuantizationType[kind if whole else "F32"]
     return writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(array), type_), raw_dtype=type_)
 

@@ -237,3 +237,14 @@ def test_rope_factors_where_layers_turn_differently_are_left_over(made, tmp_path
     path = convert(made("gemma3_text"), tmp_path / "x.gguf", extra=factors)
     with pytest.raises(BadCheckpoint, match=r"no place for 1 tensors \(rope_freqs.weight\)"):
         build(GgufCheckpoint(path), say=quiet)
+
+
+@pytest.mark.parametrize("arch, wide", [("gemma3_text", True), ("gpt_oss", True), ("mixtral", False)])
+def test_float16_that_activations_outgrow(made, tmp_path, arch, wide):
+    folder, said = made(arch, "dense" if arch == "gpt_oss" else "base"), []
+    path = convert(folder, tmp_path / "x.gguf", kind="F16")
+    model = build(GgufCheckpoint(path), say=said.append)
+    assert model.dtype == (mx.bfloat16 if wide else mx.float16)
+    assert len(said) == wide and all("computed in bfloat16" in line for line in said)
+    assert build(GgufCheckpoint(path), dtype=mx.float16, say=said.append).dtype == mx.float16  # as told
+    assert len(said) == wide
