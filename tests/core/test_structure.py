@@ -28,13 +28,14 @@ LAYERS = {
     "request": "errors config cache",
     "scheduler": "errors config cache request",
     "text": "errors",
-    "cache.memory": "errors cache",
-    "models": "errors cache cache.memory",
+    "kernels": "errors",
+    "cache.memory": "errors kernels cache",
+    "models": "errors kernels cache cache.memory",
     "weights": "errors text models",
     "logits": "errors request",
     "sampling": "errors request logits draw",
     "batch": "errors cache cache.memory request scheduler",
-    "runner": "errors cache cache.memory request scheduler batch models logits sampling",
+    "runner": "errors kernels cache cache.memory request scheduler batch models logits sampling",
     "stream": "errors request",
     "ticket": "errors request text",
     "identity": "errors models text weights",
@@ -43,7 +44,7 @@ LAYERS = {
     "snapshot": "errors cache runner identity sealed",
     "disk": "errors cache cache.memory runner identity sealed",
     "session": "errors request ticket stream snapshot bundle",
-    "engine": """errors config device cache cache.memory request scheduler text models sampling runner stream ticket
+    "engine": """errors config device kernels cache cache.memory request scheduler text models sampling runner stream ticket
         identity session disk""",
     "loader": "errors blas config device cache.memory text models weights engine",
     "cli": """errors config blas device cache.memory request text models weights sampling stream ticket sealed bundle
