@@ -211,15 +211,19 @@ def test_what_the_file_leaves_out(made, tmp_path):
     assert changed(path, {"gpt-oss.rope.scaling.type": None})["rope_scaling"] == {"rope_type": "default"}
 
 
-def test_the_27b_scales(made, tmp_path):
-    for arch, key, layers in (("gemma2", "gemma2", 46), ("gemma3_text", "gemma3", 62)):
+def test_a_27b_has_a_scale_of_its_own(made, tmp_path):
+    """Also: which layers see all where the file has a window and not a word on it."""
+    for arch, key, layers, every in (("gemma2", "gemma2", 46, 2), ("gemma3_text", "gemma3", 62, 6)):
         path = convert(made(arch), tmp_path / f"{arch}.gguf")
         directory = GgufCheckpoint(path).directory
         many = directory.tensors | {f"blk.{i}.x.weight": None for i in range(layers)}
         metadata = directory.metadata | {f"{key}.block_count": layers}
         metadata.pop(f"{key}.attention.scale")
         metadata.pop(f"{key}.attention.sliding_window_pattern", None)
-        assert synthesise(metadata, many)["query_pre_attn_scalar"] == 30 // 6  # hidden / heads, not the head's 8
+        config = synthesise(metadata, many)
+        assert config["query_pre_attn_scalar"] == 30 // 6  # hidden / heads, not the head's 8
+        full = [i for i, kind in enumerate(config["layer_types"]) if kind == "full_attention"]
+        assert full == list(range(every - 1, layers, every))
 
 
 def test_names():
