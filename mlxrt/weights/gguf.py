@@ -66,6 +66,8 @@ class GgufCheckpoint(Checkpoint):
                 name = self.family.rename(key)
                 if self.family.adds_one and name.endswith("norm.weight"):
                     array = array.astype(mx.float32) - 1
+                if name in arrays:
+                    raise BadCheckpoint(f"two tensors of {self.path} are {name}; one of them is {shown(record.name)}")
                 arrays[name] = array
         return arrays
 

@@ -63,8 +63,7 @@ def synthesise(metadata: Mapping[str, Any], tensors: Mapping[str, TensorRecord])
         "head_dim": head_dim(keys, hidden, heads),
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": keys.whole("context_length"),
-        # writers leave the key out when it is this, GGUF's default
-        "rope_theta": keys.number("rope.freq_base", 10000.0),
+        "rope_theta": keys.number("rope.freq_base", family.base),
         "vocab_size": vocabulary(metadata, tensors),
         "tie_word_embeddings": "output.weight" not in tensors,
     }
@@ -85,7 +84,7 @@ def refuse(keys: Keys, family: Family) -> None:
             f"the GGUF key {keys.architecture}.expert_count = {keys.whole('expert_count')}: {keys.architecture} with "
             "experts is not supported"
         )
-    base = keys.number("rope.freq_base", 10000.0)
+    base = keys.number("rope.freq_base", family.base)
     if family.local_base is None and keys.number("rope.freq_base_swa", base) != base:
         raise UnsupportedModel(
             f"the GGUF key {keys.architecture}.rope.freq_base_swa = {keys.find('rope.freq_base_swa')} differs from "

@@ -55,6 +55,7 @@ class Family:
     period: int | None = None  # the last layer of so many sees all where a file does not say which; 0: none; None: ask
     needs_window: bool = False  # llama.cpp has no model of it without
     scaled: Mapping[str, Any] | None = None  # what its YaRN has besides; a family with it has YaRN unless told
+    base: float | None = 10000.0  # GGUF's theta, where writers leave it out when it is this; None: they never do
     local_base: float | None = None  # theta of layers with a window where not given; None: all layers turn alike
 
     def rename(self, name: str) -> str:
@@ -134,18 +135,16 @@ def gemma3(keys: Keys, tensors: Tensors) -> Config:
 
 
 FAMILIES = {
-    "llama": Family(
-        "llama", "LlamaForCausalLM", INSIDE | EXPERTS, config=llama, permutes=True, period=0,
-    ),
+    "llama": Family("llama", "LlamaForCausalLM", INSIDE | EXPERTS, config=llama, permutes=True, period=0),
     "qwen2": Family("qwen2", "Qwen2ForCausalLM"),
     "qwen3": Family("qwen3", "Qwen3ForCausalLM"),
     "qwen3moe": Family(
-        "qwen3_moe", "Qwen3MoeForCausalLM", INSIDE | EXPERTS, config=qwen3_moe,
+        "qwen3_moe", "Qwen3MoeForCausalLM", INSIDE | EXPERTS, config=qwen3_moe, base=None,
         reads=frozenset({"expert_weights_norm"}),
     ),
     "gpt-oss": Family(
         "gpt_oss", "GptOssForCausalLM", INSIDE | EXPERTS | SINKS, config=gpt_oss, period=2, needs_window=True,
-        reads=frozenset({"swiglu_clamp_exp"}), scaled={"truncate": False},
+        reads=frozenset({"swiglu_clamp_exp"}), scaled={"truncate": False}, base=None,
     ),
     "gemma2": Family(
         "gemma2", "Gemma2ForCausalLM", INSIDE | SANDWICH, config=gemma2, period=2, needs_window=True, adds_one=True,
@@ -153,7 +152,7 @@ FAMILIES = {
     ),
     "gemma3": Family(
         "gemma3_text", "Gemma3ForCausalLM", INSIDE | SANDWICH, config=gemma3, period=6, adds_one=True,
-        reads=frozenset({"attention.scale", "final_logit_softcapping"}), local_base=10000.0,
+        reads=frozenset({"attention.scale", "final_logit_softcapping"}), base=None, local_base=10000.0,
     ),
 }  # fmt: skip
 

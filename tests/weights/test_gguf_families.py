@@ -165,6 +165,9 @@ BAD = [
     ("gemma3_text", "gemma3.final_logit_softcapping", -1.0, BadCheckpoint),
     ("gemma3_text", "gemma3.attn_logit_softcapping", 50.0, UnsupportedModel),
     ("gemma3_text", "gemma3.rope.freq_base_swa", float("nan"), BadCheckpoint),
+    ("gemma3_text", "gemma3.rope.freq_base", None, BadCheckpoint),
+    ("gpt_oss", "gpt-oss.rope.freq_base", None, BadCheckpoint),
+    ("qwen3_moe", "qwen3moe.rope.freq_base", None, BadCheckpoint),
     ("gemma3_text", "gemma3.expert_count", 4, UnsupportedModel),
     ("gemma3_text", "gemma3.block_count", 2**30, BadCheckpoint),
     ("gemma2", "gemma2.attn_logit_softcapping", None, BadCheckpoint),
@@ -240,6 +243,17 @@ def test_rope_factors_where_layers_turn_differently_are_left_over(made, tmp_path
 
     path = convert(made("gemma3_text"), tmp_path / "x.gguf", extra=factors)
     with pytest.raises(BadCheckpoint, match=r"no place for 1 tensors \(rope_freqs.weight\)"):
+        build(GgufCheckpoint(path), say=quiet)
+
+
+def test_two_names_of_one_tensor(made, tmp_path):
+    def twice(writer):
+        writer.add_tensor("blk.0.ffn_norm.weight", np.ones(64, np.float32))  # gpt-oss calls it post_attention_norm
+
+    path = convert(made("gpt_oss"), tmp_path / "x.gguf", extra=twice)
+    with pytest.raises(
+        BadCheckpoint, match=r"two tensors of .* are model\.layers\.0\.post_attention_layernorm\.weight"
+    ):
         build(GgufCheckpoint(path), say=quiet)
 
 
