@@ -35,6 +35,6 @@ class Gemma4MoEBlock(Gemma4Block):
             self[name] = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
 
     def feed(self, h):
-        dense = self.post_feedforward_layernorm_1(self.mlp(self.pre_feedforward_layernorm(h)))
+        dense = self.post_feedforward_layernorm_1(self.mlp(h, norm=self.pre_feedforward_layernorm))
         sparse = self.experts(self.pre_feedforward_layernorm_2(h), *self.router(h))
         return h + self.post_feedforward_layernorm(dense + self.post_feedforward_layernorm_2(sparse))

@@ -53,11 +53,6 @@ class SinkAttention(Attention):
         super().__init__(c, qkv_bias=c.attention_bias, o_bias=c.attention_bias)
         self.sinks = mx.zeros((self.heads,))
 
-    def __call__(self, x, kv):
-        q, k, v = self.qkv(x)
-        q, k = self.rope(q, kv.positions), self.rope(k, kv.positions)
-        return self.o_proj(kv.attend(q, k, v, scale=self.scale, sinks=self.sinks).flatten(1))
-
 
 def clamped_swiglu(gate, up, *, alpha: float, limit: float):
     gate, up = mx.minimum(gate, limit), mx.clip(up, -limit, limit)
@@ -77,8 +72,9 @@ class BiasedMixture(nn.Module):
             bias=True,
         )
 
-    def __call__(self, x):
-        return self.experts(x, *choose_then_softmax(self.router(x), self.used))
+    def __call__(self, x, *, norm=None, residual=None):
+        h = x if norm is None else norm(x)
+        return self.experts(h, *choose_then_softmax(self.router(h), self.used), residual=residual)
 
 
 class GptOss(Llama):

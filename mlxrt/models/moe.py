@@ -106,8 +106,8 @@ class Experts(Fusible):
             self.gate_up_proj = whole
             del self["gate_proj"], self["up_proj"]
 
-    def __call__(self, x: mx.array, experts: mx.array, weights: mx.array) -> mx.array:
-        """The weighted sum [N, dim] of what `experts` [N, K] make of x [N, dim]; weights [N, K]."""
+    def __call__(self, x: mx.array, experts: mx.array, weights: mx.array, residual: mx.array | None = None) -> mx.array:
+        """The weighted sum [N, dim] of what `experts` [N, K] make of x [N, dim]; weights [N, K]; + residual."""
         if experts.size < MANY:
             y = self.each(x[:, None, None], experts, ordered=False)  # [N, K, 1, dim]
             y = y[:, :, 0]
@@ -115,7 +115,8 @@ class Experts(Fusible):
             order = mx.argsort(experts.flatten())
             y = self.each(x[order // experts.shape[1]][:, None], experts.flatten()[order], ordered=True)
             y = y[mx.argsort(order)].reshape(*experts.shape, -1)  # [N, K, dim]
-        return (y * weights.astype(y.dtype)[..., None]).sum(axis=1)
+        y = (y * weights.astype(y.dtype)[..., None]).sum(axis=1)
+        return y if residual is None else residual + y
 
     def each(self, x: mx.array, experts: mx.array, *, ordered: bool) -> mx.array:
         if "gate_up_proj" in self:
@@ -134,8 +135,10 @@ class Mixture(nn.Module):
         self.gate = nn.Linear(dim, count, bias=False)
         self.experts = Experts(count, dim, hidden)
 
-    def __call__(self, x: mx.array) -> mx.array:
-        return self.experts(x, *softmax_then_choose(self.gate(x), self.used, normalise=self.normalise))
+    def __call__(self, x: mx.array, *, norm: nn.RMSNorm | None = None, residual: mx.array | None = None) -> mx.array:
+        h = x if norm is None else norm(x)
+        chosen = softmax_then_choose(self.gate(h), self.used, normalise=self.normalise)
+        return self.experts(h, *chosen, residual=residual)
 
 
 def largest(scores: mx.array, k: int) -> mx.array:

@@ -46,7 +46,7 @@ LAYERS = {
     "session": "errors request ticket stream snapshot bundle",
     "engine": """errors config device kernels cache cache.memory request scheduler text models sampling runner stream ticket
         identity session disk""",
-    "loader": "errors blas config device cache.memory text models weights engine",
+    "loader": "errors blas config device kernels cache.memory text models weights engine",
     "cli": """errors config blas device cache.memory request text models weights sampling stream ticket sealed bundle
         snapshot disk session engine loader""",
     "__main__": "cli",
