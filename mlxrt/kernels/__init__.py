@@ -10,6 +10,7 @@ from .kernels import MODES, PLAIN, Gpu, Kernels, backend, gpu_of
 from .matmul import matmul
 from .matvec import matvec
 from .op import OPS, Case, Op, Source
+from .packed_attention import PackedPages, attend_packed
 from .packing import Matrix
 from .router import route
 
@@ -23,9 +24,11 @@ __all__ = [
     "Kernels",
     "Matrix",
     "Op",
+    "PackedPages",
     "Pages",
     "Source",
     "add_norm",
+    "attend_packed",
     "attend_pages",
     "backend",
     "embed_rows",

@@ -9,11 +9,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...kernels import Heads, Pages, attend_pages
+from ...kernels import Heads, PackedPages, Pages, attend_packed, attend_pages
 from ..blocks import BlockPool
 from ..states import BlockTable, LayerState
 from .attention import Form, attend_singles, attend_span
-from .codec import Codec, Plain
+from .codec import Codec, Plain, Quantised
 from .slices import Held, bucket, cut1, cut2, cut4, put, table
 from .spec import TAIL, Arrays, Batch, LayerSpec, LayerView
 
@@ -39,11 +39,17 @@ class KVView(LayerView):
         """
         if form is None or self.kernels.gpu is None or not (self.live and self.spec.pages):
             return self.attend(*turn(qkv, self.positions), scale=scale, softcap=softcap, sinks=sinks).flatten(1)
-        batch, index = self.batch, self.index
-        pages = Pages(self.pool[0], self.live[0], index["table"], index["base"], batch.start, batch.used)
+        where = (self.index["table"], self.index["base"], self.batch.start, self.batch.used)
         what = {"scale": scale, "window": self.spec.window, "softcap": softcap, "sinks": sinks}
-        out, tail = self.kernels.run(attend_pages, qkv=qkv, heads=form, pages=pages, **what)
-        self.live = (tail,)
+        if isinstance(codec := self.spec.codec, Quantised):
+            pool, tail = self.pool, self.live
+            bits = (codec.key, codec.value, codec.group)
+            coded = PackedPages(pool[:3], pool[3:], tail[:3], tail[3:], *where, *bits)
+            out, self.live = self.kernels.run(attend_packed, qkv=qkv, heads=form, pages=coded, **what)
+        else:
+            pages = Pages(self.pool[0], self.live[0], *where)
+            out, new = self.kernels.run(attend_pages, qkv=qkv, heads=form, pages=pages, **what)
+            self.live = (new,)
         self.scratch.clear()
         return out
 
@@ -105,8 +111,8 @@ class FullKV(LayerSpec):
 
     @property
     def pages(self) -> bool:
-        """Whether the kernel for paged attention can read it."""
-        return isinstance(self.codec, Plain) and self.paged and not self.keep
+        """Whether the kernels for paged attention can read it."""
+        return isinstance(self.codec, (Plain, Quantised)) and self.paged and not self.keep
 
     @property
     def window(self) -> int | None:
