@@ -47,7 +47,10 @@ test-all: test $(PEERS)
 	@$(BIN)/python -m bench.perplexity
 	@if [ -d ../shared/fixtures/parity ]; then \
 		$(BIN)/python ../shared/tools/parity/check_parity.py ../shared/fixtures/parity tests.parity_adapter:logits \
-			--stepper tests.parity_adapter:Stepper --batch tests.parity_adapter:batch; \
+			--stepper tests.parity_adapter:Stepper --batch tests.parity_adapter:batch && \
+		$(BIN)/python ../shared/tools/parity/check_parity.py ../shared/fixtures/parity tests.gguf_parity_adapter:logits \
+			--stepper tests.gguf_parity_adapter:Stepper --batch tests.gguf_parity_adapter:batch \
+			--only gemma2,gemma3_text,gemma3_mm,qwen3_moe,gpt_oss,mixtral; \
 	else echo "make test-all: ../shared is not here; parity with the stored logits was not checked"; fi
 
 bench: $(READY)

@@ -33,7 +33,7 @@ LAYERS = {
     "models": "errors kernels cache cache.memory",
     "weights": "errors text models",
     "logits": "errors request",
-    "sampling": "errors request logits draw",
+    "sampling": "errors kernels request logits draw",
     "batch": "errors cache cache.memory request scheduler",
     "runner": "errors kernels cache cache.memory request scheduler batch models logits sampling",
     "stream": "errors request",
