@@ -172,3 +172,10 @@ def test_nan_and_wrong_types_are_infinitely_wrong():
     whole = (mx.array([1, 2]),)
     assert compare(whole, whole, whole).error == 0
     assert compare((mx.array([1, 3]),), whole, whole).error == float("inf")
+
+
+def test_what_would_never_be_launched_is_not_tried():
+    op = toy("slow", 2, THRICE)
+    op.pays = lambda x: False
+    found = examine(op, gpu_of("metal", Simulator().metal_kernel), "float32")
+    assert found.agrees and found.cases == 0
