@@ -37,7 +37,11 @@ class KVView(LayerView):
 
         With both the kernel for rows of one token does everything between two products of a layer.
         """
-        if form is None or self.kernels.gpu is None or not (self.live and self.spec.pages):
+        fits = form is not None and self.kernels.gpu is not None and bool(self.live) and self.spec.pages
+        if fits and isinstance(self.spec.codec, Quantised) and form.v_norm:  # type: ignore[union-attr]
+            self.kernels.lack(attend_packed, "values are normed before they are encoded")
+            fits = False
+        if not fits:
             return self.attend(*turn(qkv, self.positions), scale=scale, softcap=softcap, sinks=sinks).flatten(1)
         where = (self.index["table"], self.index["base"], self.batch.start, self.batch.used)
         what = {"scale": scale, "window": self.spec.window, "softcap": softcap, "sinks": sinks}
