@@ -12,10 +12,11 @@ from mlxrt.kernels.heads import Heads, Pages
 from mlxrt.kernels.proof import DTYPES, cases_of
 
 
-def all_cases(op: Op, dtype: str) -> list[Case]:
+def all_cases(op: Op, dtype: str, wide: bool = True) -> list[Case]:
+    """`wide`: also those of many threadgroups, which take up to a second."""
     mx.random.seed(11)
-    more = (make(DTYPES[dtype]) for make in MORE.get(op.name, ()))
-    return [*cases_of(op, dtype), *chain.from_iterable(more)]
+    makers = MORE.get(op.name, ()) + (WIDE.get(op.name, ()) if wide else ())
+    return [*cases_of(op, dtype), *chain.from_iterable(make(DTYPES[dtype]) for make in makers)]
 
 
 def normal(dtype: mx.Dtype, *shape: int) -> mx.array:
@@ -82,10 +83,11 @@ def tall_downs(dtype: mx.Dtype) -> Iterator[Case]:
     yield Case("4097 rows", arrays, {"matrix": packed(dtype, 3, 4097, 32)})
 
 
-MORE = {
-    "matvec": (strong_gates, tall),
+MORE = {"matvec": (strong_gates,), "attend_pages": (one_norm,)}
+WIDE = {
+    "matvec": (tall,),
     "matmul": (tall_tiles,),
-    "attend_pages": (one_norm, many_heads),
+    "attend_pages": (many_heads,),
     "expert_gate_up": (tall_experts,),
     "expert_down": (tall_downs,),
 }
