@@ -294,6 +294,9 @@ def tile(width: int, m: int) -> int:
 
 
 def rows_each(rows: int, m: int, pair: bool) -> int:
-    """Rows of the matrix a simdgroup reads at once: many where there are enough of them to fill the device."""
-    most = 4 if rows >= 16384 else 2 if rows >= 4096 else 1
-    return max(1, min(most, 4 // m) // (2 if pair and most > 1 else 1))
+    """Rows of the matrix (pairs of them) a simdgroup reads at once: many where there are enough to fill the device.
+
+    Measured on an H200 (docs/numbers.md): 4 only for heads, 2 from 4096 rows on, 1 below and with several rows of x.
+    """
+    most = 4 if rows >= 65536 and not pair else 2 if rows >= 4096 else 1
+    return max(1, min(most, 4 // m))
