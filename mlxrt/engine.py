@@ -215,7 +215,12 @@ class Engine:
 
     def step(self) -> bool:
         """Launch the next step, then read the oldest. False when there is nothing to do."""
+        for seq in self.scheduler.expire():
+            self._tickets[seq.id].end(Finish.DEADLINE)
         step = self.scheduler.plan()
+        while self.scheduler.failed:
+            seq, error = self.scheduler.failed.pop()
+            self._tickets[seq.id].end(Finish.ERROR, error)
         if step:
             self._flights.append(self.runner.launch(step))
         if not self._flights:
@@ -237,7 +242,7 @@ class Engine:
             if i in failures:
                 s.seq.pending.clear()
                 self.scheduler.finish(s.seq, Finish.ERROR)
-                ticket.fail(failures[i])
+                ticket.end(Finish.ERROR, failures[i])
                 continue
             logprobs = flight.sampled.read(i, token)
             self.scheduler.commit(s, token)

@@ -38,8 +38,18 @@ class Ticket:
         self.inbox.append(Event(self.seq.id, token, text, reason, logprobs, self.timings() if reason else None))
         return matched
 
-    def fail(self, error: Exception) -> None:
-        self.inbox.append(Event(self.seq.id, finish_reason=Finish.ERROR, timings=self.timings(), error=error))
+    def end(self, reason: Finish, error: Exception | None = None) -> None:
+        """The request is over without another token. Text that was held back comes out, unless it is an error."""
+        text = self._rest() if error is None else ""
+        self.inbox.append(Event(self.seq.id, None, text, reason, timings=self.timings(), error=error))
+
+    def _rest(self) -> str:
+        """What may have become a character or a stop string, and now does not."""
+        text = self.detokenizer.finish() if self.detokenizer else ""
+        if self.matcher and not self.matcher.matched:
+            text, _ = self.matcher.push(text)
+            text += "" if self.matcher.matched else self.matcher.finish()
+        return text
 
     def timings(self) -> Timings:
         seq, now = self.seq, time.perf_counter()

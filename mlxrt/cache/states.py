@@ -26,6 +26,10 @@ class LayerState(ABC):
     def grow(self, n: int) -> Self:
         """Room for n more tokens. Raises NoRoom and leaves everything as it was."""
 
+    @abstractmethod
+    def places(self, n: int) -> int:
+        """About how many places a sequence of n tokens holds."""
+
     @property
     @abstractmethod
     def floor(self) -> int:
@@ -100,6 +104,10 @@ class BlockTable(LayerState):
             blocks[i - out].filled = min(self.size, end - i * self.size)
         return replace(self, blocks=tuple(blocks), first=out, length=end)
 
+    def places(self, n):
+        seen = n if self.window is None else min(n, self.window + self.slack + self.size)
+        return -(-seen // self.size)
+
     @property
     def floor(self):
         return self.first * self.size + self.window - 1 if self.first and self.window else 0
@@ -159,6 +167,9 @@ class Ring(LayerState):
         oldest = 0 if oldest <= self.keep else oldest
         return replace(self, blocks=blocks, oldest=oldest, before_length=self.length, length=end)
 
+    def places(self, n):
+        return 1
+
     @property
     def floor(self):
         return self.oldest + self.window - 1 if self.oldest else 0
@@ -211,6 +222,9 @@ class Slot(LayerState):
         last, *places = self.pool.take(1 + len(passed))
         inner = tuple(zip(passed, places))
         return replace(self, blocks=(last,), before=self.blocks, before_length=self.length, inner=inner, length=end)
+
+    def places(self, n):
+        return 2  # where it reads and where it writes
 
     @property
     def floor(self):
