@@ -47,6 +47,10 @@ class EngineClosed(MlxrtError):
     """The engine was closed; load it again."""
 
 
+class EngineFailed(EngineClosed):
+    """A step could not be finished, so nothing the engine holds can be trusted; load it again."""
+
+
 # What a model comes from
 
 

@@ -182,6 +182,18 @@ class Event:
 
 
 @dataclass(frozen=True)
+class EngineEvent:
+    """Something that happened to a request, for whoever watches the engine as a whole."""
+
+    kind: str  # queued, started, first_token, preempted, finished
+    id: int
+    at: float  # on time.perf_counter
+    prompt_tokens: int
+    generated_tokens: int
+    finish_reason: Finish | None = None
+
+
+@dataclass(frozen=True)
 class Completion:
     text: str
     tokens: tuple[int, ...]

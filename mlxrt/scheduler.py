@@ -7,6 +7,7 @@ scheduler lets the memory catch up: running streams first, then prompts, cut whe
 import heapq
 import time
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -69,6 +70,8 @@ class Scheduler(Room):
         self.prompted = 0  # prompt tokens in all steps so far
         self.pace: int | None = None  # prompt tokens that take as long as a stream may wait, as far as was measured
         self.failed: list[tuple[Sequence, MlxrtError]] = []  # ended by us, not yet told to whoever asked
+        self.stalls: Counter[int] = Counter()  # prompt tokens between two tokens, up to a power of two -> how often
+        self.longest_stall = 0
         self.notice: Callable[[str, Sequence], None] = lambda what, seq: None
         self._underway = Underway(store.size) if store is not None else None
         self._deadlines: list[tuple[float, int, Sequence]] = []
@@ -155,16 +158,21 @@ class Scheduler(Room):
     def _step(self, rows: list[Slice], spans: list[Slice], marked: bool) -> Step:
         n = sum(s.stop - s.start for s in spans)
         self.prompted += n
-        for s in (*rows, *spans):
-            if s.samples:
-                s.seq.seen = self.prompted
+        for s in rows:
+            self._note_stall(self.prompted - s.seq.seen)
+            s.seq.seen = self.prompted
         for s in spans:
             if s.seq.decoding:
                 self._end_prompt(s.seq)
                 self.streams[s.seq] = None
+                s.seq.seen = self.prompted
         # A long prompt may have been cut down to one token: rows of one token come first.
         spans.sort(key=lambda s: s.stop - s.start > 1)
         return Step((*rows, *spans), marked, n)
+
+    def _note_stall(self, tokens: int) -> None:
+        self.stalls[0 if tokens < 1 else 1 << (tokens - 1).bit_length()] += 1
+        self.longest_stall = max(self.longest_stall, tokens)
 
     def _rows(self) -> tuple[list[Slice], Sequence | None, bool]:
         """One token of every stream that can take one; and one that there was no room for."""
@@ -180,7 +188,7 @@ class Scheduler(Room):
         return rows, blocked, marked
 
     def _allowance(self, rows: int) -> int:
-        """Prompt tokens this step may take: what the rows leave of a chunk, and never more than streams can wait for."""
+        """Prompt tokens this step may take: what the rows leave of a chunk, never more than streams can wait for."""
         most = max(self.limits.chunk - rows, 1)
         waits = [self.prompted - seq.seen for seq in self.streams if not seq.paused]
         return max(0, min(most, self.bound - max(waits))) if waits else most

@@ -46,9 +46,7 @@ class Underway:
 
     def ready(self) -> list[tuple[Sequence, Sequence]]:
         """(owner, follower) where the owner has by now what its follower waited for; nobody waits a second time."""
-        found = [
-            (owner, seq) for owner, line in self._behind.items() for seq, n in line.items() if owner.length >= n
-        ]
+        found = [(owner, seq) for owner, line in self._behind.items() for seq, n in line.items() if owner.length >= n]
         for _, seq in found:
             self.forget(seq)
             seq.followed = True
