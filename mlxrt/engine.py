@@ -60,6 +60,10 @@ class Engine(StepLoop):
         except Exception:
             self.abandon(ids)
             raise
+        return self.stream_of(ids)
+
+    def stream_of(self, ids: list[int]) -> Stream:
+        """The events of requests that were submitted; more can be added while it is read."""
         return Stream(ids, self._desk.take, self.abandon)
 
     def submit(self, request: Request, listener: Callable[[Event], None] | None = None) -> int:

@@ -19,6 +19,10 @@ class Stream(Iterator[Event]):
             self.ids.remove(event.id)
         return event
 
+    def add(self, id: int) -> None:
+        """Another request whose events come here."""
+        self.ids.append(id)
+
     def close(self) -> None:
         self._leave(wait=True)
 
