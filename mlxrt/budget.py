@@ -59,14 +59,22 @@ def weigh(model: CausalLM) -> int:
 
 def activations(model: CausalLM, specs: list[LayerSpec | Shared], chunk: int, running: int, kv: int) -> int:
     """Most bytes a step holds beside weights and pools: its widest layer, its logits, the keys it gathers."""
+    logits = LOGITS * 4 * model.config.vocab_size * running
+    return step_bytes(model, chunk) + logits + GATHERED * kv // owners(specs)
+
+
+def step_bytes(model: CausalLM, chunk: int) -> int:
+    """Of them, those that grow with the tokens of a step."""
     found: Any = tree_flatten(model.parameters())
-    vocab, size = model.config.vocab_size, model.dtype.size
     # A matrix gives a token as many numbers as it has rows; the embedding and the head are counted with the logits.
-    wide = [rows(a) for _, a in found if a.ndim >= 2 and a.shape[-2] != vocab]
+    wide = [rows(a) for _, a in found if a.ndim >= 2 and a.shape[-2] != model.config.vocab_size]
     narrow = min((a.shape[0] for name, a in found if a.ndim == 1 and "norm" in name), default=max(wide, default=1))
-    layers = max(1, sum(not isinstance(s, Shared) for s in specs))
-    step = chunk * size * (WIDE * max(wide, default=1) + NARROW * max(narrow, 1))
-    return step + LOGITS * 4 * vocab * running + GATHERED * kv // layers
+    return chunk * model.dtype.size * (WIDE * max(wide, default=1) + NARROW * max(narrow, 1))
+
+
+def owners(specs: list[LayerSpec | Shared]) -> int:
+    """Layers with memory of their own."""
+    return max(1, sum(not isinstance(s, Shared) for s in specs))
 
 
 def rows(matrix: mx.array) -> int:
@@ -86,12 +94,11 @@ def divide(model: CausalLM, specs: list[LayerSpec | Shared], config: EngineConfi
         kv = asked
         if kv is None:
             rest = limit - weights - activations(model, specs, chunk, config.max_running, 0)
-            layers = max(1, sum(not isinstance(s, Shared) for s in specs))
-            kv = max(0, rest) * layers // (layers + GATHERED)
+            kv = max(0, rest) * owners(specs) // (owners(specs) + GATHERED)
         return Budget(limit, weights, kv, activations(model, specs, chunk, config.max_running, kv), chunk)
 
     made = fit(chunk)
-    while made.chunk > SHORTEST and (made.total > limit or made.activations > (limit - weights) // 3):
+    while made.chunk > SHORTEST and (made.total > limit or step_bytes(model, made.chunk) > (limit - weights) // 4):
         made = fit(max(SHORTEST, made.chunk // 2))
     if made.total > limit or made.kv < 1:
         raise WontFit(

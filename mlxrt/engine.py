@@ -89,7 +89,7 @@ class Engine(StepLoop):
 
     def _check_fits(self, n: int) -> None:
         if n >= self.context == self._fits < self.model.config.context:
-            need, have = self._kv_bytes(n + 1), sum(g.nbytes(g.pool.limit - 1) for g in self.groups)
+            need, have = self._kv_bytes(n + 1), self._kv_bytes(self._fits)
             raise WontFit(
                 f"the keys and values of a prompt of {n} tokens and its answer need {need} bytes, the engine has "
                 f"{have} ({self._fits} tokens); shorten the prompt, or raise kv_memory or memory"

@@ -56,7 +56,7 @@ LAYERS = {
         watch budget pace identity disk""",
     "stats": "budget disk",
     "engine": """errors cache request scheduler text models sampling stream ticket budget stats session loop""",
-    "loader": "errors blas config device cache.memory text models weights engine",
+    "loader": "errors blas config device cache.memory request text models weights engine",
     "events": "errors request engine",
     "talk": "request ticket session events",
     "async_engine": "errors config request ticket session engine events talk loader",
