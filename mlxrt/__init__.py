@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         ModelNotFound,
         NoRoom,
         NoTokenizer,
+        PromptWontFit,
         QueueFull,
         StaleLogits,
         UnsupportedModel,
@@ -56,7 +57,7 @@ __version__ = "0.1.0"
 
 ERRORS = """BadCheckpoint BadLogits BadRequest BadSnapshot BadTemplate BadTokenizer CacheCorrupt CannotRewind
     ContextOverflow EngineClosed EngineFailed EvictedBlock HubError MlxrtError ModelNotFound NoRoom NoTokenizer
-    QueueFull StaleLogits UnsupportedModel WontFit""".split()
+    PromptWontFit QueueFull StaleLogits UnsupportedModel WontFit""".split()
 HOMES = dict.fromkeys(ERRORS, "errors") | {
     "AsyncEngine": "async_engine",
     "Completion": "request",
@@ -104,6 +105,7 @@ __all__ = [
     "ModelNotFound",
     "NoRoom",
     "NoTokenizer",
+    "PromptWontFit",
     "QueueFull",
     "Request",
     "SamplingParams",

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from .budget import Cost
 from .cache import SequenceState
-from .errors import BadRequest, NoTokenizer, WontFit
+from .errors import BadRequest, NoTokenizer, PromptWontFit, WontFit
 from .loop import Source, StepLoop, tell
 from .request import Completion, Event, Request, Sequence
 from .sampling import check_params, draw_seed
@@ -90,10 +90,8 @@ class Engine(StepLoop):
     def _check_fits(self, n: int) -> None:
         if n >= self.context == self._fits < self.model.config.context:
             need, have = self._kv_bytes(n + 1), self._kv_bytes(self._fits)
-            raise WontFit(
-                f"the keys and values of a prompt of {n} tokens and its answer need {need} bytes, the engine has "
-                f"{have} ({self._fits} tokens); shorten the prompt, or raise kv_memory or memory"
-            )
+            hint = f"its keys and values need {need} bytes, there are {have}: shorten it, or raise kv_memory or memory"
+            raise PromptWontFit(n, self.context, hint)
 
     def _kv_bytes(self, n: int) -> int:
         return sum(g.nbytes(part.places(n)) for g, part in zip(self.groups, self.empty()))

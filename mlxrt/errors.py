@@ -43,6 +43,10 @@ class WontFit(MlxrtError):
     """The memory needed is more than there is, whatever else is given up."""
 
 
+class PromptWontFit(ContextOverflow, WontFit):
+    """The prompt would fit the model, but not the memory the engine has."""
+
+
 class EngineClosed(MlxrtError):
     """The engine was closed; load it again."""
 

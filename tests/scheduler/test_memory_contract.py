@@ -68,7 +68,7 @@ def test_what_never_fits_is_refused_with_numbers():
         Engine(model, EngineConfig(memory=weights))
     engine = Engine(model, EngineConfig(memory=weights + (2 << 20), max_running=2))
     assert engine.context < 4096 and engine.budget.total <= weights + (2 << 20)
-    with pytest.raises(mlxrt.WontFit, match=r"a prompt of 2000 tokens .* need \d+ bytes, the engine has \d+"):
+    with pytest.raises(mlxrt.WontFit, match=r"has 2000 tokens, .* need \d+ bytes, there are \d+"):
         engine.generate(ask(1, 2000))
     assert engine.generate(ask(1, 50, 4)).finish_reason == "length"
     engine.close()
