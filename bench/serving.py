@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 
-import mlxrt
+import mlxrt  # before MLX, under which it loads a BLAS
 from mlxrt import EngineConfig
 
 from . import scheduler_overhead
@@ -74,6 +73,8 @@ def texts(chance: random.Random, vocab: int, *lengths: int) -> list[list[int]]:
 
 def tiny_folder(folder: Path) -> Path:
     """A model of two layers with random weights, and a tokenizer that mlx-lm can load."""
+    import mlx.core as mx
+
     rng, c = np.random.default_rng(0), TINY
     hidden, kv = int(str(c["hidden_size"])), 32
     shapes = {"model.embed_tokens.weight": (512, hidden), "model.norm.weight": (hidden,)}
@@ -150,6 +151,8 @@ def both(folder: Path, load: Load) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def cap(judged: Judged) -> None:
     """Sixty per cent of the keys and values a load wants."""
+    import mlx.core as mx
+
     chance = random.Random(3)
     prompts = texts(chance, 40_000, *[200] * 8)
     requests = [
