@@ -14,10 +14,13 @@ from .cache.memory import Foreign
 from .config import EngineConfig
 from .engine import Engine, Source
 from .errors import NoTokenizer
+from .kernels import Kernels, backend, gpu_of
+from .kernels.verdict import verify
 from .models import CausalLM, find
 from .request import EngineEvent
 from .text import Tokenizer
 from .weights import Checkpoint, FolderCheckpoint, GgufCheckpoint, build
+from .weights.cachedir import cache_root
 from .weights.shapes import Shape, random_weights
 from .weights.source import Located, locate
 
@@ -82,7 +85,7 @@ def filled(checkpoint: Checkpoint, config: EngineConfig, say: Say) -> CausalLM:
     if on_cpu and is_packed(checkpoint):
         how = "unpacked to" if unpack else "kept packed, computed in"
         say(f"{checkpoint.name}: weights {how} {config.dtype or 'float32'} on the CPU (EngineConfig.dequantise)")
-    return finish(model)
+    return finish(model, config, say)
 
 
 def is_packed(checkpoint: Checkpoint) -> bool:
@@ -118,15 +121,23 @@ def shaped(shape: Shape, config: EngineConfig, say: Say) -> CausalLM:
     family = find(shape.config)
     model = family(family.parse(shape.config, say))  # type: ignore[call-arg]
     random_weights(model, shape.bits, dtype, mode=shape.mode, group_size=shape.group_size)
-    return finish(model)
+    return finish(model, config, say)
 
 
-def finish(model: CausalLM) -> CausalLM:
-    model.fuse()
+def finish(model: CausalLM, config: EngineConfig, say: Say) -> CausalLM:
+    kernels = Kernels(config.kernels, gpu_of(backend()), say)
+    verify(kernels, computed_in(model), cache_root() / "kernels", say)
+    model.fuse(kernels)
     if device.kind() == "cpu":
         turn(model)
     mx.eval(model.parameters())
     return model
+
+
+def computed_in(model: CausalLM) -> list[str]:
+    """The floats a model's arrays are of."""
+    found: Any = tree_flatten(model.parameters())
+    return [name for name, dtype in DTYPES.items() if any(array.dtype == dtype for _, array in found)]
 
 
 def turn(model: CausalLM) -> None:

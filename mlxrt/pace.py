@@ -1,7 +1,8 @@
 """How many tokens a step should have: enough to keep the device busy, no more than that, for a stream waits meanwhile.
 
 On a GPU a few forward passes are timed when the engine starts. A CPU is busy with a few rows already, and timing them
-would take longer than most answers: there a rule stands for the measurement (docs/decisions/scheduler-shares-and-chunk.md).
+would take longer than most answers: there a rule stands for the measurement
+(docs/decisions/scheduler-shares-and-chunk.md).
 """
 
 import time

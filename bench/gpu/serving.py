@@ -2,8 +2,8 @@
 
     python -m bench.gpu.serving [--shape qwen3-0.6b@4bit] [--length 4096] [--json FILE]
 
-Weights are random and of one shape; mlx-lm's BatchGenerator gets the same prompts in the same process, afterwards. Also
-prints the line that the choice of `chunk` gives at load. Decode rates at batch 1, 8 and 32: `python -m bench.gpu.engine`.
+Weights are random and of one shape; BatchGenerator gets the same prompts in the same process, afterwards. Also
+prints the line that the choice of `chunk` gives at load. Decode rates by batch: `python -m bench.gpu.engine`.
 """
 
 import argparse
@@ -61,8 +61,8 @@ def main() -> None:
     for name, side in found.items():
         del side["tokens"]
         print(
-            f"{name}: most prompt tokens between two of the stream {side['stall']} (bound {side['bound']}), longest gap "
-            f"{1e3 * side['gap']:.0f} ms, short request's first token {1e3 * side['first'][-1]:.0f} ms, "
+            f"{name}: most prompt tokens between two of the stream {side['stall']} (bound {side['bound']}), longest "
+            f"gap {1e3 * side['gap']:.0f} ms, short request's first token {1e3 * side['first'][-1]:.0f} ms, "
             f"{work / side['seconds']:.0f} tokens/s in all"
         )
     if options.json:

@@ -4,10 +4,24 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..cache.memory import LayerSpec, Shared
+from ..kernels import PLAIN, Kernels
 from .config import ModelConfig, Say
 
 
-class CausalLM(nn.Module):
+class Computing(nn.Module):
+    """A module that computes by kernels where there are any."""
+
+    kernels: Kernels = PLAIN
+
+
+class Fusible(Computing):
+    """A module some of whose matrices read the same input and can be one."""
+
+    def fuse(self) -> None:
+        raise NotImplementedError
+
+
+class CausalLM(Computing):
     config: ModelConfig
     Config: type[ModelConfig] = ModelConfig
     adapted = False  # another library's module: it names its tensors itself
@@ -15,6 +29,8 @@ class CausalLM(nn.Module):
     DROPS: tuple[tuple[str, str], ...] = ((r"rotary_emb\.inv_freq$", "recomputed from the config"),)
     # Weights that stay float32 whatever the model's dtype: patterns. Their results must be cast back.
     WIDE: tuple[str, ...] = ()
+    # Trained in bfloat16 with activations beyond 65504: files in float16 (most GGUF are) are computed in bfloat16.
+    OUTGROWS_HALF = False
 
     @classmethod
     def parse(cls, raw: dict, say: Say) -> ModelConfig:
@@ -50,16 +66,11 @@ class CausalLM(nn.Module):
         """
         return arrays
 
-    def fuse(self) -> None:
-        """Join matrices that read the same input. Called once, when all weights are in."""
+    def fuse(self, kernels: Kernels = PLAIN) -> None:
+        """Join matrices that read the same input, and hand out the kernels. Called once, when all weights are in."""
         for module in self.modules():
+            if isinstance(module, Computing):
+                module.kernels = kernels
             if isinstance(module, Fusible):
                 module.fuse()
                 mx.eval(module.parameters())  # one at a time: old and joined matrices exist together
-
-
-class Fusible(nn.Module):
-    """A module some of whose matrices read the same input and can be one."""
-
-    def fuse(self) -> None:
-        raise NotImplementedError

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from ...kernels import PLAIN, Kernels
 from ..blocks import BlockPool
 from ..states import LayerState
+from .slices import Held
 
 Arrays = tuple[mx.array, ...]
 TAIL = 16  # decode steps between two writes of the pool
@@ -24,7 +26,7 @@ class Batch(NamedTuple):
     positions: mx.array  # [N]
     row: mx.array  # [N] which row a token belongs to
     start: mx.array  # [R] tokens in the pool when `live` was opened
-    used: mx.array  # [] tokens a row has in `live`
+    used: mx.array  # [1] tokens a row has in `live`
     singles: int  # leading rows of one token
     spans: tuple[
         tuple[int, int, int], ...
@@ -54,10 +56,13 @@ class LayerSpec(ABC):
         """Bytes of one block of one layer."""
 
     @abstractmethod
-    def index(self, states: list[Any], rows: int, alone: bool = False, compiled: bool = False) -> dict[str, Any]:
+    def index(
+        self, states: list[Any], rows: int, alone: bool = False, compiled: bool = False, held: Held | None = None
+    ) -> dict[str, Any]:
         """Where the rows' memory lies, made once per group and step; `rows` >= len(states), the rest idle.
 
-        A step that runs `alone` may get plain numbers as well; a `compiled` one needs shapes that change seldom.
+        A step that runs `alone` may get plain numbers as well; a `compiled` one needs shapes that change seldom;
+        `held` remembers the arrays of the steps before.
         """
 
     @abstractmethod
@@ -82,6 +87,7 @@ class LayerView:
     pool: Arrays
     live: Arrays  # () in a step that runs alone: it writes the pool itself
     scratch: dict = field(default_factory=dict)  # what a kind remembers within the step
+    kernels: Kernels = PLAIN
 
     @property
     def positions(self) -> mx.array:
