@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .budget import Cost
+from .budget import Cost, activations
 from .cache import SequenceState
 from .errors import BadRequest, NoTokenizer, PromptWontFit, WontFit
 from .loop import Source, StepLoop, tell
@@ -100,7 +100,8 @@ class Engine(StepLoop):
         """What a request takes, prompt and longest answer, before it runs."""
         request = Request.of(x, **options)
         n = min(len(self.encode(request)) + request.params.max_tokens, self.model.config.context)
-        return Cost(self.budget.weights, self._kv_bytes(n), self.budget.activations)
+        kv, chunk = self._kv_bytes(n), min(n, self.scheduler.limits.chunk)
+        return Cost(self.budget.weights, kv, activations(self.model, self.specs, chunk, 1, kv))
 
     def encode(self, request: Request) -> tuple[int, ...]:
         """A request's prompt as tokens."""

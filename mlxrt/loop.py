@@ -25,6 +25,7 @@ from .desk import Desk
 from .disk import DiskStore
 from .errors import BadRequest, EngineClosed, EngineFailed, WontFit
 from .identity import identify
+from .interrupt import StepInterrupt
 from .metrics import Metrics
 from .models import CausalLM
 from .request import EngineEvent, Event, Finish, Logprobs, Request, Sequence
@@ -248,7 +249,14 @@ class StepLoop:
     # Steps
 
     def step(self) -> bool:
-        """Launch the next step, then read the oldest. False when there is nothing to do."""
+        """Launch the next step, then read the oldest. False when there is nothing to do. Ctrl-C waits for its end."""
+        with StepInterrupt() as interrupt:
+            moved = self._take_turn()
+        if interrupt.asked:
+            raise KeyboardInterrupt
+        return moved
+
+    def _take_turn(self) -> bool:
         with self.exclusive():
             self._check_open()
             if self._stepping:

@@ -42,6 +42,7 @@ LAYERS = {
     "stream": "errors request",
     "ticket": "errors request text",
     "turns": "",
+    "interrupt": "",
     "desk": "errors request ticket",
     "metrics": "",
     "watch": "request",
@@ -54,15 +55,15 @@ LAYERS = {
     "disk": "errors cache cache.memory runner identity sealed",
     "session": "errors request ticket stream snapshot bundle",
     "loop": """errors config device cache cache.memory request scheduler text models runner ticket turns desk metrics
-        watch budget pace identity disk""",
+        watch budget pace identity disk interrupt""",
     "stats": "budget disk",
     "engine": """errors cache request scheduler text models sampling stream ticket budget stats session loop""",
     "loader": "errors blas config device kernels cache.memory request text models weights engine",
     "events": "errors request engine",
     "talk": "request ticket session events",
     "async_engine": "errors config request ticket session engine events talk loader",
-    "cli": """errors config blas device kernels cache.memory request text models weights sampling stream ticket sealed
-        bundle snapshot disk session engine loader""",
+    "cli": """errors config blas device kernels cache.memory request interrupt text models weights sampling stream
+        ticket sealed bundle snapshot disk session engine loader""",
     "__main__": "cli",
 }
 PUBLIC_NAMES = "mlxrt"  # the package's __init__: only blas at once, everything else by name when asked for
@@ -76,7 +77,7 @@ LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 BROAD = {
     "mlxrt.sampling.consult": "a user's callback may raise anything, and ends only its own request",
     "mlxrt.engine._stream": "cancels what was submitted, then raises on",
-    "mlxrt.loop.step": "whatever stops a step halfway stops the engine, and is raised on",
+    "mlxrt.loop._take_turn": "whatever stops a step halfway stops the engine, and is raised on",
     "mlxrt.loop._give": "what a request's text does ends only that request",
     "mlxrt.watch.tell": "a watcher's code may raise anything; it is told off and not called again",
     "mlxrt.turns.acquire": "gives up its place in the line, then raises on",

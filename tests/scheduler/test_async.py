@@ -81,7 +81,8 @@ def test_leaving_a_stream_cancels_it(model):
         async with engine.stream(prompt(1), max_tokens=3000) as stream:
             await anext(stream)
         task = asyncio.create_task(engine.generate(prompt(2), max_tokens=3000))
-        await asyncio.sleep(0.05)
+        while not engine.engine.scheduler.running:
+            await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         stats = await engine.stats()

@@ -1,5 +1,6 @@
 """Threads that share an engine: right tokens, typed errors, nobody kept out, nothing left behind."""
 
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -170,3 +171,23 @@ def test_sampled_rows_are_the_same_from_any_thread():
     alone = [Engine(model).generate(r).tokens for r in ask]
     engine = Engine(model, EngineConfig(chunk=8))
     assert together(*(lambda r=r: engine.generate(r).tokens for r in ask)) == alone
+
+
+def test_ctrl_c_waits_for_the_end_of_a_step():
+    """So that the engine can be used afterwards, in a notebook say."""
+    model = make("wf")
+    engine = Engine(model)
+    launch, calls = engine.runner.launch, []
+
+    def pressed(step):
+        calls.append(step)
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return launch(step)
+
+    engine.runner.launch = pressed
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(prompt(1), max_tokens=20)
+    assert len(calls) == 3 and engine.stats().running == 0
+    assert engine.generate(prompt(1), max_tokens=20).tokens == truth(model, prompt(1), 20)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
