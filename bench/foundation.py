@@ -14,10 +14,11 @@ from typing import Any
 
 import mlxrt
 from mlxrt import blas
+from mlxrt.bench import novel
+from mlxrt.bench.export import export
+from mlxrt.bench.machine import look_around
 
-from . import moby_dick, speed, startup
-from .export import export
-from .stats import Machine, look_at_machine
+from . import speed, startup
 
 PARTS = ("speed", "import", "shell")
 
@@ -38,7 +39,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def measure_speed(options: argparse.Namespace, found: dict[str, Any]) -> bool:
     folder = export("plain")
     with mlxrt.load(str(folder)) as engine:
-        texts = engine.tokenizer.encode(moby_dick.read_text()[:100_000], special=False)
+        texts = engine.tokenizer.encode(novel.read_text()[:100_000], special=False)
     rows, library = speed.measure(folder, texts, options.rounds)
     shipped = speed.measure_default(export("packed"), texts)
     print(f"tokens per second, float32, {speed.DECODED} decoded, {options.rounds} rounds in turns, BLAS {library}")
@@ -82,7 +83,7 @@ def main() -> int:
     options = parse(sys.argv[1:])
     found: dict[str, Any] = {name: version(name) for name in ("mlx", "mlx-lm")}
     try:
-        before = look_at_machine()
+        before = look_around()
         print(f"before: {before}")
         good = True
         if "speed" in options.part:
@@ -92,7 +93,7 @@ def main() -> int:
     except mlxrt.MlxrtError as error:
         print(error, file=sys.stderr)
         return 2
-    after: Machine = look_at_machine()
+    after = look_around()
     print(f"after: {after}")
     found |= {"before": before.to_dict(), "after": after.to_dict(), "passed": bool(good)}
     if options.json:

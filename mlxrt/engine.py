@@ -197,6 +197,15 @@ class Engine:
         if (ticket := self._tickets.pop(id, None)) and not ticket.seq.finish:
             self.scheduler.finish(ticket.seq, Finish.CANCELLED)
 
+    def take(self, id: int) -> list[Event]:
+        """What came for a submitted request since it was last asked for; runs no step."""
+        ticket = self._tickets[id]
+        events = list(ticket.inbox)
+        ticket.inbox.clear()
+        if events and events[-1].finish_reason:
+            del self._tickets[id]
+        return events
+
     def _take(self, ids: list[int]) -> Event:
         """The next event of any of these requests; runs steps until there is one."""
         while True:

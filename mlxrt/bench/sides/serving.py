@@ -1,0 +1,37 @@
+"""A side's half of the conversation: a setting in, then questions; each answered in one line."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from mlxrt.errors import MlxrtError
+
+
+class Player(Protocol):
+    """What a side has to offer."""
+
+    def told(self) -> dict[str, Any]:
+        """About itself: engine, what it said while loading, how long that took."""
+
+    def reply(self, question: dict[str, Any]) -> Any:
+        """`do` names what is wanted."""
+
+
+def serve(start: Callable[[dict[str, Any]], Player]) -> None:
+    """Answer the questions on stdin until there are no more. Anything else printed goes to stderr."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    player: Player | None = None
+    for line in sys.stdin:
+        question = json.loads(line)
+        try:
+            if player is None:
+                player = start(question)
+                answer = player.told()
+            else:
+                answer = player.reply(question)
+        except MlxrtError as error:  # the call was understood and refused; anything else ends the process
+            answer = {"refused": str(error)}
+        print(json.dumps(answer), file=out, flush=True)
