@@ -15,9 +15,10 @@ from pathlib import Path
 
 import mlxrt
 from mlxrt.bench import machine
-from mlxrt.bench.contest import Contest, Options
+from mlxrt.bench.contest import PROCESSOR, WALL, Contest, Options
 from mlxrt.bench.prompts import drawn
 from mlxrt.bench.result import OURS
+from mlxrt.bench.run import CLOCKS
 from mlxrt.bench.side import Side
 from mlxrt.bench.statistics import Patience, Ratio
 from mlxrt.bench.subject import Subject
@@ -56,7 +57,7 @@ def write_model(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG))
 
 
-def compare(folder: Path, slower: float, patience: Patience, tokens: int) -> tuple[Ratio, bool]:
+def compare(folder: Path, slower: float, patience: Patience, tokens: int, clock: str) -> tuple[Ratio, bool]:
     """One repetition, with fresh processes: the ratio to the other side, and whether the tokens agreed."""
     setting = {"model": str(folder), "config": {"ahead": 0, "kv_memory": "64M"}}
     env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -70,7 +71,7 @@ def compare(folder: Path, slower: float, patience: Patience, tokens: int) -> tup
         contest = Contest(
             Subject.find(str(folder)), {OURS: ours, OTHER: other}, options, roof, drawn(CONFIG["vocab_size"], "")
         )
-        contest.allowance = patience.seconds
+        contest.allowance, contest.clock = patience.seconds, clock
         [case] = cases("decode", options)
         figure = next(iter(case.run(contest)))
     assert figure.agreement is not None
@@ -85,16 +86,19 @@ def main() -> int:
     parser.add_argument("--width", type=float, default=6.0, help="percent at which a comparison is sure enough")
     parser.add_argument("--seconds", type=float, default=90.0, help="most time of one comparison")
     parser.add_argument("--tokens", type=int, default=16, help="decoded in a round")
+    parser.add_argument("--clock", choices=("wall", "processor"), help="default: as `mlxrt bench` chooses it")
     options = parser.parse_args()
     patience = Patience(options.width / 100, 0.99, least=16, most=1500, seconds=options.seconds, hurried=16)
-    print(f"before: {machine.look_around()}; mlxrt {mlxrt.__version__}")
+    before = machine.look_around()
+    clock = PROCESSOR if (options.clock or ("processor" if before.busy else "wall")) == "processor" else WALL
+    print(f"before: {before}; mlxrt {mlxrt.__version__}, clock: {CLOCKS[clock]}")
     equal = caught = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_model(folder)
         for i in range(options.repeats):
-            alike, same = compare(folder, 0.0, patience, options.tokens)
-            slow, same_slow = compare(folder, options.slower, patience, options.tokens)
+            alike, same = compare(folder, 0.0, patience, options.tokens, clock)
+            slow, same_slow = compare(folder, options.slower, patience, options.tokens, clock)
             held = alike.low <= 1 <= alike.high and alike.width <= WIDEST
             equal, caught = equal + held, caught + (slow.low > 1)
             told = f"width {alike.width:.1%}, {alike.rounds} rounds {'' if held else 'MISSED'}"

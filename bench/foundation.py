@@ -5,7 +5,6 @@ Exit 0: every judged figure holds. 1: not so. 2: a piece is missing.
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -13,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import mlxrt
-from mlxrt import blas
 from mlxrt.bench import novel
 from mlxrt.bench.export import export
+from mlxrt.bench.launch import same_blas
 from mlxrt.bench.machine import look_around
 
 from . import speed, startup
@@ -68,15 +67,9 @@ def start_measures(options: argparse.Namespace) -> Iterator[Callable[[], startup
         yield lambda: startup.measure_load_import(options.starts)
     if "shell" in options.part:
         folder = export("plain")
-        yield lambda: startup.measure_shell(folder, options.starts, None)
-        if library := preloaded():
-            yield lambda: startup.measure_shell(folder, options.starts, library)
-
-
-def preloaded() -> str | None:
-    """The library that mlxrt loaded under MLX, as LD_PRELOAD wants it; None where MLX brings its own."""
-    path = re.search(r"\((/.*)\)$", blas.running())
-    return path[1] if path and sys.platform.startswith("linux") else None
+        yield lambda: startup.measure_shell(folder, options.starts, same=False)
+        if same_blas():
+            yield lambda: startup.measure_shell(folder, options.starts, same=True)
 
 
 def main() -> int:

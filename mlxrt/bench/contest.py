@@ -11,9 +11,10 @@ from .side import Side, SideFailed
 from .statistics import Patience
 from .subject import MODULES, Subject
 from .tokens import TIE_8BIT, TIES
-from .turns import Measure, Reply, Rounds, Turns
+from .turns import Measure, Reply, Rounds, Turns, no_judge
 
 Questions = Callable[[str, int], list[dict[str, Any]]]  # player, round -> what is asked; the last answer counts
+WALL, PROCESSOR = "at", "used"  # which of a reply's clocks is read
 Roof = Mapping[str, Any]
 
 
@@ -43,6 +44,7 @@ class Contest:
     stop: Callable[[], bool] = lambda: False
     tell: Callable[[str, int, float], None] = lambda label, rounds, share: None
     problems: list[str] = field(default_factory=list)
+    clock: str = WALL
     allowance: float = 30.0  # seconds the case that runs may take
     language: bool = False  # whether prompts are words of a language
     texts: Callable[[list[int]], str] | None = None  # tokens as text, for servers that take nothing else
@@ -54,6 +56,11 @@ class Contest:
     @property
     def context(self) -> int:
         return self.ours.told["context"]
+
+    def spent(self, reply: Reply, first: int, last: int) -> float:
+        """Seconds between two of a reply's tokens, by the clock of this contest; -1 is the call."""
+        ticks = reply[self.clock]
+        return ticks[last] - (ticks[first] if first >= 0 else 0.0)
 
     def turns(self, label: str) -> Turns:
         patience = self.options.patience
@@ -67,13 +74,16 @@ class Contest:
         measures: list[Measure],
         *,
         players: dict[str, Side] | None = None,
-        warm: int = 1,
+        judged: bool = True,
     ) -> Rounds:
-        """The players (every side) in turns; `players` may name one side several times. One that fails drops out."""
+        """The players (every side) in turns; `players` may name one side several times. One that fails drops out.
+
+        `judged`: whether their answers must be ours.
+        """
         chosen = dict(players or self.sides)
         asked = {name: partial(self._ask, name, side, questions) for name, side in chosen.items()}
-        judge = partial(self._judge, questions)
-        return self.turns(label).play(asked, measures, warm=warm, judge=judge)
+        judge = partial(self._judge, questions) if judged else no_judge
+        return self.turns(label).play(asked, measures, judge=judge)
 
     def _ask(self, name: str, side: Side, questions: Questions, r: int) -> Reply | None:
         if side.gone:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import BadRequest, MlxrtError
 from . import machine, subject
-from .contest import Contest, Options
+from .contest import PROCESSOR, WALL, Contest, Options
 from .progress import Progress
 from .prompts import find_prompts
 from .result import OURS, Report
@@ -20,6 +20,8 @@ from .suites import SUITES, Case, cases
 
 LENGTHS = {"cpu": (64, 256, 768), "metal": (128, 2048, 8192), "cuda": (128, 2048, 8192)}
 DECODED = {"cpu": 16, "metal": 64, "cuda": 64}
+
+CLOCKS = {WALL: "wall", PROCESSOR: "processor"}
 
 Say = Callable[[str], None]
 
@@ -40,6 +42,7 @@ class Plan:
     threads: int | None = None
     text: Path | None = None
     requests: int = Options.requests
+    clock: str | None = None  # wall or processor
 
     def known(self) -> tuple[list[str], list[str]]:
         """The suites there are, and a line for each there is not."""
@@ -107,6 +110,8 @@ def with_sides(
         report.settings |= {"lengths": options.lengths, "decoded": options.decoded, "prompts": prompts.source}
         contest = Contest(under, sides, options, report.roof, prompts, stop, problems=report.problems)
         contest.language = prompts.language
+        contest.clock = choose_clock(plan, report, list(sides))
+        report.settings["clock"] = CLOCKS[contest.clock]
         if sides[OURS].told["tokenizer"]:
             contest.texts = lambda tokens: sides[OURS].ask(do="decode", tokens=tokens)
         todo = [case for suite in wanted for case in cases(suite, options)]
@@ -114,6 +119,15 @@ def with_sides(
     finally:
         for side in sides.values():
             side.abandon()
+
+
+def choose_clock(plan: Plan, report: Report, sides: list[str]) -> str:
+    """On a busy machine the wall clock mostly measures the others: one thread's processor time does not."""
+    usable = report.roof["device"] == "cpu" and all(name == OURS or name in subject.MODULES for name in sides)
+    if plan.clock == "processor" and not usable:
+        raise BadRequest("--clock processor is for CPUs and engines that run here; leave it out")
+    alone = usable and report.settings["threads"] == 1 and report.machine["before"]["busy"]
+    return PROCESSOR if plan.clock == "processor" or (plan.clock is None and alone) else WALL
 
 
 def start_sides(plan: Plan, under: Subject, options: Options, sides: dict[str, Side], report: Report, say: Say) -> None:

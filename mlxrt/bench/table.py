@@ -32,6 +32,8 @@ def heading(report: Report) -> Iterator[str]:
             f"{k.split('_')[1]} {v / 1e9:,.0f} GFLOP/s" for k, v in roof.items() if k.startswith("matmul")
         )
         yield f"roof: copy {roof['copy_bytes_per_s'] / 1e9:,.1f} GB/s, matmul {rates}"
+    if report.settings.get("clock") == "processor":
+        yield "clock: processor time of one thread, since the machine is busy; waits for first tokens are by the wall"
     for name, told in report.sides.items():
         if "absent" in told:
             yield f"{name} is absent: {told['absent']}"

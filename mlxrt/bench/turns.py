@@ -40,6 +40,13 @@ class Rounds:
         return found
 
 
+Judge = Callable[[Rounds, int, dict[str, Reply]], None]  # sees every round's answers
+
+
+def no_judge(rounds: Rounds, r: int, replies: dict[str, Reply]) -> None:
+    """For answers that may differ, or that are none."""
+
+
 @dataclass(frozen=True)
 class Turns:
     """How a round of turns is run: when it ends, and who is told."""
@@ -54,7 +61,7 @@ class Turns:
         measures: list[Measure],
         *,
         warm: int = 1,
-        judge: Callable[[Rounds, int, dict[str, Reply]], None] = lambda rounds, r, replies: None,
+        judge: Judge = no_judge,
     ) -> Rounds:
         """`warm` rounds that do not count, then as many as are needed."""
         rounds, patience, began = Rounds(), self.patience, time.perf_counter()

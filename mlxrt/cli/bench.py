@@ -19,7 +19,7 @@ WRONG = 1  # an engine gave another answer
 
 
 def add_flags(parser: Parser) -> None:
-    parser.add_argument("words", nargs="+", metavar="SUITE", help="suites, or: compare A.json B.json")
+    parser.add_argument("words", nargs="+", metavar="SUITE", help="suites, or: compare A B, history FOLDER")
     parser.add_argument("-m", "--model", metavar="MODEL", help="what `generate -m` takes (default: smollm2)")
     parser.add_argument("--peer", action="append", metavar="P", help="mlx-lm, llama.cpp, a URL, none; may repeat")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, for scripts and `compare`")
@@ -33,12 +33,15 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument("--level", type=real, default=95.0, metavar="PERCENT", help="of the intervals (default: 95)")
     parser.add_argument("--threads", type=whole, metavar="N", help="of every engine on a CPU (default: free cores)")
     parser.add_argument("--requests", type=whole, default=6, metavar="N", help="requests of a batch (default: 6)")
+    parser.add_argument(
+        "--clock", choices=("wall", "processor"), help="what is read (default: wall; processor on a busy CPU)"
+    )
     parser.add_argument("--text", type=Path, metavar="FILE", help="what prompts are made of (default: Moby-Dick)")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.words[0] == "compare":
-        return compare(args)
+    if args.words[0] in ("compare", "history"):
+        return compare(args) if args.words[0] == "compare" else show_history(args)
     plan = plan_of(args)
     from ..bench.result import Report
     from ..bench.run import run as measure
@@ -84,6 +87,7 @@ def plan_of(args: argparse.Namespace) -> "Plan":
         args.threads,
         args.text,
         args.requests,
+        args.clock,
     )
 
 
@@ -92,8 +96,32 @@ def write(args: argparse.Namespace, report: "Report") -> None:
 
     if args.json:
         report.save(args.json)
+    if args.html:
+        from ..bench.page import page
+
+        args.html.write_text(page(report), encoding="utf-8")
+    if args.save and report.figures:
+        from ..bench.history import keep
+
+        note(f"kept in {keep(report, args.save)}")
     print("\n".join(lines(report)))
 
 
 def compare(args: argparse.Namespace) -> int:
-    raise BadRequest("not yet")
+    from ..bench.compare import compare_reports, lines
+    from ..bench.result import Report
+
+    if len(args.words) != 3:
+        raise BadRequest(f"compare takes two reports, {len(args.words) - 1} given: mlxrt bench compare A.json B.json")
+    before, after = (Report.load(Path(word)) for word in args.words[1:])
+    print("\n".join(lines(before, after, compare_reports(before, after, args.level / 100))))
+    return 0
+
+
+def show_history(args: argparse.Namespace) -> int:
+    from ..bench.history import lines
+
+    if len(args.words) != 2:
+        raise BadRequest("history takes one folder: mlxrt bench history bench/results")
+    print("\n".join(lines(Path(args.words[1]))))
+    return 0

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from mlxrt.bench.sides.serving import serve
+from mlxrt.bench.sides.serving import Clock, serve
 from mlxrt.errors import MlxrtError
 
 
@@ -39,19 +39,18 @@ class LlamaCpp:
         return getattr(self, question.pop("do"))(**question)
 
     def generate(self, prompt: list[int], max_tokens: int, fresh: bool = True, ends: bool = False) -> dict[str, Any]:
-        start = time.perf_counter()
-        tokens, at, usage = self.complete(prompt, max_tokens, not fresh, start, ends)
+        clock = Clock()
+        tokens, usage = self.complete(prompt, max_tokens, not fresh, clock, ends)
         cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
-        return {"tokens": tokens, "at": at, "cached": cached}
+        return {"tokens": tokens, "cached": cached} | clock.to_dict()
 
     def complete(
-        self, prompt: list[int], max_tokens: int, reuse: bool, start: float, ends: bool = False
-    ) -> tuple[list[int], list[float], dict[str, Any]]:
+        self, prompt: list[int], max_tokens: int, reuse: bool, clock: Clock, ends: bool = False
+    ) -> tuple[list[int], dict[str, Any]]:
         """`ends`: whether an end token ends the answer (and is its last token)."""
         # Log probabilities are asked for because they carry the ids of the tokens chosen.
         wish = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "cache_prompt": reuse, "logprobs": 1}
         tokens: list[int] = []
-        at: list[float] = []
         last: dict[str, Any] = {}
 
         def hear(chunk: dict[str, Any]) -> None:
@@ -59,7 +58,7 @@ class LlamaCpp:
             for choice in chunk.get("choices", ()):
                 for token in (choice.get("logprobs") or {}).get("content") or ():
                     tokens.append(token["id"])
-                    at.append(time.perf_counter() - start)
+                    clock.mark()
 
         self.server.handle_completions(wish | {"stream": True, "ignore_eos": not ends}, hear)
         if "error" in last:
@@ -67,18 +66,18 @@ class LlamaCpp:
         usage = last.get("usage", {})
         if usage.get("prompt_tokens") != len(prompt):
             raise MlxrtError(f"saw {usage.get('prompt_tokens')} prompt tokens, {len(prompt)} were given")
-        return tokens, at, usage
+        return tokens, usage
 
     def batch(self, requests: list[dict[str, Any]]) -> dict[str, Any]:
         rows: list[dict[str, Any]] = [{} for _ in requests]
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
 
         def client(row: int) -> None:
             asked = requests[row]
             time.sleep(max(0.0, start + asked["after"] - time.perf_counter()))
-            began = start + asked["after"]
-            tokens, at, _ = self.complete(asked["prompt"], asked["max_tokens"], False, began)
-            rows[row] = {"tokens": tokens, "at": at}
+            clock = Clock(start + asked["after"])
+            tokens, _ = self.complete(asked["prompt"], asked["max_tokens"], False, clock)
+            rows[row] = {"tokens": tokens, "at": clock.at}
 
         clients = [threading.Thread(target=client, args=(row,)) for row in range(len(requests))]
         for thread in clients:
@@ -87,7 +86,8 @@ class LlamaCpp:
             thread.join()
         if not all(rows):
             raise MlxrtError("one of the requests of a batch gave no answer")
-        return {"rows": rows, "seconds": time.perf_counter() - start}
+        took = {"seconds": time.perf_counter() - start, "seconds_used": time.process_time() - used}
+        return {"rows": rows, **took}
 
 
 if __name__ == "__main__":

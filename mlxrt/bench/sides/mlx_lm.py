@@ -5,13 +5,14 @@ Questions as in `ours.py`: generate {prompt, max_tokens, fresh, config: {kv_bits
 Importing mlxrt puts its BLAS under MLX here too; MLXRT_BLAS=off leaves mlx-lm as it is shipped.
 """
 
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import mlxrt
 from mlxrt import blas
-from mlxrt.bench.sides.serving import serve
+from mlxrt.bench.sides.serving import Clock, serve
 
 
 class MlxLm:
@@ -68,18 +69,36 @@ class MlxLm:
 
         bits = (config or {}).get("kv_bits")
         mx.reset_peak_memory()
-        tokens, at = [], []
-        start = time.perf_counter()
+        tokens, clock = [], Clock()
         cache, cached = self.cache(prompt, bits, fresh)
         quantised = {"kv_bits": bits, "quantized_kv_start": 0} if bits else {}
         rest = mx.array(prompt[cached:])
         for token, _ in generate_step(rest, self.model, max_tokens=max_tokens, prompt_cache=cache, **quantised):
-            at.append(time.perf_counter() - start)
+            clock.mark()
             tokens.append(int(token))
         mx.synchronize()  # it computes one token more than it was asked for
         self.caches[bits] = (cache, [*prompt, *tokens])
         kv = sum(c.nbytes for c in cache)
-        return {"tokens": tokens, "at": at, "cached": cached, "peak": mx.get_peak_memory(), "kv": kv}
+        return {"tokens": tokens, "cached": cached, "peak": mx.get_peak_memory(), "kv": kv} | clock.to_dict()
+
+    def restart(self, history: list[int], prompt: list[int], max_tokens: int) -> dict[str, Any]:
+        """The prompt cache of the history saved, forgotten, loaded from its file and gone on with."""
+        import mlx.core as mx
+        from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache, trim_prompt_cache
+
+        self.generate(history, max_tokens)
+        cache, held = self.caches.pop(None)
+        trim_prompt_cache(cache, len(held) - len(history))
+        with tempfile.TemporaryDirectory() as folder:
+            file = str(Path(folder) / "cache.safetensors")
+            save_prompt_cache(file, cache)
+            del cache
+            mx.clear_cache()
+            start, used = time.perf_counter(), time.process_time()
+            self.caches[None] = (load_prompt_cache(file), list(history))
+            opened, cost = time.perf_counter() - start, time.process_time() - used
+            reply = self.generate(prompt, max_tokens, fresh=False)
+        return reply | {"at": [opened + at for at in reply["at"]], "used": [cost + at for at in reply["used"]]}
 
     def batch(self, requests: list[dict[str, Any]]) -> dict[str, Any]:
         import mlx.core as mx
@@ -90,7 +109,7 @@ class MlxLm:
         rows: list[dict[str, list]] = [{"tokens": [], "at": []} for _ in requests]
         waiting = sorted(range(len(requests)), key=lambda i: requests[i]["after"])
         running: dict[int, int] = {}
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         while waiting or running:
             now = time.perf_counter() - start
             while waiting and requests[waiting[0]]["after"] <= now:
@@ -108,10 +127,10 @@ class MlxLm:
                 rows[row]["at"].append(now - requests[row]["after"])
                 if event.finish_reason:
                     del running[event.uid]
-        seconds = time.perf_counter() - start
+        took = {"seconds": time.perf_counter() - start, "seconds_used": time.process_time() - used}
         made.close()
         mx.synchronize()
-        return {"rows": rows, "seconds": seconds, "peak": mx.get_peak_memory()}
+        return {"rows": rows, **took, "peak": mx.get_peak_memory()}
 
 
 def shaped(name: str, dtype: str | None) -> Any:

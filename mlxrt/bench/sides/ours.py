@@ -1,26 +1,29 @@
 """mlxrt with its default settings, or those a question asks for; all of them over one set of weights.
 
 Setting: {model, config}. Questions by `do`:
-generate {prompt, max_tokens, fresh, config} -> {tokens, at: seconds from the call to each token, cached, peak, kv};
+generate {prompt, max_tokens, fresh, config} -> {tokens, at and used: seconds from the call to each token by the wall
+clock and of the processor, cached, peak, kv};
 batch {requests: [{prompt, max_tokens, after}], config} -> {rows: [{tokens, at}], began};
 gap {prompt, pair} -> how far the second token's logit lies below the first's after the prompt;
 encode {text}, decode {tokens}, losses {windows, first, config}, logits error {prompt, config}: see the methods.
 """
 
+import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import mlxrt
 from mlxrt import Event, Request, SamplingParams, blas
-from mlxrt.bench.sides.serving import serve
+from mlxrt.bench.sides.serving import Clock, serve
 
 
 class Ours:
     def __init__(self, setting: dict[str, Any]):
         import mlx.core as mx
 
-        self.lines: list[str] = []
+        self.setting, self.lines = setting, list[str]()
         began = time.perf_counter()
         config = mlxrt.EngineConfig(**setting.get("config", {}))
         mx.reset_peak_memory()
@@ -57,10 +60,28 @@ class Ours:
         """One per configuration, all over the same model."""
         key = repr(dict(sorted(config.items())))
         if key not in self.engines:
-            first = self.first
-            made = mlxrt.EngineConfig(**config)
-            self.engines[key] = mlxrt.Engine(first.model, made, first._tokenizer, first.source, self.lines.append)
+            first, rest = self.first, dict(config)
+            bits = rest.pop("weight_bits", None)
+            model = first.model if bits is None else self.rounded(bits)
+            made = mlxrt.EngineConfig(**rest)
+            self.engines[key] = mlxrt.Engine(model, made, first._tokenizer, first.source, self.lines.append)
         return self.engines[key]
+
+    def rounded(self, bits: int) -> Any:
+        """The model with every matrix rounded to so many bits in groups of 64 and back."""
+        import mlx.core as mx
+
+        from mlxrt.loader import filled, open_checkpoint
+        from mlxrt.weights.randomise import packs
+        from mlxrt.weights.source import locate
+
+        model = filled(open_checkpoint(locate(self.setting["model"])), self.first.config, self.lines.append)
+        for module in model.modules():
+            if "weight" in module and "scales" not in module and packs(module, 64):
+                weight = module.weight
+                module.weight = mx.dequantize(*mx.quantize(weight, 64, bits), 64, bits).astype(weight.dtype)
+                mx.eval(module.weight)
+        return model
 
     def events(self, engine: mlxrt.Engine, request: Request) -> Iterator[Event]:
         with engine.stream(request) as stream:
@@ -75,18 +96,17 @@ class Ours:
         if fresh and engine.store is not None:
             engine.store.clear()
         mx.reset_peak_memory()
-        tokens, at, cached = [], [], 0
-        request = ask(prompt, max_tokens)
-        start = time.perf_counter()
-        for event in self.events(engine, request):
-            at.append(time.perf_counter() - start)
+        tokens, clock, cached = [], Clock(), 0
+        for event in self.events(engine, ask(prompt, max_tokens)):
+            clock.mark()
             tokens.append(event.token)
             if event.timings:
                 cached = event.timings.cached_tokens
         mx.synchronize()
         if fresh and cached:
             raise mlxrt.MlxrtError(f"{cached} prompt tokens came from a cache that was empty: nothing was measured")
-        return {"tokens": tokens, "at": at, "cached": cached, "peak": mx.get_peak_memory(), "kv": held(engine)}
+        told = {"tokens": tokens, "cached": cached, "peak": mx.get_peak_memory(), "kv": held(engine)}
+        return told | clock.to_dict()
 
     def batch(self, requests: list[dict[str, Any]], config: dict[str, Any] | None = None) -> dict[str, Any]:
         """Requests as they arrive, `after` so many seconds; times are from each one's own arrival."""
@@ -99,7 +119,7 @@ class Ours:
         rows: list[dict[str, list]] = [{"tokens": [], "at": []} for _ in requests]
         waiting = sorted(range(len(requests)), key=lambda i: requests[i]["after"])
         running: dict[int, int] = {}  # the engine's number -> row
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         while waiting or running:
             now = time.perf_counter() - start
             while waiting and requests[waiting[0]]["after"] <= now:
@@ -115,7 +135,25 @@ class Ours:
                     if event.finish_reason:
                         del running[id]
         mx.synchronize()
-        return {"rows": rows, "seconds": time.perf_counter() - start, "peak": mx.get_peak_memory()}
+        took = {"seconds": time.perf_counter() - start, "seconds_used": time.process_time() - used}
+        return {"rows": rows, **took, "peak": mx.get_peak_memory()}
+
+    def restart(self, history: list[int], prompt: list[int], max_tokens: int) -> dict[str, Any]:
+        """A prompt whose beginning another engine has left on disk. Opening the folder and reading it count."""
+        first = self.first
+        tokens, cached = [], 0
+        with tempfile.TemporaryDirectory() as folder:
+            config = mlxrt.EngineConfig(disk_cache=folder)
+            made = partial(mlxrt.Engine, first.model, config, first._tokenizer, first.source, self.lines.append)
+            with made() as before:
+                before.generate(ask(history, max_tokens))
+            clock = Clock()
+            with made() as engine:
+                for event in self.events(engine, ask(prompt, max_tokens)):
+                    clock.mark()
+                    tokens.append(event.token)
+                    cached = event.timings.cached_tokens if event.timings else cached
+        return {"tokens": tokens, "cached": cached} | clock.to_dict()
 
     def gap(self, prompt: list[int], pair: list[int]) -> float:
         logits = self.first.score(prompt)[-1]

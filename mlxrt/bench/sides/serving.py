@@ -3,10 +3,27 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from mlxrt.errors import MlxrtError
+
+
+class Clock:
+    """Two clocks from the call to each token: the wall's, and the processor time of this process, all threads."""
+
+    def __init__(self, start: float | None = None):
+        self.at: list[float] = []
+        self.used: list[float] = []
+        self._start, self._cost = time.perf_counter() if start is None else start, time.process_time()
+
+    def mark(self) -> None:
+        self.at.append(time.perf_counter() - self._start)
+        self.used.append(time.process_time() - self._cost)
+
+    def to_dict(self) -> dict[str, list[float]]:
+        return {"at": self.at, "used": self.used}
 
 
 class Player(Protocol):

@@ -6,10 +6,10 @@ round is not timed: it belongs to the prompt.
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from ..contest import Contest, Options
 from ..result import OURS, Figure, figure
+from ..turns import Reply
 from . import Case
 
 
@@ -17,12 +17,12 @@ def cases(options: Options) -> list[Case]:
     return [Case("decode", f"after {n}", partial(run, n=n)) for n in options.lengths]
 
 
-def rate(reply: dict[str, Any]) -> float:
-    at = reply["at"]
-    return (len(at) - 1) / (at[-1] - at[0])
+def rate(contest: Contest, reply: Reply) -> float:
+    last = len(reply["at"]) - 1
+    return last / contest.spent(reply, 0, last)
 
 
-def gaps(replies: list[dict[str, Any]]) -> list[float]:
+def gaps(replies: list[Reply]) -> list[float]:
     """Milliseconds between tokens, of all rounds."""
     return [1e3 * (b - a) for reply in replies for a, b in zip(reply["at"], reply["at"][1:])]
 
@@ -31,7 +31,8 @@ def run(contest: Contest, n: int) -> Iterator[Figure]:
     n = min(n, contest.context - contest.options.decoded - 1)
     prompt = contest.prompts(n, 0)
     asked = {"do": "generate", "prompt": prompt, "max_tokens": contest.options.decoded + 1, "fresh": False}
-    rounds = contest.alternate(f"decode after {n}", lambda name, r: [asked], [rate])
+    speed = partial(rate, contest)
+    rounds = contest.alternate(f"decode after {n}", lambda name, r: [asked], [speed])
     work, middle = contest.subject.work, n + contest.options.decoded / 2
     needed = work.bytes_at(int(middle))
     yield figure(
@@ -39,7 +40,7 @@ def run(contest: Contest, n: int) -> Iterator[Figure]:
         f"after {n}",
         "decode",
         "tok/s",
-        rounds.values(rate),
+        rounds.values(speed),
         roof=contest.roof["copy_bytes_per_s"] / needed,
         at={"context": n, "flops": work.flops_at(middle), "intensity": work.flops_at(middle) / needed},
         latencies={name: gaps(replies) for name, replies in rounds.replies.items()},

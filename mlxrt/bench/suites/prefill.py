@@ -6,6 +6,7 @@ from typing import Any
 
 from ..contest import Contest, Options
 from ..result import Figure, figure
+from ..turns import Reply
 from . import Case
 
 
@@ -22,8 +23,8 @@ def run(contest: Contest, n: int) -> Iterator[Figure]:
         size = n if r >= 0 or contest.ours.told["device"] != "cpu" else min(n, 16)
         return [{"do": "generate", "prompt": contest.prompts(size, r + 2), "max_tokens": 1, "fresh": True}]
 
-    def rate(reply: dict[str, Any]) -> float:
-        return n / reply["at"][0]
+    def rate(reply: Reply) -> float:
+        return n / contest.spent(reply, -1, 0)
 
     rounds = contest.alternate(f"prefill {n}", questions, [rate])
     flops = contest.subject.work.flops_at(n / 2)
