@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import MlxrtError
 from .result import OURS
-from .side import Side, SideFailed
+from .side import Refused, Side, SideFailed
 from .statistics import Patience
 from .subject import MODULES, Subject
 from .tokens import TIE_8BIT, TIES
@@ -44,6 +44,7 @@ class Contest:
     stop: Callable[[], bool] = lambda: False
     tell: Callable[[str, int, float], None] = lambda label, rounds, share: None
     problems: list[str] = field(default_factory=list)
+    refused: set[str] = field(default_factory=set)  # players of the case that runs
     clock: str = WALL
     allowance: float = 30.0  # seconds the case that runs may take
     language: bool = False  # whether prompts are words of a language
@@ -80,19 +81,27 @@ class Contest:
 
         `judged`: whether their answers must be ours.
         """
+        self.refused.clear()
         chosen = dict(players or self.sides)
         asked = {name: partial(self._ask, name, side, questions) for name, side in chosen.items()}
         judge = partial(self._judge, questions) if judged else no_judge
         return self.turns(label).play(asked, measures, judge=judge)
 
     def _ask(self, name: str, side: Side, questions: Questions, r: int) -> Reply | None:
-        if side.gone:
+        if side.gone or name in self.refused:
             return None
         replies: list[Reply] = []
         try:
             for asked in questions(name, r):
                 replies.append(side.ask(**self._worded(side, asked)))
                 complete(name, asked, replies[-1])
+        except Refused as error:
+            if name == OURS:
+                raise
+            if name not in self.refused:
+                self.refused.add(name)
+                self.problems.append(f"{name} does not take part: {error}")
+            return None
         except (SideFailed, BadAnswer) as error:
             if side is self.ours:
                 raise

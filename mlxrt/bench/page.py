@@ -5,7 +5,7 @@ from html import escape
 
 from .plots import drawings
 from .result import OURS, Figure, Report
-from .table import amount, heading, told, verdicts
+from .table import against, amount, heading, is_tall, told, verdicts
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1b1f24; --soft: #6a737d; --line: #e1e4e8; --card: #f8f9fa }
@@ -50,11 +50,11 @@ def parts(report: Report) -> Iterator[str]:
     yield from (f'<p class="alarm">{escape(line)}</p>' for line in alarms)
     for suite in dict.fromkeys(f.suite for f in report.figures):
         yield f"<h2>{escape(suite)}</h2>"
-        yield table([f for f in report.figures if f.suite == suite])
-    found = list(drawings(report))
-    if found:
+        found = [f for f in report.figures if f.suite == suite]
+        yield tall(found) if is_tall(found) else table(found)
+    if drawn := list(drawings(report)):
         yield '<h2>Plots</h2><div class="plots">'
-        for d in found:
+        for d in drawn:
             remark = f'<p class="soft">{escape(d.remark)}</p>' if d.remark else ""
             yield f'<div class="plot"><h3>{escape(d.title)}</h3>{d.svg}{remark}</div>'
         yield "</div>"
@@ -71,6 +71,22 @@ def table(figures: list[Figure]) -> str:
     rows = "".join(row(f, names, peers, roofed) for f in figures)
     last = "<th>of roof</th>" if roofed else ""
     return f'<div class="wide"><table><tr>{head}{last}</tr>{rows}</table></div>'
+
+
+def tall(figures: list[Figure]) -> str:
+    """Many kinds of one engine: a row each, a column a figure, and how it compares with mlxrt's first kind."""
+    names = list(dict.fromkeys(name for f in figures for name in f.sides))
+    heads = "".join(f"<th>{escape(f'{f.case}, {f.what} {f.unit}')}</th>" for f in figures)
+    rows = []
+    for name in names:
+        cells = []
+        for f in figures:
+            value = amount(f.sides[name].median) if name in f.sides else ""
+            r = f.ratios.get(name)
+            beside = f' <span class="{CLASSES[r.verdict]}">{escape(against(r))}</span>' if r else ""
+            cells.append(f"<td>{value}{beside}</td>")
+        rows.append(f"<tr><td>{escape(name)}</td>{''.join(cells)}</tr>")
+    return f'<div class="wide"><table><tr><th></th>{heads}</tr>{"".join(rows)}</table></div>'
 
 
 def row(f: Figure, names: list[str], peers: list[str], roofed: bool) -> str:

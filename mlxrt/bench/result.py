@@ -96,6 +96,8 @@ def figure(
         if peer == OURS or OURS not in values:
             continue
         n = min(len(values[OURS]), len(theirs))
+        if n < 2:
+            continue  # one value has no interval
         a, b = (values[OURS][:n], theirs[:n]) if higher else (theirs[:n], values[OURS][:n])
         ratios[peer] = paired_ratio(a, b, level)
     told = {name: percentiles(found) for name, found in (latencies or {}).items() if found}

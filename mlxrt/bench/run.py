@@ -51,7 +51,7 @@ class Plan:
         return list(dict.fromkeys(s for s in self.suites if s in SUITES)), told
 
     def options(self, kind: str) -> Options:
-        patience = Patience(self.width, self.level, self.rounds, hurried=min(3, self.rounds))
+        patience = Patience(self.width, self.level, self.rounds, hurried=min(2, self.rounds))
         lengths = self.lengths or LENGTHS[kind]
         return Options(lengths, self.decoded or DECODED[kind], patience, self.requests)
 

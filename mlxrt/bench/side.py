@@ -21,6 +21,10 @@ class SideFailed(MlxrtError):
     exit_code = 2
 
 
+class Refused(SideFailed):
+    """It understood the question and cannot serve it; it is still there."""
+
+
 class Side:
     """One running engine. What it writes to stderr is kept, for the line that says why it died."""
 
@@ -54,7 +58,7 @@ class Side:
             self._fail()
         reply = json.loads(line)
         if isinstance(reply, dict) and "refused" in reply:
-            raise SideFailed(f"{self.name}: {reply['refused']}")
+            raise Refused(f"{self.name}: {reply['refused']}")
         return reply
 
     def _fail(self) -> NoReturn:

@@ -136,7 +136,7 @@ class Patience:
     least: int = 6
     most: int = 400
     seconds: float = 30.0  # beyond them `hurried` rounds are enough
-    hurried: int = 3
+    hurried: int = 2
 
     def enough(self, ratios: Sequence[Ratio], rounds: int, spent: float) -> bool:
         if rounds >= self.most or (spent >= self.seconds and rounds >= self.hurried):

@@ -8,16 +8,40 @@ from .statistics import Ratio
 
 def lines(report: Report) -> Iterator[str]:
     yield from heading(report)
-    peers = [name for name, told in report.sides.items() if name != OURS and "absent" not in told]
-    names = [OURS, *peers]
     for suite in dict.fromkeys(f.suite for f in report.figures):
         found = [f for f in report.figures if f.suite == suite]
         yield ""
-        yield (f"{suite:<34}" + "".join(f"{short(name):>12}" for name in names) + "   ratios (> 1: mlxrt better)")
-        for f in found:
-            yield row(f, names)
+        yield from tall(suite, found) if is_tall(found) else wide(suite, found)
     yield ""
     yield from verdicts(report)
+
+
+def is_tall(figures: list[Figure]) -> bool:
+    """Many kinds, few figures: a row a kind reads better than a column a kind."""
+    return len({name for f in figures for name in f.sides}) > 4
+
+
+def wide(suite: str, figures: list[Figure]) -> Iterator[str]:
+    names = list(dict.fromkeys(name for f in figures for name in f.sides))
+    columns = "".join(f"{short(name):>14}" for name in names)
+    ratios = "   ratios (> 1: mlxrt is better)" if any(f.ratios for f in figures) else ""
+    yield f"{suite:<46}{columns}{ratios}"
+    yield from (row(f, names) for f in figures)
+
+
+def tall(suite: str, figures: list[Figure]) -> Iterator[str]:
+    yield f"{suite:<18}" + "".join(f"{f'{f.what}, {f.unit}'.rstrip(', '):>34}" for f in figures)
+    for name in dict.fromkeys(name for f in figures for name in f.sides):
+        cells = []
+        for f in figures:
+            value = amount(f.sides[name].median) if name in f.sides else "-"
+            cells.append(f"{value} {against(f.ratios[name])}" if name in f.ratios else value)
+        yield f"  {name:<16}" + "".join(f"{cell:>34}" for cell in cells)
+
+
+def against(r: Ratio) -> str:
+    """The other way round, for kinds: their part of what mlxrt's own figure is."""
+    return f"({1 / r.value:.3f} [{1 / r.high:.3f}, {1 / r.low:.3f}])"
 
 
 def heading(report: Report) -> Iterator[str]:
@@ -42,11 +66,12 @@ def heading(report: Report) -> Iterator[str]:
 
 
 def row(f: Figure, names: list[str]) -> str:
-    cells = "".join(f"{amount(f.sides[n].median) if n in f.sides else '-':>12}" for n in names)
+    cells = "".join(f"{amount(f.sides[n].median) if n in f.sides else '-':>14}" for n in names)
     share = f.share(OURS)
     roof = f"  {share:.1%} of roof" if share is not None else ""
     ratios = "  ".join(f"{short(peer)} {told(r)}" for peer, r in f.ratios.items())
-    return f"  {f'{f.case}, {f.what}, {f.unit}':<32}{cells}   {ratios}{roof}"
+    unit = f", {f.unit}" if f.unit else ""
+    return f"  {f'{f.case}, {f.what}{unit}':<44}{cells}   {ratios}{roof}".rstrip()
 
 
 def told(r: Ratio) -> str:
@@ -83,4 +108,4 @@ def amount(value: float) -> str:
 
 
 def short(name: str) -> str:
-    return name.removeprefix("http://").removeprefix("https://")[:11]
+    return name.removeprefix("http://").removeprefix("https://")[:13]

@@ -45,7 +45,10 @@ class MlxLm:
         }
 
     def reply(self, question: dict[str, Any]) -> Any:
-        return getattr(self, question.pop("do"))(**question)
+        try:
+            return getattr(self, question.pop("do"))(**question)
+        except ValueError as error:  # how mlx-lm says that an option does not suit a model
+            raise mlxrt.BadRequest(str(error)) from None
 
     def cache(self, prompt: list[int], bits: int | None, fresh: bool) -> tuple[list, int]:
         """A prompt cache and how much of the prompt it holds: never all, one token has to be run."""

@@ -7,7 +7,6 @@ from typing import Any
 from ..contest import Contest, Options
 from ..result import OURS, Figure, figure
 from ..side import Side
-from ..turns import Reply
 from . import Case, decode
 
 KINDS = ("q8", "q4", "k8v4")
@@ -42,17 +41,17 @@ def run(contest: Contest, n: int) -> Iterator[Figure]:
         "kv", lambda name, r: [asked | {"config": configs[name]}], [speed], players=players, judged=False
     )
     yield figure("kv", f"after {n}", "decode", "tok/s", rounds.values(speed), at={"context": n})
-    kept = {name: [sizes(reply, n + contest.options.decoded)] for name, (reply, *_) in rounds.replies.items()}
+    kept = {}
+    for name in rounds.replies:
+        reply = players[name].ask(**asked | {"config": configs[name], "fresh": True, "max_tokens": 2})
+        kept[name] = [reply["kv"] / (n + 1)]
     yield figure("kv", f"after {n}", "memory", "bytes/token", kept, higher=False)
     yield from errors(contest, prompt, n)
 
 
-def sizes(reply: Reply, tokens: int) -> float:
-    return reply["kv"] / tokens
-
-
 def errors(contest: Contest, prompt: list[int], n: int) -> Iterator[Figure]:
-    found = {kind: contest.ours.ask(do="logit_error", prompt=prompt, config={"kv": kind}) for kind in KINDS}
+    served = [kind for kind in KINDS if f"mlxrt {kind}" not in contest.refused]
+    found = {kind: contest.ours.ask(do="logit_error", prompt=prompt, config={"kv": kind}) for kind in served}
     for key, what, unit in (
         ("kl", "divergence from full", "nats"),
         ("same_best", "same likeliest token", "share"),
