@@ -85,10 +85,10 @@ def main() -> int:
     parser.add_argument("--slower", type=float, default=0.1, help="the part the seeded engine is slower by")
     parser.add_argument("--width", type=float, default=6.0, help="percent at which a comparison is sure enough")
     parser.add_argument("--seconds", type=float, default=90.0, help="most time of one comparison")
-    parser.add_argument("--tokens", type=int, default=16, help="decoded in a round")
+    parser.add_argument("--tokens", type=int, default=8, help="decoded in a round")
     parser.add_argument("--clock", choices=("wall", "processor"), help="default: as `mlxrt bench` chooses it")
     options = parser.parse_args()
-    patience = Patience(options.width / 100, 0.99, least=16, most=1500, seconds=options.seconds, hurried=16)
+    patience = Patience(options.width / 100, 0.99, least=24, most=1500, seconds=options.seconds, hurried=24)
     before = machine.look_around()
     clock = PROCESSOR if (options.clock or ("processor" if before.busy else "wall")) == "processor" else WALL
     print(f"before: {before}; mlxrt {mlxrt.__version__}, clock: {CLOCKS[clock]}")

@@ -83,7 +83,7 @@ def tall(figures: list[Figure]) -> str:
         for f in figures:
             value = amount(f.sides[name].median) if name in f.sides else ""
             r = f.ratios.get(name)
-            beside = f' <span class="{CLASSES[r.verdict]}">{escape(against(r))}</span>' if r else ""
+            beside = f' <span class="{CLASSES[r.verdict]}">{escape(against(f, name))}</span>' if r else ""
             cells.append(f"<td>{value}{beside}</td>")
         rows.append(f"<tr><td>{escape(name)}</td>{''.join(cells)}</tr>")
     return f'<div class="wide"><table><tr><th></th>{heads}</tr>{"".join(rows)}</table></div>'

@@ -62,9 +62,13 @@ def against_length(figures: list[Figure], title: str, chosen: dict[str, str]) ->
 
 def ratios(figures: list[Figure], chosen: dict[str, str]) -> Drawing:
     """Every comparison as a line from the low to the high end of its interval."""
-    rows = [(f"{f.case}, {f.what}", f.suite, peer, r) for f in figures for peer, r in f.ratios.items() if r.rounds > 1]
-    if not rows:
-        rows = [(f"{f.case}, {f.what}", f.suite, peer, r) for f in figures for peer, r in f.ratios.items()]
+    kinds = f"{OURS} "  # other kinds of mlxrt are no peers
+    rows = [
+        (f"{f.case}, {f.what}", f.suite, peer, r)
+        for f in figures
+        for peer, r in f.ratios.items()
+        if not peer.startswith(kinds)
+    ]
     width, height, left, step = 940, 40 + 20 * len(rows), 360, 20
     axis = Axis.around([0.8, 1.25, *(v for *_, r in rows for v in (r.low, r.high))], log=True)
     place = lambda value: left + axis.part(value) * (width - left - 20)  # noqa: E731

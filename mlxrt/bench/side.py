@@ -40,11 +40,12 @@ class Side:
             env=environment(env or {}),
             start_new_session=True,  # Ctrl-C is for whoever asks; a side ends when its questions end
         )
+        self.told: dict[str, Any] = {}
         try:
-            self.told: dict[str, Any] = self.ask(**setting)
-        except BaseException:
-            self.abandon()
-            raise
+            self.told = self.ask(**setting)
+        finally:
+            if not self.told:
+                self.abandon()
 
     def ask(self, **question: Any) -> Any:
         assert self._process.stdin and self._process.stdout

@@ -15,7 +15,11 @@ from typing import Any
 
 import numpy as np
 
+# Two processes of the same engine differ for as long as they live (where their memory lies, which core they prefer):
+# standard deviation of the log of their ratio, measured (docs/decisions/benchmark-intervals.md).
+PROCESSES = 0.008
 SURE = 0.9
+ALIKE = 12  # rounds from which on their likeness can be told
 EXACT = 40  # rounds up to which the distribution of ranks is counted out; beyond, a normal one is as good
 
 
@@ -57,8 +61,30 @@ def paired_ratio(a: Sequence[float], b: Sequence[float], level: float = 0.95) ->
     rows, columns = np.triu_indices(n)
     averages = np.sort((logs[rows] + logs[columns]) / 2)
     cut, reached = signed_rank_cut(n, level)
-    middle = float(np.median(averages))
-    return Ratio(math.exp(middle), math.exp(averages[cut - 1]), math.exp(averages[-cut]), reached, n)
+    middle, more = float(np.median(averages)), persistence(logs)
+    low, high = (
+        widened(middle, more * (averages[end] - middle), sign, level) for end, sign in ((cut - 1, -1), (-cut, 1))
+    )
+    return Ratio(math.exp(middle), math.exp(low), math.exp(high), reached, n)
+
+
+def widened(middle: float, away: float, sign: int, level: float) -> float:
+    """An end of the interval, `away` from its middle, with what another pair of processes would have given."""
+    other = NormalDist().inv_cdf((1 + level) / 2) * PROCESSES
+    return middle + sign * math.hypot(away, other)
+
+
+def persistence(logs: np.ndarray) -> float:
+    """How much wider the interval has to be since neighbouring rounds are alike: noise lasts longer than a round.
+
+    From the ranks, so that a burst counts once; 1 where neighbours are independent or too few to tell.
+    """
+    n = len(logs)
+    if n < ALIKE:
+        return 1.0
+    ranks = np.argsort(np.argsort(logs)) - (n - 1) / 2
+    alike = float(np.dot(ranks[1:], ranks[:-1]) / np.dot(ranks, ranks)) + 1 / n
+    return math.sqrt((1 + alike) / (1 - alike)) if 0 < alike < 0.9 else 1.0
 
 
 def unpaired_ratio(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> Ratio:
@@ -69,7 +95,8 @@ def unpaired_ratio(a: Sequence[float], b: Sequence[float], level: float = 0.95) 
     shifts = np.sort(np.subtract.outer(np.log(np.asarray(a, float)), np.log(np.asarray(b, float))).ravel())
     cut, reached = rank_sum_cut(n, m, level)
     middle = float(np.median(shifts))
-    return Ratio(math.exp(middle), math.exp(shifts[cut - 1]), math.exp(shifts[-cut]), reached, min(n, m))
+    low, high = (widened(middle, shifts[end] - middle, sign, level) for end, sign in ((cut - 1, -1), (-cut, 1)))
+    return Ratio(math.exp(middle), math.exp(low), math.exp(high), reached, min(n, m))
 
 
 @cache

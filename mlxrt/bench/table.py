@@ -35,13 +35,15 @@ def tall(suite: str, figures: list[Figure]) -> Iterator[str]:
         cells = []
         for f in figures:
             value = amount(f.sides[name].median) if name in f.sides else "-"
-            cells.append(f"{value} {against(f.ratios[name])}" if name in f.ratios else value)
+            cells.append(f"{value} {against(f, name)}" if name in f.ratios else value)
         yield f"  {name:<16}" + "".join(f"{cell:>34}" for cell in cells)
 
 
-def against(r: Ratio) -> str:
-    """The other way round, for kinds: their part of what mlxrt's own figure is."""
-    return f"({1 / r.value:.3f} [{1 / r.high:.3f}, {1 / r.low:.3f}])"
+def against(f: Figure, name: str) -> str:
+    """Of a kind: its part of what mlxrt's own figure is."""
+    r = f.ratios[name]
+    value, low, high = (1 / r.value, 1 / r.high, 1 / r.low) if f.higher else (r.value, r.low, r.high)
+    return f"({value:.3f} [{low:.3f}, {high:.3f}])"
 
 
 def heading(report: Report) -> Iterator[str]:
