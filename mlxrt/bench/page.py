@@ -46,7 +46,12 @@ def parts(report: Report) -> Iterator[str]:
     yield f"<h1>mlxrt bench: {escape(str(report.model.get('name', 'no model')))}</h1>"
     yield f"<p>{escape(report.created)}, {report.seconds:.0f} s</p>"
     yield from (f"<p>{escape(line)}</p>" for line in heading(report))
-    alarms = [*report.wrong, *report.problems, *report.notes, *([] if report.complete else ["the run was interrupted"])]
+    alarms = [
+        *report.wrong,
+        *report.problems,
+        *report.notes,
+        *([] if report.complete else ["not complete: the run was interrupted, or its time was up"]),
+    ]
     yield from (f'<p class="alarm">{escape(line)}</p>' for line in alarms)
     for suite in dict.fromkeys(f.suite for f in report.figures):
         yield f"<h2>{escape(suite)}</h2>"

@@ -101,7 +101,7 @@ def verdicts(report: Report) -> Iterator[str]:
     yield from (f"  {f.suite} / {f.case}: {note}" for f in report.figures for note in f.notes)
     yield from (f"problem: {line}" for line in report.problems)
     if not report.complete:
-        yield "NOT COMPLETE: the run was interrupted"
+        yield "NOT COMPLETE: the run was interrupted, or its time was up"
     yield f"{len(report.figures)} figures in {report.seconds:.0f} s"
 
 

@@ -77,15 +77,13 @@ def test_a_report_that_is_not_there_is_refused(tmp_path):
 class Closed(HTMLParser):
     """Every tag that is opened is closed, in order."""
 
-    VOID = ("meta", "path", "circle", "rect", "polyline")
-
     def __init__(self):
         super().__init__()
         self.open, self.count = [], {}
 
     def handle_starttag(self, tag, attrs):
         self.count[tag] = self.count.get(tag, 0) + 1
-        if tag not in self.VOID or (tag in ("circle", "rect") and not self.rawdata.startswith("/", 0)):
+        if tag != "meta":
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):
@@ -100,11 +98,7 @@ def test_page_is_whole_and_needs_nothing_else():
     report.model["name"] = "<script>alert(1)</script>"
     text = page(report)
     seen = Closed()
-    seen.feed(
-        text.removeprefix("<!doctype html>")
-        .replace('<meta charset="utf-8">', "")
-        .replace('initial-scale=1">', 'initial-scale=1"/>')
-    )
+    seen.feed(text.removeprefix("<!doctype html>"))
     assert seen.open == [] and seen.count["svg"] >= 5 and seen.count["table"] >= 3
     assert "<script" not in text and "src=" not in text and "http" not in text.replace("http-equiv", "")
     assert "25.0%" in text  # the share of the roof

@@ -38,7 +38,11 @@ def run(contest: Contest, n: int) -> Iterator[Figure]:
     asked = {"do": "generate", "prompt": prompt, "max_tokens": contest.options.decoded + 1, "fresh": False}
     speed = partial(decode.rate, contest)
     rounds = contest.alternate(
-        "kv", lambda name, r: [asked | {"config": configs[name]}], [speed], players=players, judged=False
+        "kv",
+        lambda name, r: [asked | {"config": configs[name]} | ({} if r >= 0 else {"max_tokens": 3})],
+        [speed],
+        players=players,
+        judged=False,
     )
     yield figure("kv", f"after {n}", "decode", "tok/s", rounds.values(speed), at={"context": n})
     kept = {}
