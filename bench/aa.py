@@ -57,23 +57,25 @@ def write_model(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG))
 
 
-def compare(folder: Path, slower: float, patience: Patience, tokens: int, clock: str) -> tuple[Ratio, bool]:
-    """One repetition, with fresh processes: the ratio to the other side, and whether the tokens agreed."""
+def compare(
+    folder: Path, slower: float, patience: Patience, tokens: int, clock: str, restarts: int
+) -> tuple[Ratio, bool]:
+    """One repetition, with several processes of each: the ratio to the other side, and whether the tokens agreed."""
     setting = {"model": str(folder), "config": {"ahead": 0, "kv_memory": "64M"}}
     env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     program = "bench.slowed" if slower else "mlxrt.bench.sides.ours"
-    with (
-        Side(OURS, setting, program="mlxrt.bench.sides.ours", env=env) as ours,
-        Side(OTHER, setting | ({"slower": slower} if slower else {}), program=program, env=env) as other,
-    ):
+    sides = {OURS: Side(OURS, setting, program="mlxrt.bench.sides.ours", env=env)}
+    try:
+        sides[OTHER] = Side(OTHER, setting | ({"slower": slower} if slower else {}), program=program, env=env)
         options = Options((32,), tokens, patience)
         roof = {"copy_bytes_per_s": 1e9}  # nothing is judged by it here
-        contest = Contest(
-            Subject.find(str(folder)), {OURS: ours, OTHER: other}, options, roof, drawn(CONFIG["vocab_size"], "")
-        )
-        contest.allowance, contest.clock = patience.seconds, clock
+        contest = Contest(Subject.find(str(folder)), sides, options, roof, drawn(CONFIG["vocab_size"], ""))
+        contest.allowance, contest.clock, contest.restarts = patience.seconds, clock, restarts
         [case] = cases("decode", options)
         figure = next(iter(case.run(contest)))
+    finally:
+        for side in sides.values():
+            side.abandon()
     assert figure.agreement is not None
     same = figure.agreement["equal"].get(OTHER) == figure.agreement["compared"].get(OTHER)
     return figure.ratios[OTHER], same
@@ -86,9 +88,10 @@ def main() -> int:
     parser.add_argument("--width", type=float, default=6.0, help="percent at which a comparison is sure enough")
     parser.add_argument("--seconds", type=float, default=90.0, help="most time of one comparison")
     parser.add_argument("--tokens", type=int, default=8, help="decoded in a round")
+    parser.add_argument("--restarts", type=int, default=3, help="of both engines within a comparison")
     parser.add_argument("--clock", choices=("wall", "processor"), help="default: as `mlxrt bench` chooses it")
     options = parser.parse_args()
-    patience = Patience(options.width / 100, 0.99, least=24, most=1500, seconds=options.seconds, hurried=24)
+    patience = Patience(options.width / 100, 0.99, least=32, most=1500, seconds=options.seconds, hurried=32)
     before = machine.look_around()
     clock = PROCESSOR if (options.clock or ("processor" if before.busy else "wall")) == "processor" else WALL
     print(f"before: {before}; mlxrt {mlxrt.__version__}, clock: {CLOCKS[clock]}")
@@ -97,8 +100,8 @@ def main() -> int:
         folder = Path(name)
         write_model(folder)
         for i in range(options.repeats):
-            alike, same = compare(folder, 0.0, patience, options.tokens, clock)
-            slow, same_slow = compare(folder, options.slower, patience, options.tokens, clock)
+            alike, same = compare(folder, 0.0, patience, options.tokens, clock, options.restarts)
+            slow, same_slow = compare(folder, options.slower, patience, options.tokens, clock, options.restarts)
             held = alike.low <= 1 <= alike.high and alike.width <= WIDEST
             equal, caught = equal + held, caught + (slow.low > 1)
             told = f"width {alike.width:.1%}, {alike.rounds} rounds {'' if held else 'MISSED'}"

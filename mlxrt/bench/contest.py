@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import MlxrtError
-from .result import OURS
+from .result import OURS, Figure, figure
 from .side import Refused, Side, SideFailed
 from .statistics import Patience
 from .subject import MODULES, Subject
@@ -46,6 +46,8 @@ class Contest:
     problems: list[str] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)  # players of the case that runs
     clock: str = WALL
+    restarts: int = 0  # of every side within a case
+    processes: int = 1  # of every side, in the case played last
     allowance: float = 30.0  # seconds the case that runs may take
     language: bool = False  # whether prompts are words of a language
     texts: Callable[[list[int]], str] | None = None  # tokens as text, for servers that take nothing else
@@ -66,7 +68,15 @@ class Contest:
     def turns(self, label: str) -> Turns:
         patience = self.options.patience
         limited = replace(patience, seconds=min(patience.seconds, self.allowance))
-        return Turns(limited, self.stop, lambda rounds, share: self.tell(label, rounds, share))
+        block = -(-patience.least // (self.restarts + 1))
+        renew = self._renew if self.restarts else None
+        return Turns(limited, self.stop, renew, block, lambda rounds, share: self.tell(label, rounds, share))
+
+    def _renew(self) -> None:
+        """Every side in a new process. What two processes differ by is then noise like any other."""
+        for name, side in self.sides.items():
+            side.close()
+            self.sides[name] = side.again()
 
     def alternate(
         self,
@@ -74,21 +84,32 @@ class Contest:
         questions: Questions,
         measures: list[Measure],
         *,
-        players: dict[str, Side] | None = None,
+        players: dict[str, str] | None = None,
         judged: bool = True,
     ) -> Rounds:
-        """The players (every side) in turns; `players` may name one side several times. One that fails drops out.
+        """The players (every side) in turns; `players` maps each to its side, which may serve several.
+        One that fails drops out.
 
         `judged`: whether their answers must be ours.
         """
         self.refused.clear()
-        chosen = dict(players or self.sides)
+        chosen = players or {name: name for name in self.sides}
         asked = {name: partial(self._ask, name, side, questions) for name, side in chosen.items()}
         judge = partial(self._judge, questions) if judged else no_judge
-        return self.turns(label).play(asked, measures, judge=judge)
+        rounds = self.turns(label).play(asked, measures, judge=judge)
+        self.processes = rounds.processes
+        return rounds
 
-    def _ask(self, name: str, side: Side, questions: Questions, r: int) -> Reply | None:
-        if side.gone or name in self.refused:
+    def figure(
+        self, suite: str, case: str, what: str, unit: str, values: dict[str, list[float]], **rest: Any
+    ) -> Figure:
+        """Of the rounds that were played last."""
+        level = self.options.patience.level
+        return figure(suite, case, what, unit, values, level=level, processes=self.processes, **rest)
+
+    def _ask(self, name: str, served_by: str, questions: Questions, r: int) -> Reply | None:
+        side = self.sides.get(served_by)
+        if side is None or name in self.refused:
             return None
         replies: list[Reply] = []
         try:
@@ -106,8 +127,7 @@ class Contest:
             if side is self.ours:
                 raise
             self.problems.append(f"{error}; {side.name} takes no further part")
-            side.abandon()
-            self.sides = {key: other for key, other in self.sides.items() if other is not side}
+            self.sides.pop(served_by).abandon()
             return None
         return replies[-1] | {"before": replies[:-1]}
 

@@ -87,6 +87,7 @@ def figure(
     *,
     higher: bool = True,
     level: float = Patience.level,
+    processes: int = 1,
     latencies: Mapping[str, list[float]] | None = None,
     **rest: Any,
 ) -> Figure:
@@ -99,7 +100,7 @@ def figure(
         if n < 2:
             continue  # one value has no interval
         a, b = (values[OURS][:n], theirs[:n]) if higher else (theirs[:n], values[OURS][:n])
-        ratios[peer] = paired_ratio(a, b, level)
+        ratios[peer] = paired_ratio(a, b, level, processes)
     told = {name: percentiles(found) for name, found in (latencies or {}).items() if found}
     spreads = {name: Spread.of(found) for name, found in values.items() if found}
     return Figure(suite, case, what, unit, higher, spreads, ratios, percentiles=told, **rest)

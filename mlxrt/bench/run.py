@@ -43,6 +43,7 @@ class Plan:
     text: Path | None = None
     requests: int = Options.requests
     clock: str | None = None  # wall or processor
+    restarts: int = 0  # of every engine within a case
 
     def known(self) -> tuple[list[str], list[str]]:
         """The suites there are, and a line for each there is not."""
@@ -110,11 +111,11 @@ def with_sides(
         prompts = find_prompts(sides[OURS], plan.text, say)
         report.settings |= {"lengths": options.lengths, "decoded": options.decoded, "prompts": prompts.source}
         contest = Contest(under, sides, options, report.roof, prompts, stop, problems=report.problems)
-        contest.language = prompts.language
+        contest.language, contest.restarts = prompts.language, plan.restarts
         contest.clock = choose_clock(plan, report, list(sides))
         report.settings["clock"] = CLOCKS[contest.clock]
         if sides[OURS].told["tokenizer"]:
-            contest.texts = lambda tokens: sides[OURS].ask(do="decode", tokens=tokens)
+            contest.texts = lambda tokens: contest.ours.ask(do="decode", tokens=tokens)
         todo = [case for suite in wanted for case in cases(suite, options)]
         go_through(todo, contest, report, say, began + 60 * plan.minutes)
     finally:

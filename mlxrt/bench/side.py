@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from typing import Any, NoReturn, Self
 
 from ..errors import MlxrtError
@@ -30,6 +31,7 @@ class Side:
 
     def __init__(self, name: str, setting: dict[str, Any], *, program: str = "", env: dict[str, str] | None = None):
         self.name, self.gone = name, False
+        self.again = partial(Side, name, setting, program=program, env=env)  # the same in a new process
         self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  as long as the side
         self._process = subprocess.Popen(
             [sys.executable, "-m", program or f"{HERE}.{name.replace('-', '_').replace('.', '_')}"],

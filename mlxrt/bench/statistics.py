@@ -52,8 +52,8 @@ class Ratio:
         return asdict(self) | {"verdict": self.verdict}
 
 
-def paired_ratio(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> Ratio:
-    """a[i] / b[i], which ran next to each other."""
+def paired_ratio(a: Sequence[float], b: Sequence[float], level: float = 0.95, processes: int = 1) -> Ratio:
+    """a[i] / b[i], which ran next to each other, in so many pairs of processes."""
     logs = np.log(np.asarray(a, float)) - np.log(np.asarray(b, float))
     if len(logs) == 0 or len(a) != len(b):
         raise ValueError(f"{len(a)} and {len(b)} rounds make no pairs")
@@ -62,15 +62,14 @@ def paired_ratio(a: Sequence[float], b: Sequence[float], level: float = 0.95) ->
     averages = np.sort((logs[rows] + logs[columns]) / 2)
     cut, reached = signed_rank_cut(n, level)
     middle, more = float(np.median(averages)), persistence(logs)
-    low, high = (
-        widened(middle, more * (averages[end] - middle), sign, level) for end, sign in ((cut - 1, -1), (-cut, 1))
-    )
+    low = widened(middle, more * (averages[cut - 1] - middle), -1, level, processes)
+    high = widened(middle, more * (averages[-cut] - middle), 1, level, processes)
     return Ratio(math.exp(middle), math.exp(low), math.exp(high), reached, n)
 
 
-def widened(middle: float, away: float, sign: int, level: float) -> float:
+def widened(middle: float, away: float, sign: int, level: float, processes: int = 1) -> float:
     """An end of the interval, `away` from its middle, with what another pair of processes would have given."""
-    other = NormalDist().inv_cdf((1 + level) / 2) * PROCESSES
+    other = NormalDist().inv_cdf((1 + level) / 2) * PROCESSES / math.sqrt(processes)
     return middle + sign * math.hypot(away, other)
 
 

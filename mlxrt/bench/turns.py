@@ -22,6 +22,7 @@ class Rounds:
     """The answers of one case, by player and round."""
 
     replies: dict[str, list[Reply]] = field(default_factory=dict)
+    processes: int = 1  # how often the players were started
     agreement: Agreement = field(default_factory=Agreement)
 
     def add(self, replies: dict[str, Reply]) -> None:
@@ -36,7 +37,8 @@ class Rounds:
         for measure in measures:
             values = self.values(measure)
             ours = values.pop(OURS, [])
-            found += [paired_ratio(ours, theirs, level) for theirs in values.values() if len(ours) == len(theirs)]
+            pairs = [theirs for theirs in values.values() if len(theirs) == len(ours)]
+            found += [paired_ratio(ours, theirs, level, self.processes) for theirs in pairs]
         return found
 
 
@@ -47,12 +49,20 @@ def no_judge(rounds: Rounds, r: int, replies: dict[str, Reply]) -> None:
     """For answers that may differ, or that are none."""
 
 
+def ask(players: Mapping[str, Player], r: int) -> dict[str, Reply]:
+    """One round."""
+    order = list(players) if r % 2 == 0 else list(reversed(list(players)))
+    return {name: reply for name in order if (reply := players[name](r)) is not None}
+
+
 @dataclass(frozen=True)
 class Turns:
     """How a round of turns is run: when it ends, and who is told."""
 
     patience: Patience
     stop: Callable[[], bool] = lambda: False
+    renew: Callable[[], None] | None = None  # starts every player anew
+    block: int = 0  # rounds after which that is done
     tell: Callable[[int, float], None] = lambda rounds, share: None  # rounds done, part of the time that is spent
 
     def play(
@@ -68,8 +78,11 @@ class Turns:
         for r in range(-warm, patience.most):
             if self.stop():
                 break
-            order = list(players) if r % 2 == 0 else list(reversed(list(players)))
-            got = {name: reply for name in order if (reply := players[name](r)) is not None}
+            if self.renew is not None and r > 0 and r % self.block == 0:
+                self.renew()
+                rounds.processes += 1
+                ask(players, -1)
+            got = ask(players, r)
             if r < 0:
                 continue
             rounds.add({name: got[name] for name in players if name in got})

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..bench.result import Report
     from ..bench.run import Plan
 
+RANGES = {"minutes": (0.01, 1e4), "rounds": (1, 1000), "width": (0.1, 100), "level": (50, 99.9), "restarts": (0, 100)}
 BAD_CALL = 2  # something asked for could not be measured; the rest was
 WRONG = 1  # an engine gave another answer
 
@@ -33,6 +34,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument("--level", type=real, default=95.0, metavar="PERCENT", help="of the intervals (default: 95)")
     parser.add_argument("--threads", type=whole, metavar="N", help="of every engine on a CPU (default: free cores)")
     parser.add_argument("--requests", type=whole, default=6, metavar="N", help="requests of a batch (default: 6)")
+    parser.add_argument("--restarts", type=whole, default=0, metavar="N", help="of every engine within a case")
     parser.add_argument(
         "--clock", choices=("wall", "processor"), help="what is read (default: wall; processor on a busy CPU)"
     )
@@ -67,7 +69,7 @@ def plan_of(args: argparse.Namespace) -> "Plan":
     peers = args.peer and tuple(p for p in args.peer if p != "none")
     for name in peers or ():
         check_peer(name)
-    for name, low, high in (("minutes", 0.01, 1e4), ("rounds", 1, 1000), ("width", 0.1, 100), ("level", 50, 99.9)):
+    for name, (low, high) in RANGES.items():
         if not low <= vars(args)[name] <= high:
             raise BadRequest(f"--{name} must be in {low:g}..{high:g}, not {vars(args)[name]:g}")
     for name, values in (("lengths", args.lengths), ("tokens", args.tokens), ("requests", args.requests)):
@@ -88,6 +90,7 @@ def plan_of(args: argparse.Namespace) -> "Plan":
         args.text,
         args.requests,
         args.clock,
+        args.restarts,
     )
 
 

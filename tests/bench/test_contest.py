@@ -32,13 +32,18 @@ class Made:
 
     def answer(self, prompt, count):
         tokens = [(sum(prompt) + 7 * i * i) % 97 for i in range(count - self.short)]
-        if self.change is not None:
+        if self.change is not None and self.change < len(tokens):
             tokens[self.change] += 1
         at = [self.pace * (i + 1) for i in range(len(tokens))]
         return {"tokens": tokens, "at": at, "used": [t / 2 for t in at], "cached": 0, "peak": 10**6, "kv": 64}
 
     def abandon(self):
         self.gone = True
+
+    close = abandon
+
+    def again(self):
+        return Made(self.name, self.pace * 1.1)
 
 
 class Under:
@@ -115,9 +120,9 @@ def test_a_peer_that_dies_drops_out_and_the_others_go_on():
 
 
 def test_an_answer_that_is_too_short_does_not_count():
-    made = contest(Made(OURS), Made("mlx-lm", short=3))
+    made = contest(Made(OURS), Made("mlx-lm", short=1))
     [figure, _] = decode(made)
-    assert set(figure.sides) == {OURS} and "gave 6 of 9 tokens" in made.problems[0]
+    assert set(figure.sides) == {OURS} and "gave 2 of 3 tokens" in made.problems[0]
 
 
 def test_our_own_failure_is_the_cases_failure():
@@ -163,3 +168,18 @@ def test_stopping_inside_a_case_keeps_its_rounds():
     made.stop = lambda: len(made.ours.asked) >= 3  # the warm-up and two rounds
     [figure, _] = decode(made)
     assert len(figure.sides[OURS].values) == 2
+
+
+def test_restarts_take_new_processes_within_a_case():
+    first = Made(OURS, 0.01), Made("mlx-lm", 0.02)
+    made = contest(*first, restarts=2)
+    [figure, _] = decode(made)
+    assert all(side.gone for side in first) and made.processes == 3
+    assert [round(1 / v, 5) for v in figure.sides[OURS].values] == [0.01, 0.011, 0.0121]
+    assert figure.ratios["mlx-lm"].value == pytest.approx(2.0)
+
+
+def test_level_of_the_intervals_is_the_one_asked_for():
+    made = contest(Made(OURS, 0.01), Made("mlx-lm", 0.013))
+    made.options = Options((16, 32), 8, Patience(width=0.05, level=0.99, least=8, most=8, seconds=5))
+    assert decode(made)[0].ratios["mlx-lm"].level > 0.99

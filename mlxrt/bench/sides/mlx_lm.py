@@ -14,6 +14,8 @@ import mlxrt
 from mlxrt import blas
 from mlxrt.bench.sides.serving import Clock, serve
 
+RENAMED = (("block_sparse_moe", "mlp"), ("experts.switch_glu", "experts"), ("switch_mlp", "experts"))
+
 
 class MlxLm:
     """A prompt cache is kept from question to question and cut back to what the next prompt shares with it."""
@@ -155,15 +157,33 @@ def shaped(name: str, dtype: str | None) -> Any:
     module, arguments = _get_classes(shape.config)
     model = module(arguments.from_dict(shape.config))
     if shape.bits is not None:
-        packed = lambda path, part: hasattr(part, "to_quantized") and f"{path}.scales" in weights  # noqa: E731
+        packed = lambda path, part: hasattr(part, "to_quantized") and f"{plain(path)}.scales" in weights  # noqa: E731
         nn.quantize(model, shape.group_size, shape.bits, mode=shape.mode, class_predicate=packed)
-    wanted: Any = dict(tree_flatten(model.parameters())).keys()  # type: ignore[arg-type]
-    if missing := wanted ^ weights.keys():
-        few = ", ".join(sorted(missing)[:3])
-        raise mlxrt.UnsupportedModel(f"its module for {name} names tensors otherwise than mlxrt's ({few})")
-    model.load_weights(list(weights.items()))
+    wanted: dict[str, Any] = dict(tree_flatten(model.parameters()))  # type: ignore[arg-type]
+    if "lm_head.weight" in wanted and "lm_head.weight" not in weights:  # a head that is the embedding
+        model.sanitize({})
+        wanted.pop("lm_head.weight")
+    odd = {path for path in wanted if plain(path) not in weights} | (weights.keys() - set(map(plain, wanted)))
+    placed = {path: reshaped(weights[plain(path)], wanted[path].shape) for path in wanted.keys() - odd}
+    odd |= {path for path, array in placed.items() if array.shape != wanted[path].shape}
+    if odd:
+        few = ", ".join(sorted(odd)[:3])
+        raise mlxrt.UnsupportedModel(f"its module for {name} has other tensors than mlxrt's ({few})")
+    model.load_weights(list(placed.items()))
     mx.eval(model.parameters())
     return model
+
+
+def reshaped(array: Any, shape: tuple[int, ...]) -> Any:
+    """Convolutions end in one channel there, and in none here."""
+    return array.reshape(shape) if shape == (*array.shape, 1) else array
+
+
+def plain(name: str) -> str:
+    """mlx-lm's name of a tensor as mlxrt calls it."""
+    for theirs, ours in RENAMED:
+        name = name.replace(theirs, ours)
+    return name.removeprefix("language_model.")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from ..contest import WALL, Contest, Options
-from ..result import Figure, figure
+from ..result import Figure
 from ..turns import Reply
 from . import Case
 
@@ -57,5 +57,7 @@ def run(contest: Contest, spaced: bool, name: str) -> Iterator[Figure]:
     case = f"{name}, {len(requests)} requests"
     first = {side: [1e3 * w for reply in replies for w in waits(reply)] for side, replies in rounds.replies.items()}
     told = rounds.agreement.to_dict()
-    yield figure("batch", case, "all tokens", "tok/s", rounds.values(speed), agreement=told)
-    yield figure("batch", case, "first token, mean", "s", rounds.values(mean_wait), higher=False, latencies=first)
+    yield contest.figure("batch", case, "all tokens", "tok/s", rounds.values(speed), agreement=told)
+    yield contest.figure(
+        "batch", case, "first token, mean", "s", rounds.values(mean_wait), higher=False, latencies=first
+    )

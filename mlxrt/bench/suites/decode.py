@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from ..contest import Contest, Options
-from ..result import OURS, Figure, figure
+from ..result import OURS, Figure
 from ..turns import Reply
 from . import Case
 
@@ -36,7 +36,7 @@ def run(contest: Contest, n: int) -> Iterator[Figure]:
     rounds = contest.alternate(f"decode after {n}", lambda name, r: [asked if r >= 0 else short], [speed])
     work, middle = contest.subject.work, n + contest.options.decoded / 2
     needed = work.bytes_at(int(middle))
-    yield figure(
+    yield contest.figure(
         "decode",
         f"after {n}",
         "decode",
@@ -50,4 +50,4 @@ def run(contest: Contest, n: int) -> Iterator[Figure]:
     peaks = {name: [r["peak"] / 1e6 for r in replies if "peak" in r] for name, replies in rounds.replies.items()}
     peaks = {name: values for name, values in peaks.items() if values}
     if OURS in peaks:
-        yield figure("decode", f"after {n}", "peak memory", "MB", peaks, higher=False, at={"context": n})
+        yield contest.figure("decode", f"after {n}", "peak memory", "MB", peaks, higher=False, at={"context": n})

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..contest import Contest, Options
-from ..result import OURS, Figure, figure
+from ..result import OURS, Figure
 from ..side import Side
 from ..turns import Reply
 from . import Case
@@ -47,4 +47,4 @@ def measured(contest: Contest, side: Side, number: int, told: dict[str, Any]) ->
         notes.append(f"WRONG: off by {error['error']:.1e}, {error['allowed']:.1e} is allowed")
         contest.problems.append(f"kernel {told['op']}, {told['case']}, {told['dtype']}: {notes[-1]}")
     case = f"{told['op']} {told['case']} {told['dtype']}"
-    return figure("kernels", case, "launch", "us", values, higher=False, roof=roof, notes=tuple(notes))
+    return contest.figure("kernels", case, "launch", "us", values, higher=False, roof=roof, notes=tuple(notes))

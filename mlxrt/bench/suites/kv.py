@@ -5,8 +5,7 @@ from functools import partial
 from typing import Any
 
 from ..contest import Contest, Options
-from ..result import OURS, Figure, figure
-from ..side import Side
+from ..result import OURS, Figure
 from . import Case, decode
 
 KINDS = ("q8", "q4", "k8v4")
@@ -18,16 +17,16 @@ def cases(options: Options) -> list[Case]:
     return [Case("kv", f"after {lengths[len(lengths) // 2]}", partial(run, n=lengths[len(lengths) // 2]), weight=3.0)]
 
 
-def contenders(contest: Contest) -> tuple[dict[str, Side], dict[str, dict[str, Any]]]:
+def contenders(contest: Contest) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
     """Players, and how each is configured: one process serves all kinds of an engine."""
-    players = {OURS: contest.ours}
+    players = {OURS: OURS}
     configs: dict[str, dict[str, Any]] = {OURS: {}}
     for kind in KINDS:
-        players[f"mlxrt {kind}"], configs[f"mlxrt {kind}"] = contest.ours, {"kv": kind}
+        players[f"mlxrt {kind}"], configs[f"mlxrt {kind}"] = OURS, {"kv": kind}
     if "mlx-lm" in contest.sides:
-        players["mlx-lm"], configs["mlx-lm"] = contest.sides["mlx-lm"], {}
+        players["mlx-lm"], configs["mlx-lm"] = "mlx-lm", {}
         for name, bits in PEER_BITS.items():
-            players[f"mlx-lm {name}"], configs[f"mlx-lm {name}"] = contest.sides["mlx-lm"], {"kv_bits": bits}
+            players[f"mlx-lm {name}"], configs[f"mlx-lm {name}"] = "mlx-lm", {"kv_bits": bits}
     return players, configs
 
 
@@ -44,12 +43,12 @@ def run(contest: Contest, n: int) -> Iterator[Figure]:
         players=players,
         judged=False,
     )
-    yield figure("kv", f"after {n}", "decode", "tok/s", rounds.values(speed), at={"context": n})
+    yield contest.figure("kv", f"after {n}", "decode", "tok/s", rounds.values(speed), at={"context": n})
     kept = {}
     for name in rounds.replies:
-        reply = players[name].ask(**asked | {"config": configs[name], "fresh": True, "max_tokens": 2})
+        reply = contest.sides[players[name]].ask(**asked | {"config": configs[name], "fresh": True, "max_tokens": 2})
         kept[name] = [reply["kv"] / (n + 1)]
-    yield figure("kv", f"after {n}", "memory", "bytes/token", kept, higher=False)
+    yield contest.figure("kv", f"after {n}", "memory", "bytes/token", kept, higher=False)
     yield from errors(contest, prompt, n)
 
 
@@ -61,4 +60,4 @@ def errors(contest: Contest, prompt: list[int], n: int) -> Iterator[Figure]:
         ("same_best", "same likeliest token", "share"),
     ):
         values = {f"mlxrt {kind}": [error[key]] for kind, error in found.items()}
-        yield figure("kv", f"over {n}", what, unit, values, higher=key == "same_best")
+        yield contest.figure("kv", f"over {n}", what, unit, values, higher=key == "same_best")

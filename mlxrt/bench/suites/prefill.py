@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from ..contest import Contest, Options
-from ..result import Figure, figure
+from ..result import Figure
 from ..turns import Reply
 from . import Case
 
@@ -29,7 +29,7 @@ def run(contest: Contest, n: int) -> Iterator[Figure]:
     rounds = contest.alternate(f"prefill {n}", questions, [rate])
     flops = contest.subject.work.flops_at(n / 2)
     dtype = contest.ours.told["dtype"]
-    yield figure(
+    yield contest.figure(
         "prefill",
         f"{n} tokens",
         "prefill",

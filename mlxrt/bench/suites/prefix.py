@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from ..contest import WALL, Contest, Options
-from ..result import OURS, Figure, figure
+from ..result import OURS, Figure
 from ..turns import Reply, Rounds
 from . import Case
 
@@ -41,14 +41,14 @@ restart = second_turn
 def run(contest: Contest, name: str, prompts: Any) -> Iterator[Figure]:
     lengths = contest.options.lengths
     n = min(lengths[len(lengths) // 2], contest.context - QUESTION - ANSWER - 1)
-    players = contest.sides
+    players = {peer: peer for peer in contest.sides}
     clock = WALL if name == "restart" else contest.clock  # waiting for a disk is no processor time
 
     def first_token(reply: Reply) -> float:
         return reply[clock][0]
 
     if name == "restart":
-        players = {peer: side for peer, side in players.items() if peer in (OURS, "mlx-lm")}
+        players = {peer: peer for peer in players if peer in (OURS, "mlx-lm")}
         if contest.subject.located.path is None:
             return  # weights that are drawn have no digest but their own bytes': reading them would be measured
 
@@ -70,8 +70,10 @@ def run(contest: Contest, name: str, prompts: Any) -> Iterator[Figure]:
         for side, cold in colds.items()
     )
     told = rounds.agreement.to_dict()
-    yield figure("prefix", f"{name}, {n}", "first token", "s", values, higher=False, agreement=told, notes=notes)
-    yield figure("prefix", f"{name}, {n}", "first token cold", "s", colds, higher=False)
+    yield contest.figure(
+        "prefix", f"{name}, {n}", "first token", "s", values, higher=False, agreement=told, notes=notes
+    )
+    yield contest.figure("prefix", f"{name}, {n}", "first token cold", "s", colds, higher=False)
 
 
 def saved(warm: list[float], cold: list[float]) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import BadRequest
 from ..contest import Contest, Options
-from ..result import OURS, Figure, figure
+from ..result import OURS, Figure
 from . import Case
 
 WINDOW, WINDOWS = 512, 4
@@ -45,8 +45,8 @@ def run(contest: Contest, windows: int) -> Iterator[Figure]:
     ppl = {kind: [math.exp(math.fsum(f["losses"]) / targets)] for kind, f in found.items()}
     same = {kind: [share(f["best"], found[OURS]["best"])] for kind, f in found.items() if kind != OURS}
     case = f"{targets} targets"
-    yield figure("quality", case, "perplexity", "", ppl, higher=False)
-    yield figure("quality", case, "same likeliest token", "share", same)
+    yield contest.figure("quality", case, "perplexity", "", ppl, higher=False)
+    yield contest.figure("quality", case, "same likeliest token", "share", same)
 
 
 def share(a: list[int], b: list[int]) -> float:

@@ -6,7 +6,7 @@ from functools import partial
 
 from ..contest import Contest, Options
 from ..launch import first_character, same_blas, statement_seconds
-from ..result import OURS, Figure, figure
+from ..result import OURS, Figure
 from ..subject import mlx_lm_setting
 from ..turns import Reply
 from . import Case
@@ -59,7 +59,7 @@ def run(contest: Contest, name: str, commands: Callable[[Contest], Waits]) -> It
         return
     players = {player: partial(timed, wait) for player, wait in waits.items()}
     rounds = contest.turns(f"startup, {name}").play(players, [seconds])
-    yield figure("startup", name, "wait", "s", rounds.values(seconds), higher=False)
+    yield contest.figure("startup", name, "wait", "s", rounds.values(seconds), higher=False)
 
 
 def timed(wait: Callable[[], float], r: int) -> Reply:
