@@ -118,6 +118,7 @@ def with_sides(
             contest.texts = lambda tokens: contest.ours.ask(do="decode", tokens=tokens)
         todo = [case for suite in wanted for case in cases(suite, options)]
         go_through(todo, contest, report, say, began + 60 * plan.minutes)
+        report.sides[OURS] = report.sides[OURS] | {"said": contest.ours.ask(do="said")}
     finally:
         for side in sides.values():
             side.abandon()

@@ -53,6 +53,10 @@ class Ours:
             "tokenizer": tokenizer is not None,
         }
 
+    def said(self) -> list[str]:
+        """Everything worth knowing since the start: also what fell back to plain MLX while it ran."""
+        return list(dict.fromkeys(self.lines))
+
     def reply(self, question: dict[str, Any]) -> Any:
         return getattr(self, question.pop("do"))(**question)
 
