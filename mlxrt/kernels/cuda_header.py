@@ -43,6 +43,7 @@ FN float tanh(float a) { return tanhf(a); }
 FN float fma(float a, float b, float c) { return fmaf(a, b, c); }
 FN float max(float a, float b) { return fmaxf(a, b); }
 FN float min(float a, float b) { return fminf(a, b); }
+FN float rint(float a) { return rintf(a); }
 FN float abs(float a) { return fabsf(a); }
 FN uint min(uint a, uint b) { return a < b ? a : b; }
 FN uint max(uint a, uint b) { return a > b ? a : b; }

@@ -120,6 +120,8 @@ def matmul(x, matrix, bias=None, activation=None, pair=False, times=None, residu
 
 
 def refuses(x, matrix, **rest) -> str | None:
+    if x.dtype == mx.float32:
+        return "float32 activations: matrix units take half precision"
     if not matrix.packed:
         return "plain weights"  # MLX's own matmul does those
     if matrix.width % 128:

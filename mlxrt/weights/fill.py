@@ -45,13 +45,14 @@ def fill(
     config = family.parse(checkpoint.config, say)
     check_depth(checkpoint, family.rename)
     model = family(config)  # type: ignore[call-arg]  # every family takes its config; nn.Module takes nothing
-    loaded, dtype = load(checkpoint, dtype, say)
+    loaded, dtype = load(checkpoint, dtype, say, family)
     arrays = select(family, loaded)
     if has_fp8(arrays):
-        arrays = unpack_fp8(arrays, checkpoint.config, dtype or main_dtype(arrays), say)
+        dtype = dtype or fitting_dtype(family, arrays, say)
+        arrays = unpack_fp8(arrays, checkpoint.config, dtype, say)
     arrays = family.arrange(config, arrays)
     drop_tied_head(model, arrays)
-    dtype = dtype or main_dtype(arrays)
+    dtype = dtype or fitting_dtype(family, arrays, say)
     layouts = find_layouts(model, arrays)
     if line := contradictions(in_our_names(checkpoint.config, family.rename), layouts):
         say(line)
@@ -63,12 +64,14 @@ def fill(
     return model
 
 
-def load(checkpoint: Checkpoint, dtype: mx.Dtype | None, say: Say) -> tuple[Arrays, mx.Dtype | None]:
+def load(
+    checkpoint: Checkpoint, dtype: mx.Dtype | None, say: Say, family: type[CausalLM] = CausalLM
+) -> tuple[Arrays, mx.Dtype | None]:
     """Every tensor, those of other quantisers as MLX's; and the dtype, which is chosen before new floats are made."""
     arrays = checkpoint.load(say)
     if method_of(checkpoint.config) is None:
         return arrays, dtype
-    dtype = dtype or main_dtype(arrays)
+    dtype = dtype or fitting_dtype(family, arrays, say)
     return convert(arrays, checkpoint.config, dtype, say), dtype
 
 
@@ -115,6 +118,15 @@ def drop_tied_head(model: nn.Module, arrays: Arrays) -> None:
                 "set tie_word_embeddings to false if the head is meant to be used"
             )
         del arrays[name]
+
+
+def fitting_dtype(family: type[CausalLM], arrays: Arrays, say: Say) -> mx.Dtype:
+    """The dtype of the weights, unless the family's activations do not fit into it."""
+    dtype = main_dtype(arrays)
+    if dtype != mx.float16 or not family.OUTGROWS_HALF:
+        return dtype
+    say("the weights are float16, computed in bfloat16: the activations of this family outgrow float16")
+    return mx.bfloat16
 
 
 def main_dtype(arrays: Arrays) -> mx.Dtype:

@@ -1,7 +1,8 @@
 """llama.cpp (PyPI xllamacpp): greedy tokens for prompts given as token ids, through its own server in this process.
 
-Setting: {gguf, context, parallel, threads, gpu}. Questions as in `ours.py`: generate {prompt, max_tokens, fresh, ends},
-batch {requests}.
+Setting: {gguf, context, parallel, threads, gpu, exact: keys and values in float32 and no flash attention, which rounds
+them}. Questions as in `ours.py`: generate {prompt, max_tokens, fresh, ends}, batch {requests}; and scores {prompt,
+vocab} -> the log probability of every next token, by its id.
 """
 
 import threading
@@ -26,6 +27,9 @@ class LlamaCpp:
         params.warmup = False
         params.verbosity = 0
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self.threads
+        if setting.get("exact"):
+            params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+            params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self.server = xllamacpp.Server(params)
         self.load_s = time.perf_counter() - began
 
@@ -67,6 +71,16 @@ class LlamaCpp:
         if usage.get("prompt_tokens") != len(prompt):
             raise MlxrtError(f"saw {usage.get('prompt_tokens')} prompt tokens, {len(prompt)} were given")
         return tokens, usage
+
+    def scores(self, prompt: list[int], vocab: int) -> list[float]:
+        wish = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "cache_prompt": False, "logprobs": vocab}
+        reply = self.server.handle_completions(wish)
+        if "error" in reply:
+            raise MlxrtError(f"refused the prompt: {reply['error']}")
+        found = {t["id"]: t["logprob"] for t in reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"]}
+        if len(found) != vocab:
+            raise MlxrtError(f"gave {len(found)} of {vocab} log probabilities")
+        return [found[i] for i in range(vocab)]
 
     def batch(self, requests: list[dict[str, Any]]) -> dict[str, Any]:
         rows: list[dict[str, Any]] = [{} for _ in requests]
