@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadRequest, MlxrtError
-from . import machine, subject
+from . import SUITES, machine, subject
 from .contest import PROCESSOR, WALL, Contest, Options
 from .progress import Progress
 from .prompts import find_prompts
@@ -16,7 +16,7 @@ from .result import OURS, Report
 from .side import Side
 from .statistics import Patience
 from .subject import Subject
-from .suites import SUITES, Case, cases
+from .suites import Case, cases
 
 LENGTHS = {"cpu": (64, 256, 768), "metal": (128, 2048, 8192), "cuda": (128, 2048, 8192)}
 DECODED = {"cpu": 12, "metal": 64, "cuda": 64}

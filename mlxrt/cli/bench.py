@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..bench import SUITES
 from ..errors import BadRequest
 from .flags import Parser, real, whole, whole_list
 from .interrupt import Interrupt
@@ -20,7 +21,8 @@ WRONG = 1  # an engine gave another answer
 
 
 def add_flags(parser: Parser) -> None:
-    parser.add_argument("words", nargs="+", metavar="SUITE", help="suites, or: compare A B, history FOLDER")
+    known = "; ".join(f"{name}: {text}" for name, text in SUITES.items())
+    parser.add_argument("words", nargs="+", metavar="SUITE", help=f"{known}. Or: compare A.json B.json; history FOLDER")
     parser.add_argument("-m", "--model", metavar="MODEL", help="what `generate -m` takes (default: smollm2)")
     parser.add_argument("--peer", action="append", metavar="P", help="mlx-lm, llama.cpp, a URL, none; may repeat")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, for scripts and `compare`")

@@ -9,8 +9,9 @@ import dataclasses
 import time
 from typing import Any
 
-import mlxrt
+import mlxrt  # noqa: F401  before MLX
 from mlxrt.bench.sides.serving import serve
+from mlxrt.errors import NoKernel
 
 CHAINED = 20  # launches of one timing
 
@@ -23,7 +24,7 @@ class KernelBench:
 
         self.gpu = gpu_of(backend())
         if self.gpu is None:
-            raise mlxrt.NoKernel("there is no GPU here: every op runs as plain MLX, nothing to compare")
+            raise NoKernel("there is no GPU here: every op runs as plain MLX, nothing to compare")
         self.backend = backend()
         self.todo: list[tuple[Any, Any, str]] = []
         for op in OPS.values():
