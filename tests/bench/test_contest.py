@@ -183,3 +183,14 @@ def test_level_of_the_intervals_is_the_one_asked_for():
     made = contest(Made(OURS, 0.01), Made("mlx-lm", 0.013))
     made.options = Options((16, 32), 8, Patience(width=0.05, level=0.99, least=8, most=8, seconds=5))
     assert decode(made)[0].ratios["mlx-lm"].level > 0.99
+
+
+def test_an_engine_that_sleeps_is_told_by_the_wall():
+    ours, sleepy = Made(OURS, 0.01), Made("mlx-lm", 0.02)
+    awake = sleepy.answer
+    sleepy.answer = lambda prompt, count: awake(prompt, count) | {"used": [0.005 * (i + 1) for i in range(count)]}
+    made = contest(ours, sleepy, clock=PROCESSOR)
+    made.options = Options((16, 32), 8, Patience(least=8, most=8, seconds=5))
+    [figure, _] = decode(made)
+    assert figure.ratios["mlx-lm"].verdict == "same" and "waits for something" in figure.notes[0]
+    assert decode(contest(Made(OURS), Made("mlx-lm"), clock=PROCESSOR))[0].notes == ()

@@ -7,9 +7,10 @@ round is not timed: it belongs to the prompt.
 from collections.abc import Iterator
 from functools import partial
 
-from ..contest import Contest, Options
+from ..contest import WALL, Contest, Options
 from ..result import OURS, Figure
-from ..turns import Reply
+from ..statistics import SURE, paired_ratio
+from ..turns import Reply, Rounds
 from . import Case
 
 
@@ -20,6 +21,22 @@ def cases(options: Options) -> list[Case]:
 def rate(contest: Contest, reply: Reply) -> float:
     last = len(reply["at"]) - 1
     return last / contest.spent(reply, 0, last)
+
+
+def waits(contest: Contest, rounds: Rounds) -> tuple[str, ...]:
+    """Processor time does not see an engine that sleeps: where the wall clock surely tells another story, say so."""
+    if contest.clock == WALL:
+        return ()
+    wall = rounds.values(lambda reply: 1 / (reply[WALL][-1] - reply[WALL][0]))
+    judged = rounds.values(partial(rate, contest))
+    found = []
+    for name in wall.keys() - {OURS}:
+        n = min(len(wall[name]), len(wall[OURS]))
+        seen = paired_ratio(wall[OURS][:n], wall[name][:n], 0.99, rounds.processes)
+        told = paired_ratio(judged[OURS][:n], judged[name][:n], 0.99, rounds.processes)
+        if seen.level > SURE and (told.high < seen.low or told.low > seen.high):
+            found.append(f"by the wall clock the ratio to {name} is {seen}: one of them waits for something")
+    return tuple(found)
 
 
 def gaps(replies: list[Reply]) -> list[float]:
@@ -46,6 +63,7 @@ def run(contest: Contest, n: int) -> Iterator[Figure]:
         at={"context": n, "flops": work.flops_at(middle), "intensity": work.flops_at(middle) / needed},
         latencies={name: gaps(replies) for name, replies in rounds.replies.items()},
         agreement=rounds.agreement.to_dict(),
+        notes=waits(contest, rounds),
     )
     peaks = {name: [r["peak"] / 1e6 for r in replies if "peak" in r] for name, replies in rounds.replies.items()}
     peaks = {name: values for name, values in peaks.items() if values}
