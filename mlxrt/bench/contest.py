@@ -29,7 +29,7 @@ class Options:
     lengths: tuple[int, ...]  # of prompts
     decoded: int  # tokens of a round
     patience: Patience
-    requests: int = 6  # of a batch
+    requests: int = 4  # of a batch
 
 
 @dataclass

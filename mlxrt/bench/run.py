@@ -18,9 +18,14 @@ from .statistics import Patience
 from .subject import Subject
 from .suites import Case, cases
 
-LENGTHS = {"cpu": (64, 256, 768), "metal": (128, 2048, 8192), "cuda": (128, 2048, 8192)}
-DECODED = {"cpu": 12, "metal": 64, "cuda": 64}
-
+CROWDED = 0.5  # of a core: below it prompts are shorter
+# Prompt lengths, tokens of a round, requests of a batch.
+SIZES = {
+    "crowded": ((32, 96, 256), 8, 4),
+    "cpu": ((64, 256, 768), 12, 4),
+    "metal": ((128, 2048, 8192), 64, 8),
+    "cuda": ((128, 2048, 8192), 64, 16),
+}
 CLOCKS = {WALL: "wall", PROCESSOR: "processor"}
 
 Say = Callable[[str], None]
@@ -41,7 +46,7 @@ class Plan:
     rounds: int = Patience.least
     threads: int | None = None
     text: Path | None = None
-    requests: int = Options.requests
+    requests: int | None = None
     clock: str | None = None  # wall or processor
     restarts: int = 0  # of every engine within a case
 
@@ -51,10 +56,12 @@ class Plan:
         told = [f"there is no suite {s!r}; suites: {', '.join(SUITES)}" for s in unknown]
         return list(dict.fromkeys(s for s in self.suites if s in SUITES)), told
 
-    def options(self, kind: str) -> Options:
+    def options(self, kind: str, share: float) -> Options:
+        """`share`: of a core that we get. A slow machine is asked for less, so that it is asked for all of it."""
         patience = Patience(self.width, self.level, self.rounds, hurried=min(2, self.rounds))
-        lengths = self.lengths or LENGTHS[kind]
-        return Options(lengths, self.decoded or DECODED[kind], patience, self.requests)
+        size = "crowded" if kind == "cpu" and share < CROWDED else kind
+        lengths, decoded, requests = SIZES[size]
+        return Options(self.lengths or lengths, self.decoded or decoded, patience, self.requests or requests)
 
 
 def run(plan: Plan, report: Report, say: Say, stop: Callable[[], bool]) -> None:
@@ -83,7 +90,7 @@ def look(plan: Plan, report: Report) -> None:
     before = machine.look_around()
     report.machine = machine.describe() | {"before": before.to_dict(), "swapped": machine.swapped()}
     threads = report.settings["threads"] = plan.threads or subject.thread_count(before.load)
-    setting = {"threads": threads, "seconds": min(2.0, plan.minutes)}
+    setting = {"threads": threads, "seconds": min(2.0, plan.minutes / 5)}
     with Side("roof", setting, env=thread_limits(threads)) as roof:
         report.roof = roof.told
 
@@ -104,12 +111,13 @@ def look_again(report: Report, say: Say) -> None:
 def with_sides(
     plan: Plan, wanted: list[str], under: Subject, report: Report, say: Say, stop: Callable[[], bool], began: float
 ) -> None:
-    options = plan.options(report.roof["device"])
+    options = plan.options(report.roof["device"], report.machine["before"]["share"])
     sides: dict[str, Side] = {}
     try:
         start_sides(plan, under, options, sides, report, say)
         prompts = find_prompts(sides[OURS], plan.text, say)
-        report.settings |= {"lengths": options.lengths, "decoded": options.decoded, "prompts": prompts.source}
+        sizes = {"lengths": options.lengths, "decoded": options.decoded, "requests": options.requests}
+        report.settings |= sizes | {"prompts": prompts.source}
         contest = Contest(under, sides, options, report.roof, prompts, stop, problems=report.problems)
         contest.language, contest.restarts = prompts.language, plan.restarts
         contest.clock = choose_clock(plan, report, list(sides))

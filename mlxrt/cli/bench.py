@@ -35,7 +35,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument("--width", type=real, default=5.0, metavar="PERCENT", help="stop at intervals this wide")
     parser.add_argument("--level", type=real, default=95.0, metavar="PERCENT", help="of the intervals (default: 95)")
     parser.add_argument("--threads", type=whole, metavar="N", help="of every engine on a CPU (default: free cores)")
-    parser.add_argument("--requests", type=whole, default=6, metavar="N", help="requests of a batch (default: 6)")
+    parser.add_argument("--requests", type=whole, metavar="N", help="requests of a batch (default: by device)")
     parser.add_argument("--restarts", type=whole, default=0, metavar="N", help="of every engine within a case")
     parser.add_argument(
         "--clock", choices=("wall", "processor"), help="what is read (default: wall; processor on a busy CPU)"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -14,13 +15,20 @@ import pytest
 import mlxrt
 from mlxrt.bench.result import OURS, Report
 from mlxrt.bench.side import Side, SideFailed, environment
+from mlxrt.bench.statistics import Patience
 from mlxrt.bench.subject import Subject
 from mlxrt.weights.source import locate
 
-FAST = ("--lengths", "12,16", "--tokens", "4", "--rounds", "2", "--minutes", "0.01", "--threads", "1")
+FAST = ("--lengths", "12,16", "--tokens", "4", "--rounds", "2", "--minutes", "5", "--threads", "1")
 
 
-def test_suites_against_mlx_lm(cli, folder, tmp_path):
+@pytest.fixture
+def two_rounds(monkeypatch):
+    """However wide the intervals are: what is tried is not the statistics."""
+    monkeypatch.setattr("mlxrt.bench.run.Patience", partial(Patience, most=2))
+
+
+def test_suites_against_mlx_lm(cli, two_rounds, folder, tmp_path):
     out = tmp_path / "a.json"
     asked = ("decode", "prefix", "batch", "nosuch", "-m", folder, "--peer", "mlx-lm", "--json", out)
     page = tmp_path / "a.html"
@@ -90,7 +98,7 @@ def test_work_of_a_shape_is_that_of_its_matrices():
     assert experts.multiplied < 0.15 * 30.5e9 < experts.resident * 2
 
 
-def test_a_dead_url_is_absent_and_the_rest_is_measured(cli, folder, tmp_path):
+def test_a_dead_url_is_absent_and_the_rest_is_measured(cli, two_rounds, folder, tmp_path):
     out = tmp_path / "a.json"
     result = cli("bench", "decode", "-m", folder, "--peer", "http://127.0.0.1:9/v1", "--json", out, *FAST)
     assert result.code == 2 and "nobody answers at http://127.0.0.1:9/v1" in result.err
@@ -138,7 +146,7 @@ def server(folder):
 
 
 @pytest.mark.parametrize("spoilt", [False, True])
-def test_a_server_behind_a_url(cli, folder, server, tmp_path, spoilt):
+def test_a_server_behind_a_url(cli, two_rounds, folder, server, tmp_path, spoilt):
     if spoilt:
         server.spoil = lambda text: "~~" + text[2:]
     url, out = f"http://127.0.0.1:{server.server_port}/v1", tmp_path / "a.json"

@@ -13,7 +13,7 @@ from mlxrt import device
 from mlxrt.bench.sides.serving import serve
 
 COPIED = {"cpu": 1 << 26, "metal": 1 << 30, "cuda": 1 << 32}  # bytes: far beyond every cache
-SIDE = {"cpu": 1024, "metal": 4096, "cuda": 8192}  # of the matrices
+SIDE = {"cpu": 512, "metal": 4096, "cuda": 8192}  # of the matrices
 
 
 class Roof:
@@ -59,12 +59,14 @@ class Roof:
         """A roof is what the machine does when nothing else runs: the best round counts."""
         import mlx.core as mx
 
+        # One thread's processor time is its wall time on a quiet machine, and does not count the others on a busy one.
+        clock = time.process_time if self.threads == 1 and device.kind() == "cpu" else time.perf_counter
         best, end = float("inf"), time.perf_counter() + self.seconds
         while time.perf_counter() < end or best == float("inf"):
-            began = time.perf_counter()
+            began = clock()
             work()
             mx.synchronize()
-            best = min(best, time.perf_counter() - began)
+            best = min(best, clock() - began)
         return best
 
 

@@ -53,11 +53,10 @@ def run(contest: Contest, spaced: bool, name: str) -> Iterator[Figure]:
         spacing = once["seconds"] / contest.options.requests
     requests = mixture(contest, spacing)
     speed, asked = partial(rate, contest), {"do": "batch", "requests": requests}
-    rounds = contest.alternate(f"batch, {name}", lambda side, r: [asked], [speed])
+    first = asked | {"requests": requests[:1]}  # warms up
+    rounds = contest.alternate(f"batch, {name}", lambda side, r: [asked if r >= 0 else first], [speed])
     case = f"{name}, {len(requests)} requests"
-    first = {side: [1e3 * w for reply in replies for w in waits(reply)] for side, replies in rounds.replies.items()}
+    ms = {side: [1e3 * w for reply in replies for w in waits(reply)] for side, replies in rounds.replies.items()}
     told = rounds.agreement.to_dict()
     yield contest.figure("batch", case, "all tokens", "tok/s", rounds.values(speed), agreement=told)
-    yield contest.figure(
-        "batch", case, "first token, mean", "s", rounds.values(mean_wait), higher=False, latencies=first
-    )
+    yield contest.figure("batch", case, "first token, mean", "s", rounds.values(mean_wait), higher=False, latencies=ms)
