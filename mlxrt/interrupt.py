@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 
 class Interrupt:
