@@ -15,7 +15,8 @@ class Interrupt:
     """Holds Ctrl-C back while `patient()` says so; `asked` tells. A second one is not held back."""
 
     def __init__(self, patient: Callable[[], bool]):
-        self.asked, self._patient, self._before = False, patient, None  # type: bool, Callable[[], bool], Any
+        self.asked, self._patient = False, patient
+        self._before: Any = None
 
     def __enter__(self) -> Self:
         self._before = signal.signal(signal.SIGINT, self._hear)
