@@ -24,7 +24,9 @@ def rows(report: Report, path: str) -> Iterator[str]:
     peers = [name for name, told in report.sides.items() if name != OURS and "absent" not in told]
     clock = report.settings["clock"]
     busy = "busy" if report.machine["before"]["busy"] else "quiet"
-    yield ""
+    minutes = report.settings["minutes"]
+    command = "make bench" if minutes == 8 else f'make bench BENCH="--minutes {minutes:g}"'
+    yield from ("", "```", command, "```", "")
     yield "| | mlxrt | " + " | ".join(peers) + " | " + " | ".join(f"ratio to {p}" for p in peers) + " | of roof |"
     yield "|---" * (3 + 2 * len(peers)) + "|"
     for f in report.figures:
