@@ -78,8 +78,9 @@ def test_an_unknown_model_is_one_line(cli, model, monkeypatch):
 def test_a_model_that_does_not_fit_is_told_before_it_is_made():
     under = Subject.find("shape:gpt-oss-120b")
     assert under.work.resident > 2e11
-    with pytest.raises(mlxrt.WontFit, match="GB are free"):
+    with pytest.raises(mlxrt.WontFit, match="GB are free") as caught:
         under.check_fits(2)
+    assert caught.value.exit_code == 2
 
 
 def test_work_of_a_shape_is_that_of_its_matrices():
