@@ -75,10 +75,11 @@ def run(plan: Plan, report: Report, say: Say, stop: Callable[[], bool]) -> None:
         say(line)
     if not wanted:
         raise BadRequest("no suite is left to run")
+    under = Subject.find(plan.model)
+    under.check_fits(1)
+    report.model = under.to_dict()
     try:
         look(plan, report)
-        under = Subject.find(plan.model)
-        report.model = under.to_dict()
         with_sides(plan, wanted, under, report, say, stop, began)
     finally:
         report.seconds = time.perf_counter() - began
