@@ -43,6 +43,8 @@ test-all: test $(PEERS)
 	@$(BIN)/python tests/hub/check_macos_resolve.py
 	@$(BIN)/python -m tests.machine.run --programs 3000
 	@$(BIN)/python -m tests.machine.faults
+	@$(BIN)/python -m tests.scheduler.run --programs 2000
+	@$(BIN)/python -m tests.scheduler.soak
 	@$(BIN)/python -m tests.disk.kill --saves 200
 	@$(BIN)/python -m bench.peer_tokens
 	@$(BIN)/python -m bench.perplexity

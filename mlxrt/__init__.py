@@ -19,8 +19,10 @@ except ImportError as error:
     ) from None
 
 if TYPE_CHECKING:
+    from .async_engine import AsyncEngine
+    from .budget import Cost
     from .config import EngineConfig
-    from .engine import Engine, Stats
+    from .engine import Engine
     from .errors import (
         BadCheckpoint,
         BadLogits,
@@ -32,12 +34,14 @@ if TYPE_CHECKING:
         CannotRewind,
         ContextOverflow,
         EngineClosed,
+        EngineFailed,
         EvictedBlock,
         HubError,
         MlxrtError,
         ModelNotFound,
         NoRoom,
         NoTokenizer,
+        PromptWontFit,
         QueueFull,
         StaleLogits,
         UnsupportedModel,
@@ -45,18 +49,22 @@ if TYPE_CHECKING:
     )
     from .loader import load
     from .logits import LogitsRow, LogitsView
-    from .request import Completion, Event, Finish, Request, SamplingParams, Timings
+    from .request import Completion, EngineEvent, Event, Finish, Request, SamplingParams, Timings
     from .session import Session
+    from .stats import Stats
 
 __version__ = "0.1.0"
 
 ERRORS = """BadCheckpoint BadLogits BadRequest BadSnapshot BadTemplate BadTokenizer CacheCorrupt CannotRewind
-    ContextOverflow EngineClosed EvictedBlock HubError MlxrtError ModelNotFound NoRoom NoTokenizer QueueFull StaleLogits
-    UnsupportedModel WontFit""".split()
+    ContextOverflow EngineClosed EngineFailed EvictedBlock HubError MlxrtError ModelNotFound NoRoom NoTokenizer
+    PromptWontFit QueueFull StaleLogits UnsupportedModel WontFit""".split()
 HOMES = dict.fromkeys(ERRORS, "errors") | {
+    "AsyncEngine": "async_engine",
     "Completion": "request",
+    "Cost": "budget",
     "Engine": "engine",
     "EngineConfig": "config",
+    "EngineEvent": "request",
     "Event": "request",
     "Finish": "request",
     "LogitsRow": "logits",
@@ -64,12 +72,13 @@ HOMES = dict.fromkeys(ERRORS, "errors") | {
     "Request": "request",
     "SamplingParams": "request",
     "Session": "session",
-    "Stats": "engine",
+    "Stats": "stats",
     "Timings": "request",
     "load": "loader",
 }
 
 __all__ = [
+    "AsyncEngine",
     "BadCheckpoint",
     "BadLogits",
     "BadRequest",
@@ -80,9 +89,12 @@ __all__ = [
     "CannotRewind",
     "Completion",
     "ContextOverflow",
+    "Cost",
     "Engine",
     "EngineClosed",
     "EngineConfig",
+    "EngineEvent",
+    "EngineFailed",
     "Event",
     "EvictedBlock",
     "Finish",
@@ -93,6 +105,7 @@ __all__ = [
     "ModelNotFound",
     "NoRoom",
     "NoTokenizer",
+    "PromptWontFit",
     "QueueFull",
     "Request",
     "SamplingParams",

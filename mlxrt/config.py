@@ -8,6 +8,7 @@ from typing import Any
 
 from .errors import BadRequest
 
+OPTIONAL = ("max_context", "max_kv_size", "chunk", "max_stall")  # None: chosen at load
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -21,10 +22,18 @@ class EngineConfig:
         None, "tokens a sequence may hold, prompt and output (default: the model's own limit)"
     )
     kv_memory: int | str | None = option(None, "memory for keys and values, like 4G (default: half of what is free)")
+    memory: int | str | None = option(
+        None, "most memory in all, like 12G: weights, keys and values, steps (default: what the device gives)"
+    )
     kv: str = option("full", "how keys and values are kept: full (= paged), q8, q6, q4, q3, q2 or k8v4 bits")
     max_kv_size: int | None = option(None, "put a window of so many tokens on full-attention layers")
     max_running: int = option(32, "sequences decoded together")
-    chunk: int = option(512, "most tokens in one step")
+    chunk: int | None = option(None, "most tokens in one step (default: chosen for the model and the device)")
+    max_queue: int = option(4096, "requests that may wait")
+    max_stall: int | None = option(
+        None, "most prompt tokens computed between two tokens of a running stream (default: one step's)"
+    )
+    max_stall_ms: float | None = option(None, "the same in milliseconds, as measured while running")
     ahead: int = option(1, "steps launched before the oldest is read")
     prefix_cache: bool = option(True, "keep computed prefixes for later requests")
     disk_cache: str | None = option(None, "folder that keeps computed prefixes for later runs too")
@@ -46,9 +55,11 @@ class EngineConfig:
             ("max_running", 1, 4096),
             ("chunk", 1, 1 << 20),
             ("ahead", 0, 8),
+            ("max_queue", 1, 1 << 31),
+            ("max_stall", 1, 1 << 31),
         ):
             value = getattr(self, name)
-            if value is None and name in ("max_context", "max_kv_size"):
+            if value is None and name in OPTIONAL:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise BadRequest(f"{name} must be a whole number in {low}..{high}, not {value!r}")
@@ -56,8 +67,14 @@ class EngineConfig:
             raise BadRequest(f"dtype must be float32, bfloat16 or float16, not {self.dtype!r}")
         if self.kernels not in ("auto", "strict", "reference"):
             raise BadRequest(f"kernels must be auto, strict or reference, not {self.kernels!r}")
-        if self.kv_memory is not None:
-            nbytes(self.kv_memory)
+        for amount in (self.kv_memory, self.memory):
+            if amount is not None:
+                nbytes(amount)
+        stall = self.max_stall_ms
+        if stall is not None and (
+            isinstance(stall, bool) or not isinstance(stall, (int, float)) or not 0 < stall < 1e9
+        ):
+            raise BadRequest(f"max_stall_ms must be a number of milliseconds > 0, not {stall!r}")
         nbytes(self.disk_cache_bytes)
         if self.disk_cache is not None and (not isinstance(self.disk_cache, str) or not self.disk_cache):
             raise BadRequest(f"disk_cache must be the name of a folder, not {self.disk_cache!r}")

@@ -43,8 +43,16 @@ class WontFit(MlxrtError):
     """The memory needed is more than there is, whatever else is given up."""
 
 
+class PromptWontFit(ContextOverflow, WontFit):
+    """The prompt would fit the model, but not the memory the engine has."""
+
+
 class EngineClosed(MlxrtError):
     """The engine was closed; load it again."""
+
+
+class EngineFailed(EngineClosed):
+    """A step could not be finished, so nothing the engine holds can be trusted; load it again."""
 
 
 # What a model comes from

@@ -17,6 +17,7 @@ from .errors import NoTokenizer
 from .kernels import Kernels, backend, gpu_of
 from .kernels.verdict import verify
 from .models import CausalLM, find
+from .request import EngineEvent
 from .text import Tokenizer
 from .weights import Checkpoint, FolderCheckpoint, GgufCheckpoint, build
 from .weights.cachedir import cache_root
@@ -31,20 +32,30 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def load(name: str, config: EngineConfig = EngineConfig(), *, say: Say = tell) -> Engine:  # noqa: B008  frozen
-    """An engine for an alias, a folder, a .gguf file, a hub id or a `shape:`. `say` gets every line worth knowing."""
+def load(
+    name: str,
+    config: EngineConfig = EngineConfig(),  # noqa: B008  frozen
+    *,
+    say: Say = tell,
+    on_event: Callable[[EngineEvent], None] | None = None,
+) -> Engine:
+    """An engine for an alias, a folder, a .gguf file, a hub id or a `shape:`.
+
+    `say` gets every line worth knowing, `on_event` what happens to requests.
+    """
     if device.kind() == "cpu" and blas.slow():
         say(f"BLAS: {blas.running()}")
     located = locate(str(name), revision=config.revision, offline=config.offline, token=config.token, say=say)
     if located.shape is not None:
-        return Engine(shaped(located.shape, config, say), config, source=Source(located.name), say=say)
+        model = shaped(located.shape, config, say)
+        return Engine(model, config, source=Source(located.name), say=say, on_event=on_event)
     checkpoint = open_checkpoint(located)
     model = filled(checkpoint, config, say)
     tokenizer = tokenizer_of(checkpoint)
     source = Source(
         located.name, tuple(checkpoint.files()), ends(checkpoint, tokenizer), tuple(checkpoint.generation.items())
     )
-    return Engine(model, suited(config, model, say), tokenizer, source, say)
+    return Engine(model, suited(config, model, say), tokenizer, source, say, on_event)
 
 
 def suited(config: EngineConfig, model: CausalLM, say: Say) -> EngineConfig:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from .cache.sequence import SequenceState
 from .cache.states import LayerState
 from .errors import BadRequest
 
@@ -88,8 +87,13 @@ class Request:
     tools: tuple[dict, ...] | None = None
     enable_thinking: bool | None = None
     on_logits: Callable[[Any], None] | None = None  # gets the row of the step's LogitsView before sampling
+    priority: int = 0  # higher goes first; waiting makes up for it (see docs/serving.md)
+    deadline_s: float | None = None  # seconds from submission; then it ends with what it has
 
     def __post_init__(self):
+        check("priority", self.priority, int, -1000, 1000, "a whole number in -1000..1000")
+        if self.deadline_s is not None:
+            check("deadline_s", self.deadline_s, float, math.ulp(0.0), 1e9, "seconds > 0")
         given = [n for n in ("prompt", "tokens", "messages") if getattr(self, n) is not None]
         if len(given) != 1:
             raise BadRequest(f"a request needs exactly one of prompt, tokens, messages; got {given or 'none'}")
@@ -107,7 +111,7 @@ class Request:
     def of(cls, x, **options) -> "Request":
         """What `generate` accepts: str, tokens, messages or a Request; options of SamplingParams and Request."""
         sampling = {f.name for f in fields(SamplingParams)}
-        extra = {"tools", "enable_thinking", "on_logits"}
+        extra = {"tools", "enable_thinking", "on_logits", "priority", "deadline_s"}
         if unknown := options.keys() - sampling - extra:
             raise BadRequest(
                 f"unknown option {', '.join(sorted(unknown))}; known: {', '.join(sorted(sampling | extra))}"
@@ -178,6 +182,18 @@ class Event:
 
 
 @dataclass(frozen=True)
+class EngineEvent:
+    """Something that happened to a request, for whoever watches the engine as a whole."""
+
+    kind: str  # queued, started, first_token, preempted, finished
+    id: int
+    at: float  # on time.perf_counter
+    prompt_tokens: int
+    generated_tokens: int
+    finish_reason: Finish | None = None
+
+
+@dataclass(frozen=True)
 class Completion:
     text: str
     tokens: tuple[int, ...]
@@ -187,9 +203,12 @@ class Completion:
     timings: Timings
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
-    """Everything known about one request while it lives. Only the scheduler and the runner change it."""
+    """Everything known about one request while it lives. Only the scheduler and the runner change it.
+
+    It is itself, whatever its fields say: sets and dictionaries of sequences go by identity.
+    """
 
     id: int
     request: Request
@@ -206,6 +225,13 @@ class Sequence:
     )  # sampled, still on the device: (tokens of a step, row)
     marks: list[tuple[LayerState, ...]] = field(default_factory=list)  # checkpoints whose tokens may not be known yet
     stored: Any = None  # the prefix store's node up to which this sequence is stored
+    turn: float = 0.0  # its place in the queue, see waiting.py
+    deadline: float | None = None  # on the scheduler's clock
+    seen: int = 0  # prompt tokens the engine had launched when this one was last given a token
+    preempted: int = 0  # times its memory was taken
+    admitted: bool = False  # has run before
+    followed: bool = False  # has waited for a prefix that another one computed
+    paused: bool = False  # whoever reads it lags behind: no more tokens for now
 
     def __post_init__(self):
         self.tokens = list(self.prompt)
@@ -220,11 +246,12 @@ class Sequence:
     @property
     def todo(self) -> int:
         """Tokens the memory can take now."""
-        if self.request.on_logits and self.pending:
-            return 0  # the callback must see every token before the next logits exist
+        if self.paused or (self.request.on_logits and self.pending):
+            return 0  # a callback must see every token before the next logits exist
         room = len(self.prompt) + self.params.max_tokens - len(self)
         return len(self) - self.length if room > 0 or self.length < len(self) - 1 else 0
 
-    def seal(self) -> SequenceState:
-        """The longest state whose tokens are all known."""
-        return SequenceState.fit(tuple(self.tokens), self.parts)
+    @property
+    def decoding(self) -> bool:
+        """Whether all its memory lacks is the newest token; otherwise it computes what is known already."""
+        return self.length >= len(self.prompt) and len(self) - self.length <= 1

@@ -51,23 +51,21 @@ class Question:
         return f"{turns} dropped to fit the context; the conversation goes on with {len(self.tokens)} tokens"
 
 
-class Reply(Iterator[Event]):
-    """An answer that is being given. The session moves on when it is complete; closing it early leaves it as it was."""
+class Hearing:
+    """An answer as it is heard, and what the session makes of it when it is complete."""
 
-    def __init__(self, session: "Session", question: Question, options: dict[str, Any]):
+    def __init__(self, session: "Session", question: Question):
         self._session, self._question, self._base = session, question, session.turns[-1]
-        self._stream = session.engine.stream(Request.of(list(question.tokens), **options))
-        self._events: list[Event] = []
+        self.events: list[Event] = []
 
     @property
     def dropped_turns(self) -> int:
         return self._question.dropped
 
-    def __next__(self) -> Event:
-        event = next(self._stream)
-        if not self._events and self._question.dropped:
+    def hear(self, event: Event) -> Event:
+        if not self.events and self._question.dropped:
             event = replace(event, note=self._question.note)
-        self._events.append(event)
+        self.events.append(event)
         if event.error:
             raise event.error
         if event.finish_reason in (Finish.STOP, Finish.LENGTH):
@@ -75,7 +73,7 @@ class Reply(Iterator[Event]):
         return event
 
     def _turn(self) -> Turn:
-        done = complete(self._events)
+        done = complete(self.events)
         engine = self._session.engine
         ended = done.tokens[-1:] if done.tokens[-1] in engine.source.eos else ()
         end = engine.tokenizer.decode(list(ended), skip_special=False)
@@ -83,12 +81,23 @@ class Reply(Iterator[Event]):
         messages = (*asked.messages, {"role": "assistant", "content": done.text})
         return Turn(messages, asked.text, asked.tokens + done.tokens, end)
 
+
+class Reply(Hearing, Iterator[Event]):
+    """An answer that is being given. The session moves on when it is complete; closing it early leaves it as it was."""
+
+    def __init__(self, session: "Session", question: Question, options: dict[str, Any]):
+        super().__init__(session, question)
+        self._stream = session.engine.stream(Request.of(list(question.tokens), **options))
+
+    def __next__(self) -> Event:
+        return self.hear(next(self._stream))
+
     @property
     def completion(self) -> Completion:
         """The whole answer; waits for it."""
         for _ in self:
             continue
-        return complete(self._events)
+        return complete(self.events)
 
     @property
     def text(self) -> str:
@@ -123,6 +132,10 @@ class Session:
 
     def say(self, text: str, **options) -> Reply:
         """Ask; iterate the reply for its events, or read its `text`."""
+        return Reply(self, *self.question(text, options))
+
+    def question(self, text: str, options: dict[str, Any]) -> tuple[Question, dict[str, Any]]:
+        """What a text asks after all that was said, and the options of the request that will answer it."""
         if not isinstance(text, str) or not text:
             raise BadRequest("say something: the text is empty")
         given = self.options | options
@@ -130,7 +143,7 @@ class Session:
         question = self._ask(self.turns, text, extra)
         if self.on_overflow == "drop-oldest":
             question = self._shorten(question, text, extra, Request.of("x", **given).params.max_tokens)
-        return Reply(self, question, given)
+        return question, given
 
     def _ask(self, turns: Sequence[Turn], text: str, extra: dict[str, Any], dropped: int = 0) -> Question:
         messages = (*turns[-1].messages, {"role": "user", "content": text})
@@ -195,7 +208,8 @@ class Session:
         extra = {"turns": [asdict(t) for t in self.turns], "model": engine.source.name}
 
         def write(to: Path) -> str:
-            return save_state(to, engine.runner, state, engine.identity(), extra)
+            with engine.exclusive():
+                return save_state(to, engine.runner, state, engine.identity(), extra)
 
         try:
             if bundle is None:
@@ -214,10 +228,11 @@ class Session:
             raise BadRequest("the engine runs without a prefix cache: a state cannot be restored into it")
         session = cls(engine, None, options, on_overflow)
         file, digest = Bundle(Path(path)).find(name) if is_bundle(Path(path), name) else (Path(path), None)
-        identity, evict = engine.identity(), engine.store.evict
-        state, extra = load_state(file, engine.runner, engine.empty(), identity, digest, evict)
-        session.turns = read_turns(file, extra, engine)
-        engine.store.put(state)
+        with engine.exclusive():
+            identity, evict = engine.identity(), engine.store.evict
+            state, extra = load_state(file, engine.runner, engine.empty(), identity, digest, evict)
+            session.turns = read_turns(file, extra, engine)
+            engine.store.put(state)
         return session
 
 

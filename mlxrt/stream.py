@@ -7,9 +7,9 @@ from .request import Event
 
 
 class Stream(Iterator[Event]):
-    def __init__(self, ids: list[int], take: Callable[[list[int]], Event], cancel: Callable[[int], None]):
+    def __init__(self, ids: list[int], take: Callable[[list[int]], Event], drop: Callable[[list[int], bool], None]):
         self.ids = list(ids)
-        self._take, self._cancel = take, cancel
+        self._take, self._drop = take, drop
 
     def __next__(self) -> Event:
         if not self.ids:
@@ -19,9 +19,17 @@ class Stream(Iterator[Event]):
             self.ids.remove(event.id)
         return event
 
+    def add(self, id: int) -> None:
+        """Another request whose events come here."""
+        self.ids.append(id)
+
     def close(self) -> None:
-        while self.ids:
-            self._cancel(self.ids.pop())
+        self._leave(wait=True)
+
+    def _leave(self, wait: bool) -> None:
+        ids, self.ids = self.ids, []
+        if ids:
+            self._drop(ids, wait)
 
     def __enter__(self) -> Self:
         return self
@@ -30,4 +38,4 @@ class Stream(Iterator[Event]):
         self.close()
 
     def __del__(self):
-        self.close()
+        self._leave(wait=False)  # a finaliser runs anywhere, also where this very thread holds a lock

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .request import Completion, Event, Finish, Logprobs, Sequence, Timings
@@ -16,11 +17,24 @@ class Ticket:
     matcher: StopMatcher | None
     began: float = field(default_factory=time.perf_counter)
     first: float | None = None
+    last: float | None = None
     inbox: deque[Event] = field(default_factory=deque)
+    listener: Callable[[Event], None] | None = None  # gets the events instead, on the thread that made them
+
+    def deliver(self, event: Event) -> None:
+        if self.listener is not None:
+            self.listener(event)
+        else:
+            self.inbox.append(event)
+
+    def clock(self) -> tuple[float, bool]:
+        """A token is here: seconds since the one before, or since the beginning; and whether it is the first."""
+        before, now = self.last, time.perf_counter()
+        self.first, self.last = self.first or now, now
+        return now - (before or self.began), before is None
 
     def receive(self, token: int, logprobs: Logprobs) -> bool:
         """A token has arrived and its sequence knows of it. True when its text completes a stop string."""
-        self.first = self.first or time.perf_counter()
         ending = self.seq.finish
         text, matched = "", False
         if self.detokenizer:
@@ -35,11 +49,21 @@ class Ticket:
                 text += self.matcher.finish()
             matched = self.matcher.matched
         reason = Finish.STOP if matched else ending
-        self.inbox.append(Event(self.seq.id, token, text, reason, logprobs, self.timings() if reason else None))
+        self.deliver(Event(self.seq.id, token, text, reason, logprobs, self.timings() if reason else None))
         return matched
 
-    def fail(self, error: Exception) -> None:
-        self.inbox.append(Event(self.seq.id, finish_reason=Finish.ERROR, timings=self.timings(), error=error))
+    def end(self, reason: Finish, error: Exception | None = None) -> None:
+        """The request is over without another token. Text that was held back comes out, unless it is an error."""
+        text = self._rest() if error is None else ""
+        self.deliver(Event(self.seq.id, None, text, reason, timings=self.timings(), error=error))
+
+    def _rest(self) -> str:
+        """What may have become a character or a stop string, and now does not."""
+        text = self.detokenizer.finish() if self.detokenizer else ""
+        if self.matcher and not self.matcher.matched:
+            text, _ = self.matcher.push(text)
+            text += "" if self.matcher.matched else self.matcher.finish()
+        return text
 
     def timings(self) -> Timings:
         seq, now = self.seq, time.perf_counter()

@@ -58,7 +58,7 @@ class BlockPool:
         return [Block(self, id, self.generations[id], 0) for id in (self._idle.pop() for _ in range(n))]
 
     def _extend(self, size: int) -> None:
-        self._idle = list(range(size - 1, self.size - 1, -1)) + self._idle
+        self._idle[:0] = range(size - 1, self.size - 1, -1)  # in place: another thread may be giving a block back
         self.generations += [0] * (size - self.size)
         self.size = size
 

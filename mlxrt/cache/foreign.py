@@ -69,6 +69,9 @@ class Held(LayerState):
         claim = self.claim if place is old else Claim(place)
         return replace(self, claim=claim, source=self.claim, start=self.length, length=end)
 
+    def places(self, n):
+        return self.cost(n)
+
     @property
     def floor(self):
         return 0 if self.claim is None or self.claim.place.held < self.limit else self.length

@@ -26,6 +26,10 @@ class LayerState(ABC):
     def grow(self, n: int) -> Self:
         """Room for n more tokens. Raises NoRoom and leaves everything as it was."""
 
+    @abstractmethod
+    def places(self, n: int) -> int:
+        """About how many places a sequence of n tokens holds."""
+
     @property
     @abstractmethod
     def floor(self) -> int:
@@ -92,13 +96,19 @@ class BlockTable(LayerState):
         out = 0 if self.window is None else max(self.first, (self.length - self.window - self.slack + 1) // self.size)
         blocks, end, at = list(self.blocks[out - self.first :]), self.length + n, self.length % self.size
         shared = bool(at) and blocks[-1].filled != at  # somebody else wrote on in the last block
-        new = self.pool.take(-(-end // self.size) - out - len(blocks) + shared)
+        wanted = -(-end // self.size) - out - len(blocks) + shared
+        new = self.pool.take(wanted) if wanted else []
         if shared:
             self.pool.copies.append((blocks.pop(), new[0]))
         blocks += new
         for i in range(self.length // self.size, -(-end // self.size)):
             blocks[i - out].filled = min(self.size, end - i * self.size)
-        return replace(self, blocks=tuple(blocks), first=out, length=end)
+        # Not `replace`, which takes as long as all of the above: this happens for every sequence in every step.
+        return BlockTable(self.pool, self.size, self.window, self.slack, tuple(blocks), out, end)
+
+    def places(self, n):
+        seen = n if self.window is None else min(n, self.window + self.slack + self.size)
+        return -(-seen // self.size)
 
     @property
     def floor(self):
@@ -159,6 +169,9 @@ class Ring(LayerState):
         oldest = 0 if oldest <= self.keep else oldest
         return replace(self, blocks=blocks, oldest=oldest, before_length=self.length, length=end)
 
+    def places(self, n):
+        return 1
+
     @property
     def floor(self):
         return self.oldest + self.window - 1 if self.oldest else 0
@@ -210,7 +223,10 @@ class Slot(LayerState):
         passed = range((self.length // self.stride + 1) * self.stride, end, self.stride)
         last, *places = self.pool.take(1 + len(passed))
         inner = tuple(zip(passed, places))
-        return replace(self, blocks=(last,), before=self.blocks, before_length=self.length, inner=inner, length=end)
+        return Slot(self.pool, self.stride, (last,), self.blocks, self.length, inner, end)
+
+    def places(self, n):
+        return 2  # where it reads and where it writes
 
     @property
     def floor(self):

@@ -1,16 +1,19 @@
-"""`mlxrt generate`: one prompt, one answer."""
+"""`mlxrt generate`: one prompt, one answer; or a file of prompts (batch.py)."""
 
 import argparse
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadRequest
+from .batch_flags import add_batch_flags, check_batch_flags
 from .flags import Parser, add_engine_flags, add_model_flag, add_sampling_flags, engine_config, sampling_given
 from .outcome import INTERRUPTED
 from .prompt import add_prompt_flags, add_template_flags, read_prompt, read_tools, require_template
 from .terminal import note
 
 if TYPE_CHECKING:
+    from ..config import EngineConfig
     from ..engine import Engine
     from ..request import Request
 
@@ -21,12 +24,16 @@ def add_flags(parser: Parser) -> None:
     add_template_flags(parser)
     parser.add_argument("--raw", action="store_true", help="give the prompt as it is, without the chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
+    add_batch_flags(parser)
     add_sampling_flags(parser)
     add_engine_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    check_batch_flags(args)
     sampling, config = sampling_given(args), engine_config(args)
+    if args.prompts is not None:
+        return run_prompts(args, config, sampling)
     if sampling.get("logprobs") and not args.json:
         raise BadRequest("--logprobs are shown with --json only; add --json")
     prompt, template = read_prompt(args), template_options(args)
@@ -35,6 +42,24 @@ def run(args: argparse.Namespace) -> int:
 
     with load(DEFAULT if args.model is None else args.model, config, say=note) as engine:
         return answer(engine, request_of(engine, args, prompt, template, sampling), args.json)
+
+
+def run_prompts(args: argparse.Namespace, config: "EngineConfig", sampling: dict[str, Any]) -> int:
+    from .batch import run_batch
+
+    if args.tools is not None or args.enable_thinking is not None:
+        raise BadRequest("--tools and --thinking do not apply with --prompts; write them into the lines")
+    if args.raw and args.system is not None:
+        raise BadRequest("--system goes through the chat template: it does not apply with --raw")
+
+    def load_engine() -> "Engine":
+        from ..loader import load
+        from ..weights.alias import DEFAULT
+
+        running = vars(args).get("max_running", args.parallel or 8)
+        return load(DEFAULT if args.model is None else args.model, replace(config, max_running=running), say=note)
+
+    return run_batch(args, load_engine, sampling)
 
 
 def template_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -49,7 +49,7 @@ BEGIN = r"""
         simdgroup_barrier(mem_flags::mem_threadgroup);
         if (v <= uint(HG)) {
             for (uint p = lane; p < uint(TURN); p += 32) {
-                float angle = float(pos) * speeds[p]; float f = as_type<float>(uint(MAGNITUDE));
+                float angle = float(pos) * float(speeds[p]); float f = as_type<float>(uint(MAGNITUDE));
                 float c = metal::cos(angle) * f; float s = metal::sin(angle) * f;
                 float a = vecs[v][p]; float b = vecs[v][p + TURN];
                 vecs[v][p] = a * c - b * s; vecs[v][p + TURN] = a * s + b * c;

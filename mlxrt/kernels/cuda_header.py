@@ -82,6 +82,7 @@ template <typename T> FN void right16(const T* x, uint stride, uint rows, uint l
         *(uint*)(&t[4 * c + 2].e[0]) = v.z; *(uint*)(&t[4 * c + 3].e[0]) = v.w;
     }
 }
+FN float4 four(float a, float b, float c, float d) { return make_float4(a, b, c, d); }
 template <typename T> FN void unpack2(uint u, float* y);
 template <> FN void unpack2<float>(uint u, float* y) { y[0] = __uint_as_float(u); }
 template <> FN void unpack2<__half>(uint u, float* y) {

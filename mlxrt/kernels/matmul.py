@@ -41,7 +41,7 @@ BODY = r"""
         for (int r = 0; r < 2; r++) {
             uint p[BITS]; load_codes<BITS>(w, (row[r] * K + mine) / 32, p);
             float scale = scale_at<FORM>(s, (row[r] * K + mine) / GROUP);
-            float zero = FORM == 0 ? float(z[(row[r] * K + mine) / GROUP]) : 0.0f;
+            float zero = zero_at<FORM, BITS>(z, (row[r] * K + mine) / GROUP, scale);
             #pragma unroll
             for (int n = 0; n < 32; n++) {
                 set<T>(left[r][n / 2], n % 2, static_cast<T>(number<FORM, BITS>(p, n) * scale + zero));

@@ -67,7 +67,7 @@ TURN_BODY = r"""
     simdgroup_barrier(mem_flags::mem_threadgroup);
     if (query || key) {
         for (uint p = lane; p < uint(TURN); p += 32) {
-            float angle = float(pos) * speeds[p]; float f = as_type<float>(uint(MAGNITUDE));
+            float angle = float(pos) * float(speeds[p]); float f = as_type<float>(uint(MAGNITUDE));
             float c = metal::cos(angle) * f; float s = metal::sin(angle) * f;
             float a = vec[p]; float b = vec[p + TURN];
             vec[p] = a * c - b * s; vec[p + TURN] = a * s + b * c;

@@ -110,6 +110,8 @@ class Machine(StateOps, TalkOps):
             invariants.require(self.advance(), f"nothing is left to do and request {seq.id} has not ended")
         events = list(one.stream)
         self.asked.remove(one)
+        if seq.finish == "error":
+            self.give_way(events.pop().error)
         said = [e.token for e in events]
         self.trace.append(f"request {seq.id} ended ({seq.finish}, {seq.cached} cached): {said}")
         invariants.require(said == seq.tokens[len(seq.prompt) :], f"request {seq.id}: events and tokens differ")
@@ -120,6 +122,8 @@ class Machine(StateOps, TalkOps):
         self.texts.append(tuple(seq.tokens))
 
     def check_end(self, seq: Sequence, n: int) -> None:
+        if seq.finish == "error":
+            return
         stopped = seq.tokens[-1] in seq.stops
         full = n == seq.params.max_tokens or len(seq.tokens) == self.engine.context
         invariants.require(seq.finish == ("stop" if stopped else "length"), f"request {seq.id} ended as {seq.finish}")

@@ -132,8 +132,8 @@ FAULTS = (
     fault(
         "a checkpoint is not flushed",
         "scheduler.py",
-        "Step(tuple(slices), marked)",
-        "Step(tuple(slices), False)",
+        "Step((*rows, *spans), marked, n)",
+        "Step((*rows, *spans), False, n)",
         "hybrid ring",
     ),
     fault(

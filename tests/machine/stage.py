@@ -77,7 +77,15 @@ class Stage:
         self.tally["steps"] += 1
         ahead = len(self.engine._flights)
         self.tally[f"steps with {ahead} in the air"] += 1
-        return self.patient(self.engine.step)
+        return self.engine.step()
+
+    def give_way(self, error: Exception | None) -> None:
+        """A request ended for want of room: right only where this machine itself holds values. It lets them go."""
+        invariants.require(isinstance(error, WontFit), f"a request ended with {error!r}")
+        invariants.require(bool(self.holds), f"nobody but the request holds memory, and it ended: {error}")
+        self.holds.clear()
+        self.tally["requests ended for room"] += 1
+        self.trace.append("no room for a request: all held values dropped")
 
     def event(self, stream: Iterator[Event], id: int) -> Event:
         """The next event of a request; a stream alone would wait for ever where nothing runs any more."""

@@ -6,7 +6,7 @@ The tokens of every answer are judged against the tokens that were really fed be
 from pathlib import Path
 
 from mlxrt import ContextOverflow, Session
-from mlxrt.errors import BadSnapshot
+from mlxrt.errors import BadSnapshot, WontFit
 from mlxrt.session import Reply
 
 from . import invariants
@@ -56,7 +56,10 @@ class TalkOps(Stage):
     def interrupt(self, session: Session, reply: Reply) -> None:
         """Stop an answer after its first token."""
         seq, turns = self.engine._tickets[reply._stream.ids[0]].seq, len(session.turns)
-        self.event(reply, seq.id)
+        try:
+            self.event(reply, seq.id)
+        except WontFit as error:
+            self.give_way(error)
         reply.close()
         self.trace.append("an answer is stopped after its first token")
         self.judge.check(seq, "an answer stopped halfway")
@@ -65,8 +68,12 @@ class TalkOps(Stage):
     def hear(self, session: Session, reply: Reply) -> None:
         """Take an answer whole and judge it."""
         seq = self.engine._tickets[reply._stream.ids[0]].seq
-        while reply._stream.ids:
-            self.event(reply, seq.id)
+        try:
+            while reply._stream.ids:
+                self.event(reply, seq.id)
+        except WontFit as error:
+            self.give_way(error)
+            return
         said = reply.completion
         invariants.require(session.tokens == tuple(seq.tokens), "a session keeps other tokens than were fed")
         self.trace.append(f"an answer to {len(seq.prompt)} tokens ({said.cached_tokens} cached): {list(said.tokens)}")

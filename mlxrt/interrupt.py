@@ -1,0 +1,44 @@
+"""Ctrl-C as a question that is asked between two tokens.
+
+An exception in the middle of a step would leave the engine's books half written; a conversation that goes on after
+it could not be trusted.
+"""
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Self
+
+
+class Interrupt:
+    """Holds Ctrl-C back while `patient()` says so; `asked` tells. A second one is not held back."""
+
+    def __init__(self, patient: Callable[[], bool]):
+        self.asked, self._patient, self._before = False, patient, None  # type: bool, Callable[[], bool], Any
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._hear)
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self.asked or not self._patient():
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+class StepInterrupt(Interrupt):
+    """Holds Ctrl-C back until a step is over, where Python's own way of hearing it is in place."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: True)
+
+    def __enter__(self) -> Self:
+        main = threading.current_thread() is threading.main_thread()  # the only one that can hear it
+        if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            super().__enter__()
+        return self
