@@ -22,7 +22,7 @@ CROWDED = 0.5  # of a core: below it prompts are shorter
 # Prompt lengths, tokens of a round, requests of a batch.
 SIZES = {
     "crowded": ((32, 96, 256), 8, 4),
-    "cpu": ((64, 256, 768), 12, 4),
+    "cpu": ((64, 256, 512), 12, 4),
     "metal": ((128, 2048, 8192), 64, 8),
     "cuda": ((128, 2048, 8192), 64, 16),
 }
