@@ -13,7 +13,7 @@ from mlxrt import device
 from mlxrt.bench.sides.serving import serve
 
 COPIED = {"cpu": 1 << 26, "metal": 1 << 30, "cuda": 1 << 32}  # bytes: far beyond every cache
-SIDE = {"cpu": 512, "metal": 4096, "cuda": 8192}  # of the matrices
+SIDE = {"cpu": 768, "metal": 4096, "cuda": 8192}  # of the matrices
 
 
 class Roof:
