@@ -36,8 +36,8 @@ def rows(report: Report, path: str) -> Iterator[str]:
     yield (
         f"{report.model['name']}, {report.created[:10]}, {report.machine['name']} ({busy}), "
         f"{report.settings['threads']} thread{'s' * (report.settings['threads'] > 1)} each, {clock} clock, "
-        f"ratios above 1: mlxrt is better, {100 * report.settings['level']:g} % intervals where no other level is given. "
-        f"[Report]({path})."
+        f"ratios above 1: mlxrt is better, {100 * report.settings['level']:g} % intervals where no other level is "
+        f"given. [Report]({path})."
     )
     if not report.complete:
         yield ""
