@@ -7,6 +7,7 @@ is a factor of the result.
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -184,11 +185,12 @@ MATVEC = Source("mlxrt_matvec", ("x", "w", "s", "z", "g", "bias", "other"), ("y"
 
 def bits_of(value: float) -> int:
     """A float as the integer with its bits: kernel constants are whole numbers."""
-    return int(mx.array(value, mx.float32).view(mx.int32).item())
+    return int(mx.array(value, mx.float32).view(mx.int32).item())  # type: ignore[arg-type]  # a whole number
 
 
 def activate(kind: str, gate: mx.array, up: mx.array | None) -> mx.array:
     if kind == "clamped":
+        assert up is not None
         gate, up = mx.minimum(gate, 7.0), mx.clip(up, -7.0, 7.0)
         return gate * mx.sigmoid(1.702 * gate) * (up + 1)
     y = nn.silu(gate) if kind == "silu" else nn.gelu_approx(gate)
@@ -196,7 +198,7 @@ def activate(kind: str, gate: mx.array, up: mx.array | None) -> mx.array:
 
 
 def matvec_cases(dtype: mx.Dtype) -> Iterator[Case]:
-    shapes = [
+    shapes: list[tuple[Any, ...]] = [
         ("affine", 4, 64, 40, 128, 1, {"norm": True, "eps": 1e-6}),
         ("affine", 4, 32, 37, 1056, 3, {"residual": True}),
         ("affine", 8, 64, 24, 1088, 2, {"norm": True, "eps": 1e-5, "activation": "silu", "pair": True}),
