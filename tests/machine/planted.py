@@ -139,8 +139,8 @@ FAULTS = (
     fault(
         "preempted while tokens are on their way",
         "scheduler.py",
-        "if not want or any(s.pending for s in self.running):",
-        "if not want:",
+        "if self._leaving is not None and not self._leaving.pending:",
+        "if self._leaving is not None:",
         "full gemma",
     ),
     fault("logits of another row are sampled", "runner.py", "else hidden[mx.array(ends)]", "else hidden[: len(ends)]"),
