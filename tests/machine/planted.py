@@ -137,10 +137,10 @@ FAULTS = (
         "hybrid ring",
     ),
     fault(
-        "preempted while tokens are on their way",
+        "a preempted sequence seems to be computed",
         "scheduler.py",
-        "if self._leaving is not None and not self._leaving.pending:",
-        "if self._leaving is not None:",
+        "seq.parts, seq.stored, seq.marks, seq.length = (), None, [], 0",
+        "seq.parts, seq.stored, seq.marks = (), None, []",
         "full gemma",
     ),
     fault("logits of another row are sampled", "runner.py", "else hidden[mx.array(ends)]", "else hidden[: len(ends)]"),
