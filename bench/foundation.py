@@ -5,7 +5,6 @@ Exit 0: every judged figure holds. 1: not so. 2: a piece is missing.
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -13,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import mlxrt
-from mlxrt import blas
+from mlxrt.bench import novel
+from mlxrt.bench.export import export
+from mlxrt.bench.launch import same_blas
+from mlxrt.bench.machine import look_around
 
-from . import moby_dick, speed, startup
-from .export import export
-from .stats import Machine, look_at_machine
+from . import speed, startup
 
 PARTS = ("speed", "import", "shell")
 
@@ -38,7 +38,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def measure_speed(options: argparse.Namespace, found: dict[str, Any]) -> bool:
     folder = export("plain")
     with mlxrt.load(str(folder)) as engine:
-        texts = engine.tokenizer.encode(moby_dick.read_text()[:100_000], special=False)
+        texts = engine.tokenizer.encode(novel.read_text()[:100_000], special=False)
     rows, library = speed.measure(folder, texts, options.rounds)
     shipped = speed.measure_default(export("packed"), texts)
     print(f"tokens per second, float32, {speed.DECODED} decoded, {options.rounds} rounds in turns, BLAS {library}")
@@ -67,22 +67,16 @@ def start_measures(options: argparse.Namespace) -> Iterator[Callable[[], startup
         yield lambda: startup.measure_load_import(options.starts)
     if "shell" in options.part:
         folder = export("plain")
-        yield lambda: startup.measure_shell(folder, options.starts, None)
-        if library := preloaded():
-            yield lambda: startup.measure_shell(folder, options.starts, library)
-
-
-def preloaded() -> str | None:
-    """The library that mlxrt loaded under MLX, as LD_PRELOAD wants it; None where MLX brings its own."""
-    path = re.search(r"\((/.*)\)$", blas.running())
-    return path[1] if path and sys.platform.startswith("linux") else None
+        yield lambda: startup.measure_shell(folder, options.starts, same=False)
+        if same_blas():
+            yield lambda: startup.measure_shell(folder, options.starts, same=True)
 
 
 def main() -> int:
     options = parse(sys.argv[1:])
     found: dict[str, Any] = {name: version(name) for name in ("mlx", "mlx-lm")}
     try:
-        before = look_at_machine()
+        before = look_around()
         print(f"before: {before}")
         good = True
         if "speed" in options.part:
@@ -92,7 +86,7 @@ def main() -> int:
     except mlxrt.MlxrtError as error:
         print(error, file=sys.stderr)
         return 2
-    after: Machine = look_at_machine()
+    after = look_around()
     print(f"after: {after}")
     found |= {"before": before.to_dict(), "after": after.to_dict(), "passed": bool(good)}
     if options.json:

@@ -17,9 +17,8 @@ import mlxrt  # before MLX: it brings the BLAS
 import mlx.core as mx
 
 # isort: on
+from mlxrt.bench.side import Side
 from mlxrt.weights.source import locate
-
-from .workers import Side
 
 GAP = 0.5
 MIN_WHOLE = 6
@@ -71,9 +70,10 @@ def answers(engine: mlxrt.Engine, gguf: str, n: int, count: int, threads: int) -
     texts = PROMPTS[:count]
     prompts = [engine.encode(mlxrt.Request(messages=({"role": "user", "content": text},))) for text in texts]
     found = []
-    with Side("llama_cpp", gguf, str(threads), str(max(map(len, prompts)) + n + 1)) as peer:
+    context = max(map(len, prompts)) + n + 1
+    with Side("llama.cpp", {"gguf": gguf, "context": context, "threads": threads}) as peer:
         for text, prompt in zip(texts, prompts):
-            theirs = peer.ask(prompt=prompt, max_tokens=n)
+            theirs = peer.ask(do="generate", prompt=prompt, max_tokens=n, ends=True)["tokens"]
             ours = list(engine.generate(list(prompt), max_tokens=n).tokens)
             found.append((text, compare(engine, prompt, ours, theirs)))
     return found

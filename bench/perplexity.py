@@ -14,7 +14,7 @@ import mlxrt  # before MLX: it brings the BLAS
 import mlx.core as mx
 # isort: on
 
-from . import moby_dick
+from mlxrt.bench import novel
 
 LLAMA_CPP = 46.34  # build 0.3.36 on the same GGUF, windows and targets (shared/facts/real-models.md)
 LIMIT_PERCENT = 0.2
@@ -33,7 +33,7 @@ def window_losses(engine: mlxrt.Engine, tokens: list[int], chunk: int | None) ->
 
 def measure(engine: mlxrt.Engine, chunk: int | None) -> tuple[float, int]:
     """Perplexity and the number of targets."""
-    tokens = engine.tokenizer.encode(moby_dick.read_text()[:CHARACTERS], special=False)
+    tokens = engine.tokenizer.encode(novel.read_text()[:CHARACTERS], special=False)
     assert len(tokens) >= WINDOW * WINDOWS
     every: list[float] = []
     for start in range(0, WINDOW * WINDOWS, WINDOW):

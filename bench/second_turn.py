@@ -13,9 +13,8 @@ import statistics
 from pathlib import Path
 
 import mlxrt
-
-from .export import export
-from .moby_dick import read_text
+from mlxrt.bench.export import export
+from mlxrt.bench.novel import read_text
 
 WINDOW = 512
 

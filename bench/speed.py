@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .stats import Ratio, paired_ratio
-from .workers import Side
+from mlxrt.bench.side import Side
+from mlxrt.bench.statistics import Ratio, paired_ratio
+from mlxrt.bench.tokens import first_difference
 
 PROMPTS = (128, 512)
 DECODED = 64
@@ -28,7 +29,7 @@ class Row:
         return paired_ratio(rates["mlxrt"], rates["mlx-lm"])
 
     def to_dict(self) -> dict[str, Any]:
-        figures = {what: vars(self.ratio(what)) for what in ("prefill", "decode")}
+        figures = {what: self.ratio(what).to_dict() for what in ("prefill", "decode")}
         raw = {"prefill_tps": self.prefill, "decode_tps": self.decode, "differences": self.differences}
         return {"prompt": self.prompt, "rounds": self.rounds, "ratio": figures, **raw}
 
@@ -39,27 +40,27 @@ def rates(result: dict[str, Any], prompt: int) -> tuple[float, float]:
     return prompt / at[0], (len(at) - 1) / (at[-1] - at[0])
 
 
-def first_difference(ours: Side, prompt: list[int], a: list[int], b: list[int]) -> str | None:
-    if a == b:
+def told_difference(ours: Side, prompt: list[int], a: list[int], b: list[int]) -> str | None:
+    i = first_difference(a, b)
+    if i is None:
         return None
-    i = next(i for i, (x, y) in enumerate(zip(a, b)) if x != y)
-    gap = ours.ask(prompt=[*prompt, *a[:i]], gap=[a[i], b[i]])
+    gap = ours.ask(do="gap", prompt=[*prompt, *a[:i]], pair=[a[i], b[i]])
     return f"token {i}: mlxrt {a[i]}, mlx-lm {b[i]}, {gap:.2e} apart in our logits"
 
 
 def measure(folder: Path, texts: list[int], rounds: int, decoded: int = DECODED) -> tuple[list[Row], str]:
     """Every round takes another stretch of the text; who goes first changes from round to round."""
     rows = [Row(n) for n in PROMPTS]
-    with Side("ours", str(folder)) as ours, Side("mlx_lm", str(folder), "same-blas") as theirs:
+    ours_side = Side("mlxrt", {"model": str(folder)}, program="mlxrt.bench.sides.ours")
+    with ours_side as ours, Side("mlx-lm", {"folder": str(folder)}) as theirs:
         sides = {"mlxrt": ours, "mlx-lm": theirs}
-        libraries = set()
+        libraries = {side.told["blas"] for side in sides.values()}
         for r in range(-1, rounds):  # round -1 warms both up
             for row in rows:
                 start = (r + 1) * max(PROMPTS)
                 prompt = texts[start : start + row.prompt]
                 order = list(sides) if r % 2 else list(reversed(sides))
-                got = {name: sides[name].ask(prompt=prompt, max_tokens=decoded) for name in order}
-                libraries |= {result["blas"] for result in got.values()}
+                got = {name: sides[name].ask(do="generate", prompt=prompt, max_tokens=decoded) for name in order}
                 if r >= 0:
                     add(row, got, ours, prompt)
     return rows, " / ".join(sorted(libraries))
@@ -71,15 +72,15 @@ def add(row: Row, got: dict[str, Any], ours: Side, prompt: list[int]) -> None:
         prefill, decode = rates(result, row.prompt)
         row.prefill[name].append(prefill)
         row.decode[name].append(decode)
-    if found := first_difference(ours, prompt, got["mlxrt"]["tokens"], got["mlx-lm"]["tokens"]):
+    if found := told_difference(ours, prompt, got["mlxrt"]["tokens"], got["mlx-lm"]["tokens"]):
         row.differences.append(f"round {row.rounds}, {found}")
 
 
 def measure_default(folder: Path, texts: list[int], prompt: int = 8, decoded: int = 4) -> dict[str, float]:
     """mlx-lm as it comes: reference BLAS, packed weights. Few tokens: it takes seconds for each."""
-    with Side("mlx_lm", str(folder), "as-shipped") as side:
-        side.ask(prompt=texts[:2], max_tokens=1)
-        prefill, decode = rates(side.ask(prompt=texts[:prompt], max_tokens=decoded), prompt)
+    with Side("mlx-lm", {"folder": str(folder)}, env={"MLXRT_BLAS": "off"}) as side:
+        side.ask(do="generate", prompt=texts[:2], max_tokens=1)
+        prefill, decode = rates(side.ask(do="generate", prompt=texts[:prompt], max_tokens=decoded), prompt)
     return {"prefill_tps": prefill, "decode_tps": decode, "prompt": prompt, "decoded": decoded}
 
 

@@ -56,6 +56,17 @@ class Desk:
                 return event
         return None
 
+    def collect(self, id: int) -> list[Event]:
+        """What came for a request since it was last asked for. Makes no step."""
+        with self._news:
+            if self._shut is not None:
+                raise self._shut()
+            events = list(self.tickets[id].inbox)
+            self.tickets[id].inbox.clear()
+            if events and events[-1].finish_reason:
+                del self.tickets[id]
+            return events
+
     def wake(self) -> None:
         """Something may have changed for whoever waits."""
         with self._news:

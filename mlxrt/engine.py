@@ -126,6 +126,10 @@ class Engine(StepLoop):
             raise BadRequest("the prompt is empty: it gives no token")
         return tuple(tokens)
 
+    def take(self, id: int) -> list[Event]:
+        """What came for a submitted request since it was last asked for; runs no step."""
+        return self._desk.collect(id)
+
     # Whole sequences
 
     def score(self, tokens: Many[int], chunk: int | None = None) -> mx.array:

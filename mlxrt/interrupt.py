@@ -8,14 +8,15 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 
 class Interrupt:
     """Holds Ctrl-C back while `patient()` says so; `asked` tells. A second one is not held back."""
 
     def __init__(self, patient: Callable[[], bool]):
-        self.asked, self._patient, self._before = False, patient, None  # type: bool, Callable[[], bool], Any
+        self.asked, self._patient = False, patient
+        self._before: Any = None
 
     def __enter__(self) -> Self:
         self._before = signal.signal(signal.SIGINT, self._hear)

@@ -14,7 +14,6 @@ import pstats
 import statistics
 import time
 
-import mlxrt  # before MLX
 import mlx.core as mx  # isort: skip
 import mlx.nn as nn
 from mlx.utils import tree_flatten
@@ -170,7 +169,8 @@ def main():
                 row |= dict(used=kernels.used, fallbacks={"; ".join(k): v for k, v in kernels.fallbacks.items()})
                 rows.append(row)
                 print(
-                    f"{shape} batch {batch} prompt {length}: decode {a[0]:.0f} against {b[0]:.0f} ({a[0] / b[0]:.2f}x), "
+                    f"{shape} batch {batch} prompt {length}: decode {a[0]:.0f} against {b[0]:.0f} "
+                    f"({a[0] / b[0]:.2f}x), "
                     f"prefill {a[1]:.0f} against {b[1]:.0f} ({a[1] / b[1]:.2f}x) {row.get('agreement', '')}",
                     flush=True,
                 )

@@ -11,6 +11,7 @@ import json
 import time
 
 import mlxrt  # noqa: F401  before MLX
+
 import mlx.core as mx  # isort: skip
 
 from mlxrt.kernels import OPS, Matrix, backend, gpu_of, matmul, matvec

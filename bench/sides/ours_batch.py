@@ -9,8 +9,9 @@ import sys
 import time
 from typing import Any
 
-import mlxrt
 from bench.sides.serving import serve
+
+import mlxrt
 from mlxrt import EngineConfig, Request, SamplingParams
 
 

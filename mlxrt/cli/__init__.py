@@ -16,6 +16,7 @@ COMMANDS = {
     "chat": "talk with a model, turn by turn",
     "pull": "fetch a model into the cache",
     "info": "say what a model needs and what this machine has",
+    "bench": "measure engines side by side",
     "doctor": "check this machine, and our kernels on it",
     "state": "list, show, verify or remove saved conversations and disk caches",
 }

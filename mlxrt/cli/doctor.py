@@ -44,7 +44,7 @@ def report(kernels: Any, quick: bool, say: Callable[[str], None]) -> list[dict[s
 
 
 def entry(name: str, op: Any, kernels: Any, verdicts: list[Any]) -> dict[str, Any]:
-    errors = {v.dtype: share(v.error) for v in verdicts}
+    errors = {v.dtype: share(v.error) for v in verdicts if v.cases}
     found = {
         "op": name,
         "runs": "kernel",

@@ -1,6 +1,7 @@
 """Calls that prove attention over pages: ragged rows, windows, sinks, soft caps, splits, every width of a head."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import mlx.core as mx
 
@@ -9,7 +10,7 @@ from .op import Case
 
 
 def attention_cases(dtype: mx.Dtype) -> Iterator[Case]:
-    shapes = [
+    shapes: list[tuple[Any, ...]] = [
         # R, queries, keys, dim, size, blocks a row, start, used, options
         (1, 4, 2, 64, 8, 3, [19], 3, {"norms": True, "turning": 32}),
         (3, 2, 2, 128, 32, 2, [0, 40, 33], 0, {"turning": 64, "window": 20, "sinks": True}),
@@ -38,7 +39,8 @@ def attention_cases(dtype: mx.Dtype) -> Iterator[Case]:
             h,
             kv,
             dim,
-            *norms,
+            norms[0],
+            norms[1],
             bool(extra.get("v_norm")),
             1e-6,
             None if turning is None else 10000.0 ** -(mx.arange(turning) / turning),

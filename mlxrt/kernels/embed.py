@@ -45,8 +45,9 @@ def embed_rows(tokens, matrix, dtype, scale=1.0):
     """[N, K]: the rows the tokens name, unpacked, times `scale`."""
     if not matrix.packed:
         return (matrix.weight[tokens] * scale).astype(dtype)
-    parts = [a if a is None else a[tokens] for a in (matrix.weight, matrix.scales, matrix.biases)]
-    y = mx.dequantize(*parts, matrix.group, matrix.bits, matrix.mode, dtype=dtype)
+    biases = None if matrix.biases is None else matrix.biases[tokens]
+    words, scales = matrix.weight[tokens], matrix.scales[tokens]
+    y = mx.dequantize(words, scales, biases, matrix.group, matrix.bits, matrix.mode, dtype=dtype)
     return y if scale == 1.0 else y * scale
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import mlx.core as mx
 
@@ -120,12 +121,13 @@ def stack(count: int, rows: int, width: int, mode: str, dtype: mx.Dtype) -> Matr
 
 
 def gate_up_cases(dtype: mx.Dtype) -> Iterator[Case]:
-    for rows, k, count, width, hidden, mode, extra in [
+    shapes: list[tuple[Any, ...]] = [
         (1, 4, 8, 64, 24, "affine", {"norm": True}),
         (3, 2, 5, 1056, 9, "affine", {}),
         (2, 2, 4, 96, 10, "mxfp4", {"bias": True, "activation": "clamped"}),
         (1, 2, 3, 64, 7, "dense", {"activation": "gelu"}),
-    ]:
+    ]
+    for rows, k, count, width, hidden, mode, extra in shapes:
         mx.random.seed(width + hidden)
         matrix = stack(count, 2 * hidden, width, mode, dtype)
         experts = mx.random.randint(0, count, (rows, k)).astype(mx.uint32)
@@ -161,7 +163,7 @@ def down_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 def gathered(matrix: Matrix, x: mx.array, experts: mx.array) -> mx.array:
     """x [N, k or 1, K] through the matrices of `experts` [N, k] -> [N, k, O]."""
-    if matrix.packed:
+    if matrix.scales is not None:
         w, s, b = matrix.weight, matrix.scales, matrix.biases
         y = mx.gather_qmm(
             x[:, :, None], w, s, b, rhs_indices=experts, transpose=True,
@@ -200,7 +202,7 @@ def refuses(x, matrix, **rest) -> str | None:
 
 @expert_gate_up.kernel(GATE_UP, refuses=refuses, pays=lambda x, **rest: x.shape[0] <= MANY)
 def launch_gate_up(gpu, x, experts, matrix, activation, norm=None, eps=0.0, bias=None):
-    n, k, hidden = *experts.shape, matrix.rows // 2
+    (n, k), hidden = experts.shape, matrix.rows // 2
     each = 2 if hidden * n * k >= 4096 else 1
     [y] = gpu(
         GATE_UP,
@@ -226,7 +228,7 @@ def launch_gate_up(gpu, x, experts, matrix, activation, norm=None, eps=0.0, bias
 
 @expert_down.kernel(DOWN, refuses=refuses, pays=lambda x, **rest: x.shape[0] <= MANY)
 def launch_down(gpu, x, experts, weights, matrix, bias=None, residual=None):
-    n, k, outs = *experts.shape, matrix.rows
+    (n, k), outs = experts.shape, matrix.rows
     each = 2 if outs * n >= 8192 else 1
     [y] = gpu(
         DOWN,

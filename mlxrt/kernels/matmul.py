@@ -6,6 +6,7 @@ the matrix and the tiles of x are read in the order that follows from it.
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import mlx.core as mx
 
@@ -85,7 +86,7 @@ MATMUL = Source("mlxrt_matmul", ("x", "w", "s", "z", "bias", "other"), ("y",), B
 
 
 def matmul_cases(dtype: mx.Dtype) -> Iterator[Case]:
-    shapes = [
+    shapes: list[tuple[Any, ...]] = [
         ("affine", 4, 64, 40, 256, 8, {}),
         ("affine", 4, 32, 37, 384, 13, {"residual": True}),
         ("affine", 8, 64, 24, 128, 5, {"activation": "silu", "pair": True}),

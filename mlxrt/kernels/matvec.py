@@ -7,6 +7,7 @@ is a factor of the result.
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -184,11 +185,12 @@ MATVEC = Source("mlxrt_matvec", ("x", "w", "s", "z", "g", "bias", "other"), ("y"
 
 def bits_of(value: float) -> int:
     """A float as the integer with its bits: kernel constants are whole numbers."""
-    return int(mx.array(value, mx.float32).view(mx.int32).item())
+    return int(mx.array(value, mx.float32).view(mx.int32).item())  # type: ignore[arg-type]  # a whole number
 
 
 def activate(kind: str, gate: mx.array, up: mx.array | None) -> mx.array:
     if kind == "clamped":
+        assert up is not None
         gate, up = mx.minimum(gate, 7.0), mx.clip(up, -7.0, 7.0)
         return gate * mx.sigmoid(1.702 * gate) * (up + 1)
     y = nn.silu(gate) if kind == "silu" else nn.gelu_approx(gate)
@@ -196,7 +198,7 @@ def activate(kind: str, gate: mx.array, up: mx.array | None) -> mx.array:
 
 
 def matvec_cases(dtype: mx.Dtype) -> Iterator[Case]:
-    shapes = [
+    shapes: list[tuple[Any, ...]] = [
         ("affine", 4, 64, 40, 128, 1, {"norm": True, "eps": 1e-6}),
         ("affine", 4, 32, 37, 1056, 3, {"residual": True}),
         ("affine", 8, 64, 24, 1088, 2, {"norm": True, "eps": 1e-5, "activation": "silu", "pair": True}),
@@ -294,6 +296,9 @@ def tile(width: int, m: int) -> int:
 
 
 def rows_each(rows: int, m: int, pair: bool) -> int:
-    """Rows of the matrix a simdgroup reads at once: many where there are enough of them to fill the device."""
-    most = 4 if rows >= 16384 else 2 if rows >= 4096 else 1
-    return max(1, min(most, 4 // m) // (2 if pair and most > 1 else 1))
+    """Rows of the matrix (pairs of them) a simdgroup reads at once: many where there are enough to fill the device.
+
+    Measured on an H200 (docs/numbers.md): 4 only for heads, 2 from 4096 rows on, 1 below and with several rows of x.
+    """
+    most = 4 if rows >= 65536 and not pair else 2 if rows >= 4096 else 1
+    return max(1, min(most, 4 // m))

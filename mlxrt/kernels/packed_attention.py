@@ -6,6 +6,7 @@ sixteen numbers are read differs.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
@@ -17,7 +18,7 @@ from .op import Case, Source, op
 from .packing import READ
 
 BITS = (2, 4, 8)  # of which sixteen numbers are whole words
-Coded = tuple[mx.array, mx.array, mx.array]  # words, scales, biases
+Coded = tuple[mx.array, ...]  # words, scales, biases
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class PackedPages:
         return (*self.tail_keys, *self.tail_values)
 
     def plain(self, coded: Coded, bits: int) -> mx.array:
-        return mx.dequantize(*coded, self.group, bits)
+        words, scales, biases = coded
+        return mx.dequantize(words, scales, biases, self.group, bits)
 
 
 # One simdgroup a head: of the queries, the keys, then the values.
@@ -188,12 +190,13 @@ LOOK = Source(
 
 
 def packed_cases(dtype: mx.Dtype) -> Iterator[Case]:
-    for rows, h, kv, dim, size, blocks, start, used, bits, group, extra in [
+    shapes: list[tuple[Any, ...]] = [
         (1, 4, 2, 64, 8, 3, [19], 3, (8, 8), 32, {"norms": True, "turning": 32}),
         (2, 2, 1, 128, 32, 2, [40, 33], 0, (4, 4), 64, {"turning": 64, "window": 20, "sinks": True}),
         (2, 4, 1, 128, 16, 4, [50, 7], 15, (8, 4), 128, {"turning": 32, "softcap": 5.0}),
         (1, 2, 1, 64, 32, 80, [2500], 6, (4, 2), 32, {"turning": 16, "magnitude": 1.3}),
-    ]:
+    ]
+    for rows, h, kv, dim, size, blocks, start, used, bits, group, extra in shapes:
         mx.random.seed(dim + blocks)
 
         def coded(count, slots, width, heads=kv, dim=dim, group=group):
@@ -210,14 +213,15 @@ def packed_cases(dtype: mx.Dtype) -> Iterator[Case]:
             mx.array(base),
             mx.array(start),
             mx.array([used]),
-            *bits,
+            bits[0],
+            bits[1],
             group,
         )
         norms = (
             [1 + 0.2 * mx.random.normal((dim,)).astype(dtype) for _ in range(2)] if extra.get("norms") else [None] * 2
         )
         speeds = 10000.0 ** -(mx.arange(extra["turning"]) / extra["turning"])
-        heads = Heads(h, kv, dim, *norms, False, 1e-6, speeds, extra.get("magnitude", 1.0))
+        heads = Heads(h, kv, dim, norms[0], norms[1], False, 1e-6, speeds, extra.get("magnitude", 1.0))
         arrays = {"qkv": mx.random.normal((rows, (h + 2 * kv) * dim)).astype(dtype)}
         if extra.get("sinks"):
             arrays["sinks"] = mx.random.normal((h,)).astype(dtype)
@@ -239,7 +243,7 @@ def attend_packed(qkv, heads, pages, scale, window=None, softcap=None, sinks=Non
         mx.concatenate([pages.plain(k, pages.key_bits), pages.plain(v, pages.value_bits)], axis=1)
         for k, v in ((pages.keys, pages.values), (tails[:3], tails[3:]))
     ]
-    read = Pages(*plain, pages.table, pages.base, pages.start, pages.used)
+    read = Pages(plain[0], plain[1], pages.table, pages.base, pages.start, pages.used)
     q = heads.turn(q, at, heads.q_norm).flatten(1)
     turned = Heads(heads.queries, heads.keys, heads.dim)
     out, _ = plain_attention.reference(q, turned, read, scale, window, softcap, sinks)

@@ -37,13 +37,13 @@ class Matrix:
 
     def multiply(self, x: mx.array) -> mx.array:
         """x [..., K] -> [..., O]: the meaning of every product here."""
-        if not self.packed:
+        if self.scales is None:
             return x @ self.weight.swapaxes(-1, -2)
         return mx.quantized_matmul(x, self.weight, self.scales, self.biases, True, self.group, self.bits, self.mode)
 
     def plain(self) -> mx.array:
         """The numbers themselves, float32."""
-        if not self.packed:
+        if self.scales is None:
             return self.weight.astype(mx.float32)
         scales, biases = self.scales, self.biases
         if biases is not None:

@@ -58,8 +58,8 @@ class Gemma4Attention(Fusible):
         if self.reads:
             return [self.rope(self.q_norm(y), positions)]
         q, k, *v = mx.split(y, [self.heads, *range(self.heads + self.kv_heads, y.shape[1], self.kv_heads)], axis=1)
-        v = mx.fast.rms_norm(*(v or [k]), None, self.eps)
-        return self.rope(self.q_norm(q), positions), self.rope(self.k_norm(k), positions), v
+        values = mx.fast.rms_norm(v[0] if v else k, None, self.eps)
+        return self.rope(self.q_norm(q), positions), self.rope(self.k_norm(k), positions), values
 
     def __call__(self, x, kv, *, norm):
         y = kv.meet(self.qkv(x, norm), self.turn, self.form, scale=1.0)

@@ -24,7 +24,10 @@ def geglu(gate: mx.array, up: mx.array) -> mx.array:
     return nn.gelu_approx(gate) * up
 
 
-KERNELS = {swiglu: "silu", geglu: "gelu"}  # what kernels call the activations they have
+KERNELS: dict[Callable[[mx.array, mx.array], mx.array], str] = {
+    swiglu: "silu",
+    geglu: "gelu",
+}  # what kernels call the activations they have
 
 
 class ExpertLinear(nn.Module):

@@ -1,28 +1,94 @@
-"""An op's own cases and a few more that only a test wants: values at which clamps and guards matter."""
+"""An op's own cases and a few more that only a test wants: values at which clamps matter, shapes that are tall enough
+for another way through a kernel."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
 
 import mlx.core as mx
 
-from mlxrt.kernels import Case, Matrix, Op
+from mlxrt.kernels import OPS, Case, Matrix, Op
+from mlxrt.kernels.heads import Heads, Pages
 from mlxrt.kernels.proof import DTYPES, cases_of
 
 
-def all_cases(op: Op, dtype: str) -> list[Case]:
+def all_cases(op: Op, dtype: str, wide: bool = True) -> list[Case]:
+    """What the kernel takes in this dtype. `wide`: also cases of many threadgroups, which take up to a second."""
     mx.random.seed(11)
-    return [*cases_of(op, dtype), *MORE.get(op.name, lambda _: iter(()))(DTYPES[dtype])]
+    makers = MORE.get(op.name, ()) + (WIDE.get(op.name, ()) if wide else ())
+    made = [*cases_of(op, dtype), *chain.from_iterable(make(DTYPES[dtype]) for make in makers)]
+    return [case for case in made if not op.refuses(**case.arguments())]
+
+
+def normal(dtype: mx.Dtype, *shape: int) -> mx.array:
+    return mx.random.normal(shape).astype(dtype)
+
+
+def packed(dtype: mx.Dtype, *shape: int) -> Matrix:
+    """4 bits in groups of 32."""
+    return Matrix(*mx.quantize(normal(dtype, *shape), 32, 4), 4, 32, "affine")
 
 
 def strong_gates(dtype: mx.Dtype) -> Iterator[Case]:
     """Gates and ups far outside [-7, 7], where activations saturate and an exp would overflow."""
     for activation, pair in (("gelu", False), ("clamped", True), ("silu", True)):
         rows, width = 40, 64
-        weight = (mx.random.normal((rows * (1 + pair), width)) * 2.0).astype(dtype)
-        arrays = {"x": mx.random.normal((2, width)).astype(dtype)}
+        arrays = {"x": normal(dtype, 2, width)}
         if not pair:
-            arrays["times"] = mx.random.normal((2, rows)).astype(dtype)
-        options = {"matrix": Matrix(weight), "activation": activation, "pair": pair}
-        yield Case(f"strong {activation}", arrays, options)
+            arrays["times"] = normal(dtype, 2, rows)
+        weight = (normal(mx.float32, rows * (1 + pair), width) * 2.0).astype(dtype)
+        yield Case(f"strong {activation}", arrays, {"matrix": Matrix(weight), "activation": activation, "pair": pair})
 
 
-MORE: dict[str, Callable[[mx.Dtype], Iterator[Case]]] = {"matvec": strong_gates}
+def tall(dtype: mx.Dtype) -> Iterator[Case]:
+    """A simdgroup takes several rows at once, and some are left over."""
+    for rows in (4101, 16387):
+        yield Case(f"{rows} rows", {"x": normal(dtype, 1, 32)}, {"matrix": packed(dtype, rows, 32)})
+
+
+def tall_tiles(dtype: mx.Dtype) -> Iterator[Case]:
+    yield Case("8200 rows", {"x": normal(dtype, 5, 128)}, {"matrix": packed(dtype, 8200, 128)})
+
+
+def one_norm(dtype: mx.Dtype) -> Iterator[Case]:
+    """Queries normed and keys not, and the other way round: no family does that, but the text tells them apart."""
+    base = next(c for c in OPS["attend_pages"].cases(dtype) if c.options["heads"].q_norm is not None)
+    for left_out in ("q_norm", "k_norm"):
+        heads = replace(base.options["heads"], **{left_out: None})
+        yield Case(f"without {left_out}", base.arrays, {**base.options, "heads": heads})
+
+
+def many_heads(dtype: mx.Dtype) -> Iterator[Case]:
+    """So many that a threadgroup takes two or four that share a key head."""
+    for rows, reads in ((64, False), (128, False), (128, True)):
+        queries, dim, size = 4, 64, 8
+        table = mx.arange(1, rows + 1).astype(mx.int32)[:, None]
+        pool, tail = normal(dtype, rows + 1, 2, size, dim), normal(dtype, rows, 2, 16, dim)
+        start = mx.arange(rows) % (size + 1)
+        pages = Pages(pool, tail, table, mx.zeros(rows, mx.int32), start, mx.array([15]))
+        options = {"heads": Heads(queries, 1, dim), "pages": pages, "scale": 0.125}
+        width = queries if reads else queries + 2
+        name = f"{rows} rows of {queries} heads{', reading' if reads else ''}"
+        yield Case(name, {"qkv": normal(dtype, rows, width * dim)}, options)
+
+
+def tall_experts(dtype: mx.Dtype) -> Iterator[Case]:
+    experts = mx.array([[2, 0], [1, 1]], mx.uint32)
+    arrays = {"x": normal(dtype, 2, 32), "experts": experts}
+    yield Case("2 x 1025 rows", arrays, {"matrix": packed(dtype, 3, 2050, 32), "activation": "silu"})
+
+
+def tall_downs(dtype: mx.Dtype) -> Iterator[Case]:
+    experts, weights = mx.array([[2, 0], [1, 1]], mx.uint32), mx.random.uniform(0, 1, (2, 2))
+    arrays = {"x": normal(dtype, 2, 2, 32), "experts": experts, "weights": weights}
+    yield Case("4097 rows", arrays, {"matrix": packed(dtype, 3, 4097, 32)})
+
+
+MORE = {"matvec": (strong_gates,), "attend_pages": (one_norm,)}
+WIDE = {
+    "matvec": (tall,),
+    "matmul": (tall_tiles,),
+    "attend_pages": (many_heads,),
+    "expert_gate_up": (tall_experts,),
+    "expert_down": (tall_downs,),
+}

@@ -7,7 +7,7 @@ import pytest
 
 from mlxrt.kernels import OPS, Case, Kernels, Op, Source, gpu_of
 from mlxrt.kernels import verdict as verdicts
-from mlxrt.kernels.proof import cases_of
+from mlxrt.kernels.proof import cases_of, compare
 from mlxrt.kernels.verdict import Record, examine, verify
 
 from ..metal_sim import Simulator
@@ -153,3 +153,29 @@ def test_an_op_of_the_registry_is_judged_by_its_own_cases():
 
     found = examine(op, gpu_of("metal", spoiled), "float16", most=2)
     assert not found.agrees and found.cases == 1 and found.told
+
+
+def test_nan_and_wrong_types_are_infinitely_wrong():
+    right = (mx.array([1.0, 2.0]), mx.array([3.0]))
+    assert compare(right, right, right).error == 0
+    for spoiled in (
+        (mx.array([1.0, float("nan")]), mx.array([3.0])),  # also when a later output is right
+        (mx.array([1.0, 2.0]).astype(mx.float16), mx.array([3.0])),
+        (mx.array([[1.0, 2.0]]), mx.array([3.0])),
+        (mx.array([1.0, 2.0]),),
+        (mx.array([1, 2]), mx.array([3.0])),
+    ):
+        assert compare(spoiled, right, right).error == float("inf")
+    far = (mx.array([1.0, float("-inf")]), mx.array([3.0]))
+    assert compare(far, far, far).error == 0
+    assert compare(right, far, far).error == float("inf")
+    whole = (mx.array([1, 2]),)
+    assert compare(whole, whole, whole).error == 0
+    assert compare((mx.array([1, 3]),), whole, whole).error == float("inf")
+
+
+def test_what_would_never_be_launched_is_not_tried():
+    op = toy("slow", 2, THRICE)
+    op.pays = lambda x: False
+    found = examine(op, gpu_of("metal", Simulator().metal_kernel), "float32")
+    assert found.agrees and found.cases == 0

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from bench.workers import Side
+from mlxrt.bench.side import Side
 from mlxrt.weights import GgufCheckpoint, build
 from tests.weights.llama_cpp_files import convert
 
@@ -72,9 +72,10 @@ def test_log_probabilities_are_llama_cpps(tmp_path, arch):
     folder = made(arch, tmp_path)
     tokens = np.random.default_rng(5).integers(4, 64, 60).tolist()
     found = ours(convert(folder, tmp_path / "ours.gguf"), arch, tokens)
-    with Side("llama_cpp_scores", str(convert(folder, tmp_path / "theirs.gguf", tokens=True)), "1", "128") as peer:
+    gguf = str(convert(folder, tmp_path / "theirs.gguf", tokens=True))
+    with Side("llama.cpp", {"gguf": gguf, "context": 128, "threads": 1, "exact": True}) as peer:
         for n in (1, 9, 33, 60):
-            theirs = np.array(peer.ask(prompt=tokens[:n], vocab=64))
+            theirs = np.array(peer.ask(do="scores", prompt=tokens[:n], vocab=64))
             likely = theirs > -15
             assert np.abs(found[n - 1] - theirs)[likely].max() < CASES[arch][1]
             assert theirs.std() > 1  # level shares would agree too

@@ -10,7 +10,7 @@ import mlx.core as mx
 # isort: on
 
 from bench.peer_tokens import compare
-from bench.workers import Side
+from mlxrt.bench.side import Side
 from mlxrt.weights.alias import ALIASES
 
 GGUF = ALIASES["smollm2"].path
@@ -34,8 +34,8 @@ def engine():
 def test_greedy_tokens_are_llama_cpps(engine):
     messages = ({"role": "user", "content": "What is the capital of France? Answer in one sentence."},)
     prompt = engine.encode(mlxrt.Request(messages=messages))
-    with Side("llama_cpp", str(GGUF), "1", str(len(prompt) + 9)) as peer:
-        theirs = peer.ask(prompt=prompt, max_tokens=8)
+    with Side("llama.cpp", {"gguf": str(GGUF), "context": len(prompt) + 9, "threads": 1}) as peer:
+        theirs = peer.ask(do="generate", prompt=prompt, max_tokens=8, ends=True)["tokens"]
     done = engine.generate(list(prompt), max_tokens=8)
     verdict = compare(engine, prompt, list(done.tokens), theirs)
     assert verdict.whole, verdict.remark

@@ -1,0 +1,51 @@
+"""The hot host paths by instructions: what valgrind counts is the same on a busy machine and a quiet one.
+
+    python -m bench.host.instructions [NAME ...] [--count 50]
+
+Each is run COUNT and 2 x COUNT times under cachegrind; the difference is what COUNT calls cost, start-up excluded.
+Exit 2 where valgrind is not installed.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+from .work import WORK
+
+# Hashes of strings and addresses vary from run to run, and sets and dicts with them.
+STEADY = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def instructions(valgrind: str, name: str, count: int) -> int:
+    command = [valgrind, "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
+    command += [sys.executable, "-m", "bench.host.work", name, str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | STEADY)
+    found = re.search(r"I\s+refs:\s+([\d,]+)", done.stderr)
+    if done.returncode != 0 or found is None:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise SystemExit(f"{name} failed under valgrind: {last}")
+    return int(found[1].replace(",", ""))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(WORK)} (default: all)")
+    parser.add_argument("--count", type=int, default=50)
+    options = parser.parse_args()
+    valgrind = os.environ.get("VALGRIND") or shutil.which("valgrind")
+    if valgrind is None:
+        print("valgrind is not installed; `python -m pytest bench/host` measures by the clock", file=sys.stderr)
+        return 2
+    if unknown := set(options.names) - set(WORK):
+        parser.error(f"no host path goes by {', '.join(sorted(unknown))}; there are {', '.join(WORK)}")
+    for name in options.names or WORK:
+        once, twice = (instructions(valgrind, name, n * options.count) for n in (1, 2))
+        print(f"{name:16}{(twice - once) / options.count:14,.0f} instructions a call", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

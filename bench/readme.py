@@ -1,0 +1,76 @@
+"""README's table, made from a report: the part between its two marks is replaced.
+
+    python -m bench.readme bench/results/MACHINE/RUN.json [--check]
+
+`--check` changes nothing and exits 1 where README does not show this report.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from mlxrt.bench.result import OURS, Figure, Report
+from mlxrt.bench.table import amount
+from mlxrt.errors import MlxrtError
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+BEGIN, END = "<!-- bench: made by python -m bench.readme -->", "<!-- bench: end -->"
+SUITES = ("decode", "prefill", "prefix", "batch", "startup")
+HIDDEN = ("peak memory", "first token cold")
+
+
+def rows(report: Report, path: str) -> Iterator[str]:
+    peers = [name for name, told in report.sides.items() if name != OURS and "absent" not in told]
+    clock = report.settings["clock"]
+    busy = "busy" if report.machine["before"]["busy"] else "quiet"
+    yield ""
+    yield "| | mlxrt | " + " | ".join(peers) + " | " + " | ".join(f"ratio to {p}" for p in peers) + " | of roof |"
+    yield "|---" * (3 + 2 * len(peers)) + "|"
+    for f in report.figures:
+        if f.suite in SUITES and f.what not in HIDDEN:
+            yield row(f, peers)
+    yield ""
+    yield (
+        f"{report.model['name']}, {report.created[:10]}, {report.machine['name']} ({busy}), "
+        f"{report.settings['threads']} thread{'s' * (report.settings['threads'] > 1)} each, {clock} clock, "
+        f"ratios above 1: mlxrt is better, {100 * report.settings['level']:g} % intervals. [Report]({path})."
+    )
+    yield ""
+
+
+def row(f: Figure, peers: list[str]) -> str:
+    values = [amount(f.sides[name].median) if name in f.sides else "" for name in (OURS, *peers)]
+    ratios = [str(f.ratios[p]) if p in f.ratios else "" for p in peers]
+    share = f.share(OURS)
+    name = f"{f.suite} {f.case}" + ("" if f.what == f.suite else f", {f.what}")
+    return "| " + " | ".join([f"{name}, {f.unit}", *values, *ratios, f"{share:.0%}" if share else ""]) + " |"
+
+
+def filled(text: str, report: Report, path: str) -> str:
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return head + BEGIN + "\n" + "\n".join(rows(report, path)) + "\n" + END + tail
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("report", type=Path)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    try:
+        report = Report.load(options.report)
+    except MlxrtError as error:
+        print(error, file=sys.stderr)
+        return 2
+    path = options.report.resolve().relative_to(README.parent).as_posix()
+    old = README.read_text(encoding="utf-8")
+    new = filled(old, report, path)
+    if options.check:
+        return 0 if new == old else 1
+    README.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""A model as a Hugging Face folder in the user's cache, so that two engines load the very same weights.
+
+`plain` holds the weights unpacked to float32, `packed` the 4 and 8 bit words as they lie in a GGUF.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from ..errors import BadRequest
+from ..loader import open_checkpoint
+from ..text.gguf_vocab import bpe, split_words
+from ..text.metadata import Metadata
+from ..text.pretokenizers import scheme
+from ..weights import Checkpoint, GgufCheckpoint, build
+from ..weights.alias import ALIASES, DEFAULT
+from ..weights.cachedir import cache_root, writing
+from ..weights.fingerprint import weights_digest
+from ..weights.source import Located, locate
+
+GROUP = 32  # of GGUF's Q4_1 and Q8_0
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json")
+
+
+def export(kind: str, located: Located | None = None) -> Path:
+    """The folder of kind `plain` or `packed` of a model (the default one), made when it is not there."""
+    located = located or locate(DEFAULT)
+    if located.path is None:
+        raise BadRequest(f"{located.name} has no files to export")
+    checkpoint = open_checkpoint(located)
+    folder = cache_root() / "bench" / f"{stem(located, checkpoint)}-{kind}"
+    if folder.is_dir():
+        return folder
+    with writing(folder.parent):
+        made = Path(tempfile.mkdtemp(dir=folder.parent))
+        try:
+            fill(made, checkpoint, kind)
+            os.replace(made, folder)  # a reader sees all of the folder or none
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    return folder
+
+
+def stem(located: Located, checkpoint: Checkpoint) -> str:
+    if located.name in ALIASES:
+        return f"{located.name}-{ALIASES[located.name].sha256[:12]}"
+    assert located.path is not None
+    return f"{located.path.stem}-{weights_digest(tuple(checkpoint.files()))[:12]}"
+
+
+def fill(made: Path, checkpoint: Checkpoint, kind: str) -> None:
+    config = dict(checkpoint.config)
+    for key in ("quantization", "quantization_config"):
+        config.pop(key, None)
+    if kind == "plain":
+        weights = unpacked(checkpoint)
+        config["torch_dtype"] = "float32"
+    else:
+        weights = checkpoint.load()
+        config["quantization"] = layouts(weights)
+    mx.save_safetensors(str(made / "model.safetensors"), weights, metadata={"format": "mlx"})
+    write(made / "config.json", config)
+    if isinstance(checkpoint, GgufCheckpoint):
+        write_tokenizer(made, checkpoint)
+    else:
+        folder = Path(next(iter(checkpoint.files()))).parent
+        for name in TOKENIZER_FILES:
+            if (folder / name).is_file():
+                shutil.copy(folder / name, made / name)
+
+
+def unpacked(checkpoint: Checkpoint) -> dict[str, mx.array]:
+    model = build(checkpoint, dtype=mx.float32, dequantise=True)
+    return dict(tree_flatten(model.parameters()))  # type: ignore[arg-type]
+
+
+def layouts(weights: dict[str, mx.array]) -> dict[str, Any]:
+    """mlx-lm's `quantization`: what most matrices have, then the others by name."""
+    bits = {}
+    for name in [n.removesuffix(".scales") for n in weights if n.endswith(".scales")]:
+        columns = weights[f"{name}.scales"].shape[1] * GROUP
+        bits[name] = weights[f"{name}.weight"].shape[1] * 32 // columns
+    most = max(set(bits.values()), key=list(bits.values()).count)
+    others = {name: {"group_size": GROUP, "bits": b} for name, b in bits.items() if b != most}
+    return {"group_size": GROUP, "bits": most, **others}
+
+
+def write_tokenizer(folder: Path, checkpoint: GgufCheckpoint) -> None:
+    from tokenizers import decoders
+
+    told = Metadata(checkpoint.metadata)
+    ids = told.tokens()
+    backend = bpe(told, ids, told.types(len(ids)), {})
+    split_words(backend, scheme(str(told.text("pre"))))
+    backend.decoder = decoders.ByteLevel()
+    backend.save(str(folder / "tokenizer.json"))
+    texts = list(ids)
+    names = {name: texts[token] for name in ("bos", "eos") if (token := told.token(name, len(ids))) is not None}
+    write(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            "chat_template": told.templates()["default"],
+            **{f"{name}_token": text for name, text in names.items()},
+        },
+    )
+
+
+def write(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")

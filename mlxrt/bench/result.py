@@ -1,0 +1,162 @@
+"""What a benchmark leaves behind: figures, and a report of them that becomes JSON and comes back from it.
+
+Knows the file's form and its version, nothing of how a figure was measured.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadRequest
+from .statistics import Patience, Ratio, Spread, paired_ratio, percentiles
+
+FORMAT, VERSION = "mlxrt-bench", 1
+OURS = "mlxrt"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One thing measured on one or more sides, in turns. A ratio above 1 says that mlxrt is better."""
+
+    suite: str
+    case: str
+    what: str
+    unit: str
+    higher: bool  # whether more is better
+    sides: Mapping[str, Spread]
+    ratios: Mapping[str, Ratio] = field(default_factory=dict)  # by peer
+    roof: float | None = None  # in the figure's unit
+    at: Mapping[str, float] = field(default_factory=dict)  # where on a plot: context, flops a token, intensity
+    percentiles: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    agreement: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.suite} / {self.case} / {self.what}"
+
+    def share(self, side: str) -> float | None:
+        """Of the roof."""
+        if self.roof is None or side not in self.sides:
+            return None
+        found = self.sides[side].median
+        return found / self.roof if self.higher else self.roof / found
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "suite": self.suite,
+            "case": self.case,
+            "what": self.what,
+            "unit": self.unit,
+            "higher_is_better": self.higher,
+            "sides": {
+                name: {"median": s.median, "quartiles": [s.low, s.high], "values": list(s.values)}
+                | ({"share_of_roof": share} if (share := self.share(name)) is not None else {})
+                for name, s in self.sides.items()
+            },
+            "ratios": {peer: ratio.to_dict() for peer, ratio in self.ratios.items()},
+            "roof": self.roof,
+            "at": dict(self.at),
+            "percentiles": {name: dict(p) for name, p in self.percentiles.items()},
+            "agreement": self.agreement,
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any]) -> "Figure":
+        sides = {}
+        for name, s in d["sides"].items():
+            low, high = s["quartiles"]
+            sides[name] = Spread(s["median"], low, high, tuple(s["values"]))
+        ratios = {}
+        for peer, r in d["ratios"].items():
+            ratios[peer] = Ratio(**{key: r[key] for key in ("value", "low", "high", "level", "rounds")})
+        plain = {key: d[key] for key in ("suite", "case", "what", "unit", "roof", "at", "percentiles", "agreement")}
+        return cls(**plain, higher=d["higher_is_better"], sides=sides, ratios=ratios, notes=tuple(d["notes"]))
+
+
+def figure(
+    suite: str,
+    case: str,
+    what: str,
+    unit: str,
+    values: Mapping[str, list[float]],
+    *,
+    higher: bool = True,
+    level: float = Patience.level,
+    processes: int = 1,
+    latencies: Mapping[str, list[float]] | None = None,
+    **rest: Any,
+) -> Figure:
+    """From every side's rounds; ratios where mlxrt is among them."""
+    ratios = {}
+    for peer, theirs in values.items():
+        if peer == OURS or OURS not in values:
+            continue
+        n = min(len(values[OURS]), len(theirs))
+        if n < 2:
+            continue  # one value has no interval
+        a, b = (values[OURS][:n], theirs[:n]) if higher else (theirs[:n], values[OURS][:n])
+        ratios[peer] = paired_ratio(a, b, level, processes)
+    told = {name: percentiles(found) for name, found in (latencies or {}).items() if found}
+    spreads = {name: Spread.of(found) for name, found in values.items() if found}
+    return Figure(suite, case, what, unit, higher, spreads, ratios, percentiles=told, **rest)
+
+
+@dataclass
+class Report:
+    """A whole run. Figures are added as they are measured, so that an interrupted run keeps what it has."""
+
+    model: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    roof: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    sides: dict[str, dict[str, Any]] = field(default_factory=dict)  # what each told of itself, or why it is absent
+    figures: list[Figure] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    created: str = ""
+    seconds: float = 0.0
+    complete: bool = False
+
+    @property
+    def wrong(self) -> list[str]:
+        """Answers that differ beyond rounding."""
+        found = []
+        for f in self.figures:
+            wrong = [d for d in (f.agreement or {}).get("differences", ()) if d["wrong"]]
+            found += [f"{f.suite} / {f.case}: {d['side']} differs at token {d['place']}" for d in wrong]
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = {key: value for key, value in vars(self).items() if key != "figures"}
+        return {"format": FORMAT, "version": VERSION} | plain | {"figures": [f.to_dict() for f in self.figures]}
+
+    def save(self, path: Path) -> None:
+        """All of the file or none: whoever reads it while it is written sees the one before."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        os.replace(beside, path)
+
+    @classmethod
+    def load(cls, path: Path) -> "Report":
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise BadRequest(f"{path} is no report that can be read: {error}") from None
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise BadRequest(f"{path} is no report of `mlxrt bench`: its format is not {FORMAT!r}")
+        if found.get("version") != VERSION:
+            raise BadRequest(
+                f"{path} is of version {found.get('version')!r}, this mlxrt reads {VERSION}; measure again"
+            )
+        try:
+            figures = [Figure.from_dict(f) for f in found.pop("figures")]
+            known = {key: found[key] for key in vars(cls()) if key != "figures"}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise BadRequest(f"{path} is damaged: {type(error).__name__} {error}") from None
+        return cls(**known, figures=figures)

@@ -1,0 +1,112 @@
+"""Any server with OpenAI's /v1/completions, by its URL. Times are those of a client: the way there and back counts.
+
+Setting: {url, model, prompt: a few token ids and their text, to find out what it takes}. Questions as in `ours.py`:
+generate {prompt, text, max_tokens}, batch {requests with text}. Most servers tell no token ids: then `tokens` is
+missing and `text` is the answer. Whether the server keeps prefixes is its own business: `fresh` asks with a prompt
+that nobody asked before.
+"""
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+from mlxrt.bench.sides.serving import serve
+from mlxrt.errors import MlxrtError
+
+PATIENCE = 120  # seconds without a byte
+
+
+class OpenAI:
+    def __init__(self, setting: dict[str, Any]):
+        self.url = setting["url"].rstrip("/")
+        self.model = setting.get("model") or self.first_model()
+        self.takes_ids = self.tries_ids(setting["prompt"])
+
+    def first_model(self) -> str:
+        listed = self.open("/models", None).read()
+        try:
+            return json.loads(listed)["data"][0]["id"]
+        except (ValueError, KeyError, IndexError, TypeError):
+            raise MlxrtError(f"{self.url}/models lists no model: {listed[:80]!r}") from None
+
+    def tries_ids(self, ids: list[int]) -> bool:
+        try:
+            answer = json.loads(self.open("/completions", self.wish(ids, 1)).read())
+        except MlxrtError:
+            return False
+        return answer.get("usage", {}).get("prompt_tokens") == len(ids)
+
+    def told(self) -> dict[str, Any]:
+        how = "token ids" if self.takes_ids else "text: it takes no token ids"
+        return {"engine": f"{self.model} at {self.url}", "said": [f"{self.url} is given {how}"], "load_s": None}
+
+    def reply(self, question: dict[str, Any]) -> Any:
+        return getattr(self, question.pop("do"))(**question)
+
+    def wish(self, prompt: Any, max_tokens: int) -> dict[str, Any]:
+        return {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+
+    def open(self, path: str, body: dict[str, Any] | None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        try:
+            return urllib.request.urlopen(
+                urllib.request.Request(self.url + path, data, headers=headers), timeout=PATIENCE
+            )
+        except urllib.error.HTTPError as error:
+            raise MlxrtError(f"{self.url}{path} answers {error.code}: {error.read(120)!r}") from None
+        except (OSError, ValueError) as error:
+            raise MlxrtError(f"nobody answers at {self.url}{path}: {error}; is the server running?") from None
+
+    def generate(self, prompt: list[int], max_tokens: int, text: str = "", fresh: bool = True) -> dict[str, Any]:
+        return self.complete(prompt, text, max_tokens, time.perf_counter())
+
+    def complete(self, prompt: list[int], text: str, max_tokens: int, start: float) -> dict[str, Any]:
+        if not self.takes_ids and not text:
+            raise MlxrtError(f"{self.url} takes no token ids, and a model without a tokenizer has no text")
+        wish = self.wish(prompt if self.takes_ids else text, max_tokens)
+        wish |= {"stream": True, "stream_options": {"include_usage": True}}
+        at, pieces = [], []
+        usage: dict[str, Any] = {}
+        with self.open("/completions", wish) as stream:
+            for line in stream:
+                if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
+                    continue
+                chunk = json.loads(line[5:])
+                usage = chunk.get("usage") or usage
+                if piece := "".join(choice.get("text") or "" for choice in chunk.get("choices") or ()):
+                    at.append(time.perf_counter() - start)
+                    pieces.append(piece)
+        seen = usage.get("prompt_tokens")
+        if seen is not None and seen != len(prompt):
+            raise MlxrtError(
+                f"{self.url} saw {seen} prompt tokens, {len(prompt)} were meant; give it the same tokenizer"
+            )
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        return {"text": "".join(pieces), "at": at, "count": usage.get("completion_tokens", len(at)), "cached": cached}
+
+    def batch(self, requests: list[dict[str, Any]]) -> dict[str, Any]:
+        rows: list[dict[str, Any]] = [{} for _ in requests]
+        start = time.perf_counter()
+
+        def client(row: int) -> None:
+            asked = requests[row]
+            time.sleep(max(0.0, start + asked["after"] - time.perf_counter()))
+            began = start + asked["after"]
+            rows[row] = self.complete(asked["prompt"], asked.get("text", ""), asked["max_tokens"], began)
+
+        clients = [threading.Thread(target=client, args=(row,)) for row in range(len(requests))]
+        for thread in clients:
+            thread.start()
+        for thread in clients:
+            thread.join()
+        if not all(rows):
+            raise MlxrtError("one of the requests of a batch gave no answer")
+        return {"rows": rows, "seconds": time.perf_counter() - start}
+
+
+if __name__ == "__main__":
+    serve(OpenAI)

@@ -1,0 +1,132 @@
+"""`mlxrt bench`: engines side by side, and two runs against each other."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..bench import SUITES
+from ..errors import BadRequest
+from .flags import Parser, real, whole, whole_list
+from .interrupt import Interrupt
+from .outcome import INTERRUPTED
+from .terminal import note
+
+if TYPE_CHECKING:
+    from ..bench.result import Report
+    from ..bench.run import Plan
+
+RANGES = {"minutes": (0.01, 1e4), "rounds": (1, 1000), "width": (0.1, 100), "level": (50, 99.9), "restarts": (0, 100)}
+BAD_CALL = 2  # something asked for could not be measured; the rest was
+WRONG = 1  # an engine gave another answer
+
+
+def add_flags(parser: Parser) -> None:
+    known = "; ".join(f"{name}: {text}" for name, text in SUITES.items())
+    parser.add_argument("words", nargs="+", metavar="SUITE", help=f"{known}. Or: compare A.json B.json; history FOLDER")
+    parser.add_argument("-m", "--model", metavar="MODEL", help="what `generate -m` takes (default: smollm2)")
+    parser.add_argument("--peer", action="append", metavar="P", help="mlx-lm, llama.cpp, a URL, none; may repeat")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, for scripts and `compare`")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report there, with plots")
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="keep the report in a history by machine")
+    parser.add_argument("--lengths", type=whole_list, metavar="N,...", help="prompt lengths (default: by device)")
+    parser.add_argument("--tokens", type=whole, metavar="N", help="tokens decoded in a round (default: by device)")
+    parser.add_argument("--minutes", type=real, default=8.0, metavar="X", help="time for all suites (default: 8)")
+    parser.add_argument("--rounds", type=whole, default=6, metavar="N", help="fewest rounds while time lasts")
+    parser.add_argument("--width", type=real, default=5.0, metavar="PERCENT", help="stop at intervals this wide")
+    parser.add_argument("--level", type=real, default=95.0, metavar="PERCENT", help="of the intervals (default: 95)")
+    parser.add_argument("--threads", type=whole, metavar="N", help="of every engine on a CPU (default: free cores)")
+    parser.add_argument("--requests", type=whole, metavar="N", help="requests of a batch (default: by device)")
+    parser.add_argument("--restarts", type=whole, default=0, metavar="N", help="of every engine within a case")
+    parser.add_argument(
+        "--clock", choices=("wall", "processor"), help="what is read (default: wall; processor on a busy CPU)"
+    )
+    parser.add_argument("--text", type=Path, metavar="FILE", help="what prompts are made of (default: Moby-Dick)")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.words[0] in ("compare", "history"):
+        return compare(args) if args.words[0] == "compare" else show_history(args)
+    plan = plan_of(args)
+    from ..bench.result import Report
+    from ..bench.run import run as measure
+
+    report = Report()
+    stopped = False
+    with Interrupt(lambda: True) as interrupt:
+        try:
+            measure(plan, report, note, lambda: interrupt.asked)
+        except KeyboardInterrupt:
+            stopped = True
+    write(args, report)
+    if stopped:
+        return INTERRUPTED
+    return BAD_CALL if report.problems else WRONG if report.wrong else 0
+
+
+def plan_of(args: argparse.Namespace) -> "Plan":
+    from ..bench.run import Plan
+    from ..bench.subject import check_peer
+    from ..weights.alias import DEFAULT
+
+    peers = args.peer and tuple(p for p in args.peer if p != "none")
+    for name in peers or ():
+        check_peer(name)
+    for name, (low, high) in RANGES.items():
+        if not low <= vars(args)[name] <= high:
+            raise BadRequest(f"--{name} must be in {low:g}..{high:g}, not {vars(args)[name]:g}")
+    for name, values in (("lengths", args.lengths), ("tokens", args.tokens), ("requests", args.requests)):
+        found = values if isinstance(values, tuple) else (values,)
+        if values is not None and any(not 2 <= n <= 1 << 24 for n in found):
+            raise BadRequest(f"--{name} must be whole numbers of at least 2, not {', '.join(map(str, found))}")
+    return Plan(
+        tuple(args.words),
+        args.model or DEFAULT,
+        peers,
+        args.lengths,
+        args.tokens,
+        args.minutes,
+        args.width / 100,
+        args.level / 100,
+        args.rounds,
+        args.threads,
+        args.text,
+        args.requests,
+        args.clock,
+        args.restarts,
+    )
+
+
+def write(args: argparse.Namespace, report: "Report") -> None:
+    from ..bench.table import lines
+
+    if args.json:
+        report.save(args.json)
+    if args.html:
+        from ..bench.page import page
+
+        args.html.write_text(page(report), encoding="utf-8")
+    if args.save and report.figures:
+        from ..bench.history import keep
+
+        note(f"kept in {keep(report, args.save)}")
+    print("\n".join(lines(report)))
+
+
+def compare(args: argparse.Namespace) -> int:
+    from ..bench.compare import compare_reports, lines
+    from ..bench.result import Report
+
+    if len(args.words) != 3:
+        raise BadRequest(f"compare takes two reports, {len(args.words) - 1} given: mlxrt bench compare A.json B.json")
+    before, after = (Report.load(Path(word)) for word in args.words[1:])
+    print("\n".join(lines(before, after, compare_reports(before, after, args.level / 100))))
+    return 0
+
+
+def show_history(args: argparse.Namespace) -> int:
+    from ..bench.history import lines
+
+    if len(args.words) != 2:
+        raise BadRequest("history takes one folder: mlxrt bench history bench/results")
+    print("\n".join(lines(Path(args.words[1]))))
+    return 0

@@ -1,0 +1,149 @@
+"""A report goes to JSON and back, becomes a page, is compared and kept; one of another form is refused in a line."""
+
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from mlxrt.bench.compare import compare_reports, lines
+from mlxrt.bench.history import keep
+from mlxrt.bench.history import lines as history_lines
+from mlxrt.bench.page import page
+from mlxrt.bench.result import OURS, Report, figure
+from mlxrt.bench.table import lines as table_lines
+from mlxrt.errors import BadRequest
+
+
+def made(speed=100.0, noise=0.01, peer=80.0, seed=0, rounds=12):
+    chance = np.random.default_rng(seed)
+    values = {
+        name: list(rate * np.exp(chance.normal(0, noise, rounds))) for name, rate in ((OURS, speed), ("mlx-lm", peer))
+    }
+    agreement = {"hashes": {}, "compared": {"mlx-lm": 12}, "equal": {"mlx-lm": 12}, "differences": [], "remarks": []}
+    at = {"context": 64, "flops": 1e6, "intensity": 0.5}
+    gaps = {name: [1e3 / v for v in found] for name, found in values.items()}
+    told = figure(
+        "decode", "after 64", "decode", "tok/s", values, roof=400.0, at=at, agreement=agreement, latencies=gaps
+    )
+    memory = {name: [5.0, 5.1] for name in values}
+    kinds = {name: [1.0 + i] for i, name in enumerate((OURS, "mlxrt q8", "mlxrt q4", "mlx-lm", "mlx-lm 8 bit"))}
+    return Report(
+        model={"name": "tiny", "digest": "0" * 64},
+        machine={"name": "m", "system": "s", "processor": "p", "libraries": {"mlx": "0.32.4"}},
+        roof={"device": "cpu", "copy_bytes_per_s": 1e10, "matmul_float32_flops": 1e11},
+        sides={OURS: {"dtype": "float32", "engine": "mlxrt"}, "mlx-lm": {"engine": "mlx-lm 1"}},
+        figures=[
+            told,
+            figure("decode", "after 64", "peak memory", "MB", memory, higher=False, at=at),
+            figure("kv", "after 64", "memory", "bytes/token", kinds, higher=False),
+        ],
+        created="2026-11-15T05:00:00+00:00",
+        complete=True,
+    )
+
+
+def test_json_and_back(tmp_path):
+    report = made()
+    report.save(tmp_path / "deep" / "a.json")
+    assert Report.load(tmp_path / "deep" / "a.json") == report
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "can be read"),
+        ("[]", "format"),
+        ('{"format": "other"}', "format"),
+        ('{"format": "mlxrt-bench", "version": 99}', "version 99"),
+        ('{"format": "mlxrt-bench", "version": 1}', "damaged"),
+        ('{"format": "mlxrt-bench", "version": 1, "figures": [{}]}', "damaged"),
+    ],
+)
+def test_another_file_is_refused_in_a_line(tmp_path, text, told):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(BadRequest, match=told) as caught:
+        Report.load(tmp_path / "x.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_report_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(BadRequest, match="can be read"):
+        Report.load(tmp_path / "none.json")
+
+
+class Closed(HTMLParser):
+    """Every tag that is opened is closed, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.count = [], {}
+
+    def handle_starttag(self, tag, attrs):
+        self.count[tag] = self.count.get(tag, 0) + 1
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.count[tag] = self.count.get(tag, 0) + 1
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_page_is_whole_and_needs_nothing_else():
+    report = made()
+    report.model["name"] = "<script>alert(1)</script>"
+    text = page(report)
+    seen = Closed()
+    seen.feed(text.removeprefix("<!doctype html>"))
+    assert seen.open == [] and seen.count["svg"] >= 5 and seen.count["table"] >= 3
+    assert "<script" not in text and "src=" not in text and "http" not in text.replace("http-equiv", "")
+    assert "25.0%" in text  # the share of the roof
+
+
+def test_page_of_an_interrupted_run_says_so():
+    assert "interrupted" in page(Report())
+
+
+def test_table_names_sides_ratios_and_roof():
+    text = "\n".join(table_lines(made()))
+    assert "mlx-lm +1.2" in text and "25.0% of roof" in text and "12 of 12 answers" in text
+    assert "mlx-lm 8 bit" in text  # kinds are rows
+
+
+@pytest.mark.parametrize(
+    ("speed", "peer", "verdict"), [(100.0, 80.0, "same"), (115.0, 80.0, "faster"), (88.0, 80.0, "slower")]
+)
+def test_compare_finds_what_changed(speed, peer, verdict):
+    found = compare_reports(made(seed=1), made(speed, peer=peer, seed=2), 0.95)
+    assert found[0].verdict == verdict
+    assert verdict in "\n".join(lines(made(), made(), found))
+
+
+def test_compare_blames_the_machine_where_the_peer_changed_alike():
+    found = compare_reports(made(seed=1), made(70.0, peer=56.0, seed=2), 0.95)
+    assert found[0].ratio.verdict == "slower" and found[0].verdict == "same"
+
+
+def test_compare_says_what_is_not_the_same():
+    other = made()
+    other.model = other.model | {"digest": "1" * 64}
+    text = "\n".join(lines(made(), other, compare_reports(made(), other, 0.95)))
+    assert "NOT THE SAME model" in text
+    bare = replace(other, figures=[])
+    assert "no figure in common" in "\n".join(lines(made(), bare, compare_reports(made(), bare, 0.95)))
+
+
+def test_history_lists_runs_by_machine(tmp_path):
+    first, second = made(), made(120.0)
+    second.created = "2026-11-16T05:00:00+00:00"
+    for report in (first, second):
+        path = keep(report, tmp_path)
+        assert path.parent.parent == tmp_path and json.loads(path.read_text())["version"] == 1
+    text = "\n".join(history_lines(tmp_path))
+    assert text.index("2026-11-15") < text.index("2026-11-16") and "decode / after 64" in text
+    with pytest.raises(BadRequest, match="no folder"):
+        list(history_lines(tmp_path / "none"))

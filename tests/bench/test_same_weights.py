@@ -1,0 +1,78 @@
+"""A shape's random weights put into mlx-lm's module: the same model, so the same logits."""
+
+import mlx.core as mx
+import pytest
+
+import mlxrt
+from mlxrt.bench.sides.mlx_lm import MlxLm, plain
+from mlxrt.weights import published
+
+SMALL = {
+    "num_hidden_layers": 2,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 320,
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+PROMPT = [(7 * i * i + 3) % 300 for i in range(24)]
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    def make(base, **more):
+        monkeypatch.setitem(published.SHAPES, "tiny", published.SHAPES[base] | SMALL | more)
+
+    return make
+
+
+@pytest.mark.parametrize("bits", ["", "@4bit"])
+@pytest.mark.parametrize(
+    ("base", "more"),
+    [("smollm2-135m", {}), ("qwen3-0.6b", {}), ("qwen3-30b-a3b", EXPERTS)],
+    ids=["llama", "qwen3", "moe"],
+)
+def test_mlx_lm_computes_the_same_logits(tiny, base, more, bits):
+    tiny(base, **more)
+    name = f"shape:tiny{bits}"
+    side = MlxLm({"shape": name})
+    with mlxrt.load(name, say=lambda line: None) as engine:
+        ours = engine.score(PROMPT)
+        theirs = side.model(mx.array(PROMPT)[None])[0]
+        assert ours.dtype == mx.float32 and mx.abs(ours).max().item() > 0.1
+        assert mx.abs(ours - theirs).max().item() < 2e-3
+        reply = side.reply({"do": "generate", "prompt": PROMPT, "max_tokens": 6})
+        assert reply["tokens"] == list(engine.generate(PROMPT, max_tokens=6).tokens)
+        assert len(reply["at"]) == len(reply["used"]) == 6 and reply["cached"] == 0
+
+
+def test_mlx_lm_keeps_and_cuts_back_its_cache(tiny):
+    tiny("qwen3-0.6b")
+    side = MlxLm({"shape": "shape:tiny"})
+    cold = side.generate(PROMPT, 5)
+    again = side.generate(PROMPT, 5, fresh=False)
+    edited = [*PROMPT[:15], 1, 2, 3]
+    warm = side.generate(edited, 5, fresh=False)
+    assert again["cached"] == len(PROMPT) - 1 and warm["cached"] == 15
+    assert again["tokens"] == cold["tokens"] and warm["tokens"] == side.generate(edited, 5)["tokens"]
+    longer = [*PROMPT, *cold["tokens"], 9, 9]
+    restarted = side.restart(PROMPT, longer, 4)
+    assert restarted["cached"] == len(PROMPT) and restarted["tokens"] == side.generate(longer, 4)["tokens"]
+
+
+def test_mlx_lm_batches_give_the_tokens_of_single_requests(tiny):
+    tiny("qwen3-0.6b")
+    side = MlxLm({"shape": "shape:tiny"})
+    asked = [{"prompt": PROMPT[:n], "max_tokens": 4, "after": 0.002 * n} for n in (5, 11, 23)]
+    rows = side.batch(asked)["rows"]
+    assert [row["tokens"] for row in rows] == [side.generate(a["prompt"], 4)["tokens"] for a in asked]
+    assert all(row["at"] == sorted(row["at"]) and row["at"][0] >= 0 for row in rows)
+
+
+def test_a_module_with_other_tensors_is_refused_by_name(tiny, monkeypatch):
+    tiny("qwen3-0.6b")
+    monkeypatch.setattr("mlxrt.bench.sides.mlx_lm.plain", lambda name: plain(name).replace("norm", "form"))
+    with pytest.raises(mlxrt.UnsupportedModel, match=r"form|norm"):
+        MlxLm({"shape": "shape:tiny"})
