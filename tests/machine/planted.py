@@ -137,10 +137,10 @@ FAULTS = (
         "hybrid ring",
     ),
     fault(
-        "a preempted sequence seems to be computed",
+        "a prompt that is cut samples",
         "scheduler.py",
-        "seq.parts, seq.stored, seq.marks, seq.length = (), None, [], 0",
-        "seq.parts, seq.stored, seq.marks = (), None, []",
+        "seq.length - n, seq.length, n == todo)",
+        "seq.length - n, seq.length, True)",
         "full gemma",
     ),
     fault("logits of another row are sampled", "runner.py", "else hidden[mx.array(ends)]", "else hidden[: len(ends)]"),
