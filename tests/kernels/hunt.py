@@ -51,35 +51,34 @@ def trials(name: str, dtype: str, order: int) -> tuple[Trial, ...]:
 
 
 def planted(mutant: Mutant, sim: Simulator) -> Callable[..., Any]:
-    """A metal_kernel that puts the mutant where its piece was."""
+    """A metal_kernel that makes the mutant of what it is given."""
 
     def make(source: str, header: str, **rest: Any) -> Any:
-        source = mutant.text if source == mutant.piece.text else source
-        return sim.metal_kernel(source=source, header=header.replace(mutant.piece.text, mutant.text), **rest)
+        return sim.metal_kernel(source=mutant.planted(source), header=mutant.planted(header), **rest)
 
     return make
 
 
 def hunt(mutant: Mutant, folder: Path) -> str:
     """What noticed it first."""
-    for trial in order_for(mutant.piece):
+    for trial in order_for(mutant):
         if found := trial.notices(lambda sim: planted(mutant, sim), folder):
-            remember(mutant.piece, trial)
+            remember(mutant, trial)
             return found
     return SURVIVED
 
 
-LUCKY: dict[Piece, list[Trial]] = {}  # what noticed earlier mutants of a piece likely notices the next
+LUCKY: dict[tuple[Piece, ...], list[Trial]] = {}  # what noticed earlier mutants of a text likely notices the next
 
 
-def remember(piece: Piece, trial: Trial) -> None:
-    LUCKY[piece] = [trial, *(t for t in LUCKY.get(piece, []) if t is not trial)]
+def remember(mutant: Mutant, trial: Trial) -> None:
+    LUCKY[mutant.pieces] = [trial, *(t for t in LUCKY.get(mutant.pieces, []) if t is not trial)]
 
 
-def order_for(piece: Piece) -> Iterator[Trial]:
+def order_for(mutant: Mutant) -> Iterator[Trial]:
     """Every trial once, made when it is asked for."""
-    first = LUCKY.get(piece, [])
+    first = LUCKY.get(mutant.pieces, [])
     yield from first
     for dtype, order in WAYS:
-        for name in piece.users:
+        for name in mutant.users:
             yield from (t for t in trials(name, dtype, order) if not any(t is seen for seen in first))

@@ -1,11 +1,13 @@
 """Small wrongs made by rule in Metal text: every barrier, bound, lane and shift, one at a time. Runs nothing.
 
-A piece is the body of one kernel or one function that kernels call; a function shared by many kernels is one piece.
+A piece is the body of one kernel or one function that kernels call. Text that several of them share, a function or
+lines of a body, is changed in all of them at once, as a hand would change it.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxrt.kernels import OPS, Op, Source
 from mlxrt.kernels.metal_header import METAL_HEADER
@@ -22,14 +24,25 @@ class Piece:
 
 @dataclass(frozen=True)
 class Mutant:
-    piece: Piece
     kind: str  # barrier, bound, lane or shift
-    text: str  # of the whole piece, mutated
     line: str  # the line it changed, as it is now
+    place: tuple[str, str, int]  # the lines before and after it, and which such place of its piece it is
+    pieces: tuple[Piece, ...]
+    texts: tuple[str, ...]  # of each piece, mutated
 
     @property
     def label(self) -> str:
-        return f"{self.piece.name}: {self.line}"
+        return f"{self.pieces[0].name}: {self.line}"
+
+    @property
+    def users(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for piece in self.pieces for name in piece.users))
+
+    def planted(self, text: str) -> str:
+        """A body or a header with the mutant where its pieces were."""
+        for piece, mutated in zip(self.pieces, self.texts):
+            text = text.replace(piece.text, mutated)
+        return text
 
 
 def pieces(ops: dict[str, Op] | None = None) -> list[Piece]:
@@ -147,15 +160,30 @@ RULES: list[tuple[str, Callable[[str], Iterator[Edit]]]] = [
 def mutants(piece: Piece) -> list[Mutant]:
     bare = re.sub(r"//[^\n]*", lambda m: " " * len(m.group()), piece.text)  # a comment holds nothing to change
     found: dict[str, Mutant] = {}
+    seen: Counter[tuple[str, str, str]] = Counter()
     for kind, edits in RULES:
         for start, end, instead in edits(bare):
             text = piece.text[:start] + instead + piece.text[end:]
-            if text not in found:
-                found[text] = Mutant(piece, kind, text, line_at(text, start))
+            if text in found:
+                continue
+            before, line, after = lines_at(text, start)
+            found[text] = Mutant(kind, line, (before, after, seen[before, line, after]), (piece,), (text,))
+            seen[before, line, after] += 1
     return list(found.values())
 
 
-def line_at(text: str, place: int) -> str:
-    start = text.rfind("\n", 0, place) + 1
-    end = text.find("\n", place)
-    return " ".join(text[start : len(text) if end < 0 else end].split())
+def lines_at(text: str, place: int) -> tuple[str, str, str]:
+    """The line at a place between its neighbours."""
+    lines, number = ["", *text.split("\n"), ""], text.count("\n", 0, place)
+    before, line, after = (" ".join(one.split()) for one in lines[number : number + 3])
+    return before, line, after
+
+
+def together(made: list[Mutant]) -> list[Mutant]:
+    """The same change of the same lines in several pieces as one mutant."""
+    found: dict[tuple[str, str, tuple[str, str, int]], Mutant] = {}
+    for m in made:
+        key = (m.kind, m.line, m.place)
+        first = found.get(key)
+        found[key] = replace(first, pieces=first.pieces + m.pieces, texts=first.texts + m.texts) if first else m
+    return list(found.values())

@@ -19,7 +19,7 @@ import mlxrt  # noqa: F401  before MLX
 from mlxrt.kernels import OPS
 
 from .hunt import REFUSED, SURVIVED, hunt
-from .mutants import RULES, Mutant, mutants, pieces
+from .mutants import RULES, Mutant, mutants, pieces, together
 
 EXPLAINED = Path(__file__).with_name("survivors.toml")
 WANTED = 0.95
@@ -38,7 +38,8 @@ def explanations() -> dict[str, str]:
 
 
 def all_mutants(op: str | None = None) -> list[Mutant]:
-    return [m for piece in pieces() if op is None or op in piece.users for m in mutants(piece)]
+    made = together([m for piece in pieces() for m in mutants(piece)])
+    return [m for m in made if op is None or op in m.users]
 
 
 def try_one(mutant: Mutant) -> Result:
@@ -62,9 +63,9 @@ def judge(results: list[Result], known: dict[str, str], made: set[str], whole: b
 
 def table(results: list[Result]) -> list[str]:
     lines = [f"{'piece':<26}{'kind':<9}{'made':>5}{'no C++':>7}{'found':>7}{'numbers':>8}{'survived':>9}"]
-    for piece in dict.fromkeys(r.mutant.piece for r in results):
+    for piece in dict.fromkeys(r.mutant.pieces[0] for r in results):
         for kind in KINDS:
-            count = Counter(r.by for r in results if r.mutant.piece == piece and r.mutant.kind == kind)
+            count = Counter(r.by for r in results if r.mutant.pieces[0] == piece and r.mutant.kind == kind)
             if made := count.total():
                 checks = made - count[REFUSED] - count["numbers"] - count[SURVIVED]
                 counts = f"{made:>5}{count[REFUSED]:>7}{checks:>7}{count['numbers']:>8}{count[SURVIVED]:>9}"

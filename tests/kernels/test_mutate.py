@@ -5,7 +5,7 @@ import pytest
 from mlxrt.kernels import OPS
 
 from .hunt import REFUSED, SURVIVED, hunt
-from .mutants import Mutant, Piece, functions, mutants, pieces
+from .mutants import Mutant, Piece, functions, mutants, pieces, together
 from .mutate import Result, all_mutants, explanations, judge
 
 TEXT = """
@@ -62,13 +62,26 @@ def test_a_mutant_is_noticed_and_the_original_is_not(tmp_path):
     body = next(p for p in pieces() if p.name == "mlxrt_add_norm")
     barrier = next(m for m in mutants(body) if m.line == ";")
     assert hunt(barrier, tmp_path) in ("race-wr", "uninit-read")
-    assert hunt(Mutant(body, "bound", body.text + "oops", "oops"), tmp_path) == REFUSED
-    same = Mutant(body, "bound", body.text.replace("float total = 0.0f;", "float total = 0.0f + 0.0f;"), "same")
-    assert same.text != body.text and hunt(same, tmp_path) == SURVIVED
+    assert hunt(changed(body, "float total = 0.0f;", "oops"), tmp_path) == REFUSED
+    assert hunt(changed(body, "float total = 0.0f;", "float total = 0.0f + 0.0f;"), tmp_path) == SURVIVED
+
+
+def changed(piece: Piece, old: str, new: str) -> Mutant:
+    assert old in piece.text
+    return Mutant("bound", new, ("", "", 0), (piece,), (piece.text.replace(old, new),))
+
+
+def test_lines_that_bodies_share_are_changed_together():
+    one, two = (Piece(n, f"first\n    if (a < b) x;\n    y = 1;\n{n} > 2;", (n,)) for n in ("one", "two"))
+    made = together([*mutants(one), *mutants(two)])
+    shared = [m for m in made if len(m.pieces) == 2]
+    assert [m.line for m in shared] == ["if (a <= b) x;"]
+    assert shared[0].users == ("one", "two") and len(made) == 3
+    assert shared[0].planted(two.text) == two.text.replace("<", "<=")
 
 
 def made(name: str, by: str) -> Result:
-    return Result(Mutant(Piece("k", "", ()), "bound", name, name), by)
+    return Result(Mutant("bound", name, ("", "", 0), (Piece("k", "", ()),), (name,)), by)
 
 
 NINETEEN = [made(f"caught {i}", "numbers") for i in range(19)]
