@@ -75,7 +75,7 @@ class PackedExpertLinear(nn.Module):
 
 def alike(a: nn.Module, b: nn.Module) -> bool:
     """Whether two stacks are stored the same way, so that their rows can lie in one."""
-    if type(a) is not type(b) or set(a) != set(b):
+    if type(a) is not type(b) or set(a) != set(b) or type(a) not in (ExpertLinear, PackedExpertLinear):
         return False
     return not isinstance(a, PackedExpertLinear) or (a.bits, a.group_size, a.mode) == (b.bits, b.group_size, b.mode)
 
