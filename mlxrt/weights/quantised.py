@@ -80,12 +80,16 @@ def layout_of(path: str, width: int, arrays: Mapping[str, mx.array]) -> Layout:
         raise BadCheckpoint(
             f"{path}: {words} words and {groups} scales per row do not fit its {width} features in whole bits"
         )
+    for part, found in (("scales", scales), ("biases", biases)):
+        if found is not None and found.shape != (*weight.shape[:-1], groups):
+            expected = [*weight.shape[:-1], groups]
+            raise BadCheckpoint(f"{path}.{part}: expected shape {expected}, found {list(found.shape)}")
     bits, group = 32 * words // width, width // groups
     return Layout(mode_of(path, bits, group, scales, biases), bits, group)
 
 
 def mode_of(path: str, bits: int, group: int, scales: mx.array, biases: mx.array | None) -> str:
-    if biases is not None and scales.dtype in FLOATS:
+    if biases is not None and scales.dtype in FLOATS and biases.dtype in FLOATS:
         if bits in AFFINE_BITS and group in AFFINE_GROUPS:
             return "affine"
         have = f"affine layouts have {list(AFFINE_BITS)} bit in groups of {list(AFFINE_GROUPS)}"

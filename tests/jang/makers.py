@@ -223,7 +223,7 @@ def coded_dense(seed: int) -> Bundle:
     """Every matrix of the layers, the head and the embedding."""
     b, weights = bundle(sources.qwen3(hidden=96, inner=104, head=24), seed, TQ_LABELS)
     for i, name in enumerate(sorted(weights)):
-        put(b, name, of.jangtq(weights[name], (2, 3, 4, 8)[i % 4]))
+        put(b, name, of.jangtq(weights[name], (2, 3, 4)[i % 3]))
     return b
 
 
