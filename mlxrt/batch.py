@@ -23,7 +23,7 @@ def place(
             spans.append((n, n + k, s.start))
         n += k
     batch = Batch(
-        mx.array(at), mx.array(row), mx.array(start + [0] * idle), mx.array(used), singles + idle, tuple(spans)
+        mx.array(at), mx.array(row), mx.array(start + [0] * idle), mx.array([used]), singles + idle, tuple(spans)
     )
     rows = [s.seq.parts for s in step.slices]
     index = [g.spec.index([parts[i] for parts in rows], width, bool(spans), compiled) for i, g in enumerate(groups)]

@@ -30,6 +30,7 @@ class EngineConfig:
     disk_cache: str | None = option(None, "folder that keeps computed prefixes for later runs too")
     disk_cache_bytes: int | str = option("8G", "most bytes in that folder, like 20G (default: 8G)")
     compile: bool | None = option(None, "compile the decode step (default: on a GPU)")
+    kernels: str = option("auto", "auto: our kernels where they fit, strict: nothing else, reference: plain MLX only")
     dtype: str | None = option(
         None, "compute in float32, bfloat16 or float16 (default: float32 on CPU, else the checkpoint's)"
     )
@@ -53,6 +54,8 @@ class EngineConfig:
                 raise BadRequest(f"{name} must be a whole number in {low}..{high}, not {value!r}")
         if self.dtype not in (None, "float32", "bfloat16", "float16"):
             raise BadRequest(f"dtype must be float32, bfloat16 or float16, not {self.dtype!r}")
+        if self.kernels not in ("auto", "strict", "reference"):
+            raise BadRequest(f"kernels must be auto, strict or reference, not {self.kernels!r}")
         if self.kv_memory is not None:
             nbytes(self.kv_memory)
         nbytes(self.disk_cache_bytes)

@@ -114,5 +114,9 @@ class StaleLogits(MlxrtError):
     """Logits were read after the step that produced them."""
 
 
+class NoKernel(MlxrtError):
+    """An op has no kernel for this device, shape or dtype, and kernels="strict" forbids plain MLX."""
+
+
 class BadLogits(MlxrtError):
     """No token can be chosen: the logits are NaN or infinite, or every token is banned."""

@@ -14,6 +14,7 @@ from .cache.memory import Foreign
 from .config import EngineConfig
 from .engine import Engine, Source
 from .errors import NoTokenizer
+from .kernels import Kernels, backend, gpu_of
 from .models import CausalLM, find
 from .text import Tokenizer
 from .weights import Checkpoint, FolderCheckpoint, GgufCheckpoint, build
@@ -71,7 +72,7 @@ def filled(checkpoint: Checkpoint, config: EngineConfig, say: Say) -> CausalLM:
     if on_cpu and is_packed(checkpoint):
         how = "unpacked to" if unpack else "kept packed, computed in"
         say(f"{checkpoint.name}: weights {how} {config.dtype or 'float32'} on the CPU (EngineConfig.dequantise)")
-    return finish(model)
+    return finish(model, config, say)
 
 
 def is_packed(checkpoint: Checkpoint) -> bool:
@@ -107,11 +108,11 @@ def shaped(shape: Shape, config: EngineConfig, say: Say) -> CausalLM:
     family = find(shape.config)
     model = family(family.parse(shape.config, say))  # type: ignore[call-arg]
     random_weights(model, shape.bits, dtype, mode=shape.mode, group_size=shape.group_size)
-    return finish(model)
+    return finish(model, config, say)
 
 
-def finish(model: CausalLM) -> CausalLM:
-    model.fuse()
+def finish(model: CausalLM, config: EngineConfig, say: Say) -> CausalLM:
+    model.fuse(Kernels(config.kernels, gpu_of(backend()), say))
     if device.kind() == "cpu":
         turn(model)
     mx.eval(model.parameters())

@@ -95,6 +95,8 @@ class Runner:
         """The step itself: (hidden, pools, live) from arrays alone."""
         index = [dict(where) for where in index]  # layers leave there what they share, for this step only
         views = {i: self.groups[g].spec.view(batch, index[g], pools[i], live[i]) for i, g in self.of.items()}
+        for view in views.values():
+            view.kernels = self.model.kernels
         hidden = self.model(tokens, [views[i] for i in self.source])
         return hidden, {i: v.pool for i, v in views.items()}, {i: v.live for i, v in views.items()}
 
@@ -134,7 +136,7 @@ class Runner:
         if t is None or t.batch is None:
             return
         self.wait()
-        batch = t.batch._replace(used=mx.array(t.used))
+        batch = t.batch._replace(used=mx.array([t.used]))
         for i, g in self.of.items():
             self.pools[i] = self.groups[g].spec.flush(self.pools.pop(i), t.live[i], batch, t.index[g])
         mx.async_eval(self.pools)

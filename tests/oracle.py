@@ -23,6 +23,10 @@ class Dense:
         scores = mx.where(seen, (q.swapaxes(0, 1) * scale) @ k.swapaxes(1, 2), -mx.inf)
         return (mx.softmax(scores, axis=-1) @ v).swapaxes(0, 1)
 
+    def meet(self, qkv, turn, form, *, scale, softcap=None, sinks=None):
+        assert softcap is None and sinks is None, "the oracle's models have neither"
+        return self.attend(*turn(qkv, self.positions), scale=scale).flatten(1)
+
     def scan(self, cell, *xs):
         parts = tuple(mx.zeros((1, *shape), dtype) for shape, dtype in self.spec.parts)
         return cell(parts, *(x[None] for x in xs))[1][0]

@@ -4,10 +4,24 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..cache.memory import LayerSpec, Shared
+from ..kernels import PLAIN, Kernels
 from .config import ModelConfig, Say
 
 
-class CausalLM(nn.Module):
+class Computing(nn.Module):
+    """A module that computes by kernels where there are any."""
+
+    kernels: Kernels = PLAIN
+
+
+class Fusible(Computing):
+    """A module some of whose matrices read the same input and can be one."""
+
+    def fuse(self) -> None:
+        raise NotImplementedError
+
+
+class CausalLM(Computing):
     config: ModelConfig
     Config: type[ModelConfig] = ModelConfig
     adapted = False  # another library's module: it names its tensors itself
@@ -50,16 +64,11 @@ class CausalLM(nn.Module):
         """
         return arrays
 
-    def fuse(self) -> None:
-        """Join matrices that read the same input. Called once, when all weights are in."""
+    def fuse(self, kernels: Kernels = PLAIN) -> None:
+        """Join matrices that read the same input, and hand out the kernels. Called once, when all weights are in."""
         for module in self.modules():
+            if isinstance(module, Computing):
+                module.kernels = kernels
             if isinstance(module, Fusible):
                 module.fuse()
                 mx.eval(module.parameters())  # one at a time: old and joined matrices exist together
-
-
-class Fusible(nn.Module):
-    """A module some of whose matrices read the same input and can be one."""
-
-    def fuse(self) -> None:
-        raise NotImplementedError

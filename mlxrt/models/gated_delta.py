@@ -14,6 +14,7 @@ import mlx.nn as nn
 from ..cache.memory import Recurrent
 from .base import Fusible
 from .layers import joined
+from .product import product
 
 CHUNK = 64  # tokens whose corrections are solved for at once, and tokens between two checkpoints
 NORM_EPS = 1e-6  # under the square root of |q|^2 and |k|^2: part of the architecture, in no config
@@ -62,23 +63,25 @@ class GatedDeltaNet(Fusible):
             for name in PROJECTIONS:
                 del self[name]
 
-    def project(self, x):
+    def project(self, x, norm=None):
         """q, k and v side by side; the gate z; b and a, one number a head."""
         if "in_proj" in self:
             ends = [sum(self.widths[: i + 1]) for i in range(3)]
-            return mx.split(self.in_proj(x), ends, axis=-1)
-        return [self[name](x) for name in PROJECTIONS]
+            return mx.split(product(self.in_proj, x, self.kernels, norm=norm), ends, axis=-1)
+        h = x if norm is None else norm(x)
+        return [self[name](h) for name in PROJECTIONS]
 
     def spec(self, dtype: mx.Dtype) -> Recurrent:
         past = (self.conv1d.weight.shape[1] - 1, self.widths[0])
         state = (self.value_heads, self.key_dim, self.value_dim)
         return Recurrent(((past, dtype), (state, mx.float32)), stride=CHUNK)
 
-    def __call__(self, x, memory):
-        qkv, z, b, a = self.project(x)
+    def __call__(self, x, memory, *, norm=None, residual=None):
+        qkv, z, b, a = self.project(x, norm)
         decay = -mx.exp(self.A_log.astype(mx.float32)) * nn.softplus(a.astype(mx.float32) + self.dt_bias)  # log, [N, H]
         y = memory.scan(self.cell, qkv, decay, mx.sigmoid(b))
-        return self.out_proj(self.norm(y, z.reshape(y.shape)).flatten(1))
+        y = self.norm(y, z.reshape(y.shape)).flatten(1)
+        return product(self.out_proj, y, self.kernels, residual=residual)
 
     def cell(self, parts, qkv, decay, beta):
         """parts: inputs of the convolution, state [B, Hv, Dk, Dv]; qkv [B, L, C], decay and beta [B, L, Hv]."""

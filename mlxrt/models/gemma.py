@@ -13,8 +13,10 @@ import mlx.nn as nn
 
 from ..cache.memory import FullKV, Plain, WindowKV
 from ..errors import BadCheckpoint, shown
+from .base import Computing
 from .config import PINNED, ModelConfig, Say, needs
 from .layers import Attention, Decoder, DecoderLM, GatedMLP
+from .product import embed, plus_normed
 from .rope import RoPE, Rope, read_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -80,7 +82,7 @@ def rope_section(raw, kind: str, old: str) -> dict[str, Any]:
 
 
 class GemmaMLP(GatedMLP):
-    activation = staticmethod(nn.gelu_approx)
+    activation = "gelu"
 
 
 class GemmaAttention(Attention):
@@ -89,15 +91,8 @@ class GemmaAttention(Attention):
         self.scale, self.softcap = c.query_pre_attn_scalar**-0.5, softcap
         self.rope = RoPE(c.ropes[i])
 
-    def __call__(self, x, kv):
-        q, k, v = self.qkv(x)
-        if "q_norm" in self:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = self.rope(q, kv.positions), self.rope(k, kv.positions)
-        return self.o_proj(kv.attend(q, k, v, scale=self.scale, softcap=self.softcap).flatten(1))
 
-
-class Sandwich(nn.Module):
+class Sandwich(Computing):
     """A block whose branches are normed on the way in and on the way out."""
 
     def __init__(self, c, mixer, mlp):
@@ -107,10 +102,12 @@ class Sandwich(nn.Module):
             self[f"{name}_layernorm"] = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
 
     def attend(self, x, memory):
-        return x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), memory))
+        y = self.self_attn(x, memory, norm=self.input_layernorm)
+        return plus_normed(self.post_attention_layernorm, y, x, self.kernels)
 
     def feed(self, h):
-        return h + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(h)))
+        y = self.mlp(h, norm=self.pre_feedforward_layernorm)
+        return plus_normed(self.post_feedforward_layernorm, y, h, self.kernels)
 
     def __call__(self, x, memory):
         return self.feed(self.attend(x, memory))
@@ -122,7 +119,7 @@ class GemmaDecoder(Decoder):
         self.scale = c.hidden_size**0.5
 
     def embed(self, tokens):
-        return self.embed_tokens(tokens) * self.scale  # a Python float: rounded to the dtype of the weights
+        return embed(self.embed_tokens, tokens, self.kernels, self.norm.weight.dtype, self.scale)
 
     def __call__(self, tokens, views):
         h = self.embed(tokens)

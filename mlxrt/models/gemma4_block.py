@@ -3,14 +3,18 @@
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..kernels import Heads
 from .base import Fusible
 from .gemma import GemmaMLP, Sandwich
 from .layers import joined
+from .product import plus_normed, product
 from .rope import RoPE
 
 
 class Gemma4Attention(Fusible):
     """Queries, keys and values are normed, so scores need no scale. Some layers have no v_proj, some only q_proj."""
+
+    form: Heads | None = None
 
     def __init__(self, c, i):
         super().__init__()
@@ -34,24 +38,32 @@ class Gemma4Attention(Fusible):
             for name in names:
                 del self[name]
 
-    def qkv(self, x):
-        """[N, heads, D] each; k twice where there is no v."""
-        if "qkv_proj" in self:
-            y = self.qkv_proj(x).reshape(x.shape[0], -1, self.head_dim)
-            q, k, *v = mx.split(y, [self.heads, *range(self.heads + self.kv_heads, y.shape[1], self.kv_heads)], axis=1)
-            return q, k, *(v or [k])
-        names = ("q_proj", "k_proj", "v_proj" if "v_proj" in self else "k_proj")
-        return [self[name](x).reshape(x.shape[0], -1, self.head_dim) for name in names]
+        if self.kernels.gpu is not None:
+            keys = None if self.reads else self.k_norm.weight
+            norms = (self.q_norm.weight, keys, True, self.eps)
+            form = Heads(self.heads, self.kv_heads, self.head_dim, *norms, tied="v_proj" not in names)
+            self.form = self.rope.form(form)
 
-    def __call__(self, x, kv):
+    def qkv(self, x, norm):
+        """[N, heads * D]: the queries; the keys, where there are; the values, where they are not the keys."""
         if self.reads:
-            q = self.q_proj(x).reshape(x.shape[0], -1, self.head_dim)
-            out = kv.attend(self.rope(self.q_norm(q), kv.positions), scale=1.0)
-        else:
-            q, k, v = self.qkv(x)
-            q, k = self.rope(self.q_norm(q), kv.positions), self.rope(self.k_norm(k), kv.positions)
-            out = kv.attend(q, k, mx.fast.rms_norm(v, None, self.eps), scale=1.0)
-        return self.o_proj(out.flatten(1))
+            return product(self.q_proj, x, self.kernels, norm=norm)
+        if "qkv_proj" in self:
+            return product(self.qkv_proj, x, self.kernels, norm=norm)
+        names = [name for name in ("q_proj", "k_proj", "v_proj") if name in self]
+        return mx.concatenate([self[name](norm(x)) for name in names], axis=-1)
+
+    def turn(self, qkv, positions):
+        y = qkv.reshape(qkv.shape[0], -1, self.head_dim)
+        if self.reads:
+            return [self.rope(self.q_norm(y), positions)]
+        q, k, *v = mx.split(y, [self.heads, *range(self.heads + self.kv_heads, y.shape[1], self.kv_heads)], axis=1)
+        v = mx.fast.rms_norm(*(v or [k]), None, self.eps)
+        return self.rope(self.q_norm(q), positions), self.rope(self.k_norm(k), positions), v
+
+    def __call__(self, x, kv, *, norm):
+        y = kv.meet(self.qkv(x, norm), self.turn, self.form, scale=1.0)
+        return product(self.o_proj, y, self.kernels)
 
 
 class Gemma4Block(Sandwich):
@@ -68,7 +80,8 @@ class Gemma4Block(Sandwich):
     def __call__(self, x, memory, own=None):
         """`own` [N, dim] is this layer's input, in the models that have such."""
         h = self.feed(self.attend(x, memory))
-        if own is not None:
-            gated = nn.gelu_approx(self.per_layer_input_gate(h)) * own
-            h = h + self.post_per_layer_input_norm(self.per_layer_projection(gated))
-        return h * self.layer_scalar
+        if own is None:
+            return h * self.layer_scalar
+        gated = product(self.per_layer_input_gate, h, self.kernels, activation="gelu", times=own)
+        y = product(self.per_layer_projection, gated, self.kernels)
+        return plus_normed(self.post_per_layer_input_norm, y, h, self.kernels, self.layer_scalar)

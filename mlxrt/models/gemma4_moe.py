@@ -3,15 +3,14 @@
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..kernels import route
+from .base import Computing
 from .gemma4_block import Gemma4Block
-from .moe import Experts, choose_then_softmax
+from .moe import Experts, choose_then_softmax, geglu
+from .product import matrix_of
 
 
-def geglu(gate: mx.array, up: mx.array) -> mx.array:
-    return nn.gelu_approx(gate) * up
-
-
-class Router(nn.Module):
+class Router(Computing):
     """Chooses from the residual itself, which it norms for itself. `scale` holds the stored one over sqrt(hidden)."""
 
     def __init__(self, c):
@@ -22,6 +21,9 @@ class Router(nn.Module):
         self.per_expert_scale = mx.ones((c.num_experts,))
 
     def __call__(self, h):
+        if self.kernels.gpu is not None:
+            norm = {"norm": self.scale, "eps": self.eps, "normalise": True, "scales": self.per_expert_scale}
+            return self.kernels.run(route, x=h, matrix=matrix_of(self.proj), k=self.k, **norm)
         experts, weights = choose_then_softmax(self.proj(mx.fast.rms_norm(h, self.scale, self.eps)), self.k)
         return experts, weights * self.per_expert_scale[experts]
 
@@ -35,6 +37,6 @@ class Gemma4MoEBlock(Gemma4Block):
             self[name] = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
 
     def feed(self, h):
-        dense = self.post_feedforward_layernorm_1(self.mlp(self.pre_feedforward_layernorm(h)))
-        sparse = self.experts(self.pre_feedforward_layernorm_2(h), *self.router(h))
+        dense = self.post_feedforward_layernorm_1(self.mlp(h, norm=self.pre_feedforward_layernorm))
+        sparse = self.experts(h, *self.router(h), norm=self.pre_feedforward_layernorm_2)
         return h + self.post_feedforward_layernorm(dense + self.post_feedforward_layernorm_2(sparse))

@@ -9,11 +9,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import BadCheckpoint, shown
+from .base import Computing
 from .config import needs
 from .expert_layouts import put
 from .layers import Attention, Block
 from .llama import Llama
-from .moe import Experts, choose_then_softmax
+from .moe import FEW_TOKENS, Experts, choose_then_softmax, route_by
 from .moe_config import ROUTING_NOISE, MoEConfig
 
 # What a config without rope_scaling means (Hugging Face's default for this family).
@@ -53,18 +54,13 @@ class SinkAttention(Attention):
         super().__init__(c, qkv_bias=c.attention_bias, o_bias=c.attention_bias)
         self.sinks = mx.zeros((self.heads,))
 
-    def __call__(self, x, kv):
-        q, k, v = self.qkv(x)
-        q, k = self.rope(q, kv.positions), self.rope(k, kv.positions)
-        return self.o_proj(kv.attend(q, k, v, scale=self.scale, sinks=self.sinks).flatten(1))
-
 
 def clamped_swiglu(gate, up, *, alpha: float, limit: float):
     gate, up = mx.minimum(gate, limit), mx.clip(up, -limit, limit)
     return gate * mx.sigmoid(alpha * gate) * (up + 1)
 
 
-class BiasedMixture(nn.Module):
+class BiasedMixture(Computing):
     def __init__(self, c):
         super().__init__()
         self.used = c.num_experts_per_tok
@@ -75,10 +71,15 @@ class BiasedMixture(nn.Module):
             c.intermediate_size,
             activation=partial(clamped_swiglu, alpha=c.swiglu_alpha, limit=c.swiglu_limit),
             bias=True,
+            kernel="clamped" if (c.swiglu_alpha, c.swiglu_limit) == (1.702, 7.0) else None,
         )
 
-    def __call__(self, x):
-        return self.experts(x, *choose_then_softmax(self.router(x), self.used))
+    def __call__(self, x, *, norm=None, residual=None):
+        if self.kernels.gpu is not None and x.shape[0] <= FEW_TOKENS:
+            chosen = route_by(self, self.router, x, self.used, norm=norm, normalise=True)
+            return self.experts(x, *chosen, norm=norm, residual=residual)
+        h = x if norm is None else norm(x)
+        return self.experts(h, *choose_then_softmax(self.router(h), self.used), residual=residual)
 
 
 class GptOss(Llama):

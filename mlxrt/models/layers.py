@@ -3,7 +3,9 @@
 import mlx.core as mx
 import mlx.nn as nn
 
-from .base import CausalLM, Fusible
+from ..kernels import Heads
+from .base import CausalLM, Computing, Fusible
+from .product import embed, product
 from .rope import RoPE
 
 
@@ -27,6 +29,9 @@ def joined(linears: list[nn.Module]) -> nn.Module | None:
 
 
 class Attention(Fusible):
+    softcap: float | None = None
+    form: Heads | None = None  # for a kernel that norms and turns the heads itself
+
     def __init__(self, c, *, qkv_bias=False, o_bias=False, qk_norm=False):
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = c.num_attention_heads, c.num_key_value_heads, c.head_dim
@@ -35,6 +40,7 @@ class Attention(Fusible):
         self.k_proj = nn.Linear(c.hidden_size, self.kv_heads * self.head_dim, bias=qkv_bias)
         self.v_proj = nn.Linear(c.hidden_size, self.kv_heads * self.head_dim, bias=qkv_bias)
         self.o_proj = nn.Linear(self.heads * self.head_dim, c.hidden_size, bias=o_bias)
+        self.normed = qk_norm  # head by head
         if qk_norm:
             self.q_norm = nn.RMSNorm(self.head_dim, eps=c.rms_norm_eps)
             self.k_norm = nn.RMSNorm(self.head_dim, eps=c.rms_norm_eps)
@@ -45,30 +51,40 @@ class Attention(Fusible):
             self.qkv_proj = whole
             for name in ("q_proj", "k_proj", "v_proj"):
                 del self[name]
+        if self.kernels.gpu is not None:
+            norms = (self.q_norm.weight, self.k_norm.weight, False, self.q_norm.eps) if self.normed else ()
+            self.form = self.rope.form(Heads(self.heads, self.kv_heads, self.head_dim, *norms))
 
-    def qkv(self, x):
-        """[N, heads, D] each."""
+    def qkv(self, x, norm=None):
+        """[N, heads * D]: the queries, the keys, the values."""
         if "qkv_proj" in self:
-            y = self.qkv_proj(x).reshape(x.shape[0], -1, self.head_dim)
-            return mx.split(y, [self.heads, self.heads + self.kv_heads], axis=1)
-        return (p(x).reshape(x.shape[0], -1, self.head_dim) for p in (self.q_proj, self.k_proj, self.v_proj))
+            return product(self.qkv_proj, x, self.kernels, norm=norm)
+        h = x if norm is None else norm(x)
+        return mx.concatenate([p(h) for p in (self.q_proj, self.k_proj, self.v_proj)], axis=-1)
 
-    def __call__(self, x, kv):
-        if "qkv_proj" in self and "q_norm" not in self:
-            qkv = self.qkv_proj(x).reshape(x.shape[0], -1, self.head_dim)
-            qk, v = mx.split(qkv, [self.heads + self.kv_heads], axis=1)
+    def split(self, qkv):
+        """[N, heads, D] each."""
+        return mx.split(qkv.reshape(qkv.shape[0], -1, self.head_dim), [self.heads, self.heads + self.kv_heads], axis=1)
+
+    def turn(self, qkv, positions):
+        """q, k, v [N, heads, D], ready to meet."""
+        if self.normed:
+            q, k, v = self.split(qkv)
+            qk = mx.concatenate([self.q_norm(q), self.k_norm(k)], axis=1)
         else:
-            q, k, v = self.qkv(x)
-            if "q_norm" in self:
-                q, k = self.q_norm(q), self.k_norm(k)
-            qk = mx.concatenate([q, k], axis=1)
-        qk = self.rope(qk, kv.positions)  # all heads turn alike: one call
-        q, k = mx.split(qk, [self.heads], axis=1)
-        return self.o_proj(kv.attend(q, k, v, scale=self.scale).flatten(1))
+            heads = qkv.reshape(qkv.shape[0], -1, self.head_dim)
+            qk, v = mx.split(heads, [self.heads + self.kv_heads], axis=1)
+        q, k = mx.split(self.rope(qk, positions), [self.heads], axis=1)  # all heads turn alike: one call
+        return q, k, v
+
+    def __call__(self, x, kv, *, norm=None, residual=None):
+        qkv, sinks = self.qkv(x, norm), self.get("sinks")
+        y = kv.meet(qkv, self.turn, self.form, scale=self.scale, softcap=self.softcap, sinks=sinks)
+        return product(self.o_proj, y, self.kernels, residual=residual)
 
 
 class GatedMLP(Fusible):
-    activation = staticmethod(nn.silu)
+    activation = "silu"
 
     def __init__(self, dim, hidden, *, bias=False):
         super().__init__()
@@ -81,15 +97,18 @@ class GatedMLP(Fusible):
             self.gate_up_proj = whole
             del self["gate_proj"], self["up_proj"]
 
-    def __call__(self, x):
+    def __call__(self, x, *, norm=None, residual=None):
         if "gate_up_proj" in self:
-            gate, up = mx.split(self.gate_up_proj(x), 2, axis=-1)
+            h = product(self.gate_up_proj, x, self.kernels, norm=norm, activation=self.activation, pair=True)
         else:
-            gate, up = self.gate_proj(x), self.up_proj(x)
-        return self.down_proj(self.activation(gate) * up)
+            h = x if norm is None else norm(x)
+            h = product(self.gate_proj, h, self.kernels, activation=self.activation, times=self.up_proj(h))
+        return product(self.down_proj, h, self.kernels, residual=residual)
 
 
 class Block(nn.Module):
+    """Each branch norms what it reads and adds what it makes: both in the launch of the product beside them."""
+
     def __init__(self, c, mixer, mlp):
         super().__init__()
         self.self_attn, self.mlp = mixer, mlp
@@ -97,11 +116,11 @@ class Block(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
 
     def __call__(self, x, memory):
-        h = x + self.self_attn(self.input_layernorm(x), memory)
-        return h + self.mlp(self.post_attention_layernorm(h))
+        h = self.self_attn(x, memory, norm=self.input_layernorm, residual=x)
+        return self.mlp(h, norm=self.post_attention_layernorm, residual=h)
 
 
-class Decoder(nn.Module):
+class Decoder(Computing):
     """Embedding, blocks, final norm."""
 
     def __init__(self, c, blocks):
@@ -111,7 +130,7 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
 
     def __call__(self, tokens, views):
-        h = self.embed_tokens(tokens)
+        h = embed(self.embed_tokens, tokens, self.kernels, self.norm.weight.dtype)
         for layer, view in zip(self.layers, views, strict=True):
             h = layer(h, view)
         return self.norm(h)
@@ -133,7 +152,10 @@ class DecoderLM(CausalLM):
         return self.model(tokens, views)
 
     def logits(self, hidden):
-        return self.lm_head(hidden) if "lm_head" in self else self.model.embed_tokens.as_linear(hidden)
+        if "lm_head" in self:
+            return product(self.lm_head, hidden, self.kernels)
+        table = self.model.embed_tokens
+        return table.as_linear(hidden) if self.kernels.gpu is None else product(table, hidden, self.kernels)
 
     @property
     def dtype(self) -> mx.Dtype:

@@ -55,12 +55,9 @@ class WideNormAttention(Attention):
         self.q_norm = nn.RMSNorm(self.heads * self.head_dim, eps=c.rms_norm_eps)
         self.k_norm = nn.RMSNorm(self.kv_heads * self.head_dim, eps=c.rms_norm_eps)
 
-    def __call__(self, x, kv):
-        q, k, v = self.qkv(x)
-        q = self.q_norm(q.flatten(1)).reshape(q.shape)
-        k = self.k_norm(k.flatten(1)).reshape(k.shape)
-        q, k = self.rope(q, kv.positions), self.rope(k, kv.positions)
-        return self.o_proj(kv.attend(q, k, v, scale=self.scale).flatten(1))
+    def qkv(self, x, norm=None):
+        q, k, v = (y.flatten(1) for y in self.split(super().qkv(x, norm)))
+        return mx.concatenate([self.q_norm(q), self.k_norm(k), v], axis=-1)
 
 
 class SigmoidMixture(nn.Module):
@@ -73,9 +70,11 @@ class SigmoidMixture(nn.Module):
         self.e_score_correction_bias = mx.zeros((c.num_experts,))
         self.experts = Experts(c.num_experts, c.hidden_size, c.intermediate_size)
 
-    def __call__(self, x):
-        logits = self.gate(x.astype(mx.float32))
-        return self.experts(x, *choose_by_sigmoid(logits, self.e_score_correction_bias, self.used, normalise=True))
+    def __call__(self, x, *, norm=None, residual=None):
+        h = x if norm is None else norm(x)
+        logits = self.gate(h.astype(mx.float32))
+        chosen = choose_by_sigmoid(logits, self.e_score_correction_bias, self.used, normalise=True)
+        return self.experts(h, *chosen, residual=residual)
 
 
 class MiniMaxM2(Llama):

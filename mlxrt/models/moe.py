@@ -8,13 +8,23 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 
-from .base import Fusible
+from ..kernels import Matrix, expert_down, expert_gate_up, route
+from ..kernels.experts import MANY as FEW_TOKENS
+from .base import Computing, Fusible
+from .product import matrix_of
 
 MANY = 64  # (token, expert) pairs from which sorting them by expert pays: each matrix is then read once
 
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     return nn.silu(gate) * up
+
+
+def geglu(gate: mx.array, up: mx.array) -> mx.array:
+    return nn.gelu_approx(gate) * up
+
+
+KERNELS = {swiglu: "silu", geglu: "gelu"}  # what kernels call the activations they have
 
 
 class ExpertLinear(nn.Module):
@@ -73,6 +83,12 @@ class PackedExpertLinear(nn.Module):
         return y + self.bias[experts][..., None, :] if "bias" in self else y
 
 
+def stack_of(linear: nn.Module) -> Matrix:
+    if not isinstance(linear, PackedExpertLinear):
+        return Matrix(linear["weight"])
+    return Matrix(linear.weight, linear.scales, linear.get("biases"), linear.bits, linear.group_size, linear.mode)
+
+
 def alike(a: nn.Module, b: nn.Module) -> bool:
     """Whether two stacks are stored the same way, so that their rows can lie in one."""
     if type(a) is not type(b) or set(a) != set(b) or type(a) not in (ExpertLinear, PackedExpertLinear):
@@ -91,9 +107,10 @@ class Experts(Fusible):
         *,
         activation: Callable[[mx.array, mx.array], mx.array] = swiglu,
         bias: bool = False,
+        kernel: str | None = None,
     ):
         super().__init__()
-        self.activation = activation
+        self.activation, self.kernel = activation, kernel or KERNELS.get(activation)
         self.gate_proj = ExpertLinear(count, dim, hidden, bias=bias)
         self.up_proj = ExpertLinear(count, dim, hidden, bias=bias)
         self.down_proj = ExpertLinear(count, hidden, dim, bias=bias)
@@ -106,8 +123,19 @@ class Experts(Fusible):
             self.gate_up_proj = whole
             del self["gate_proj"], self["up_proj"]
 
-    def __call__(self, x: mx.array, experts: mx.array, weights: mx.array) -> mx.array:
-        """The weighted sum [N, dim] of what `experts` [N, K] make of x [N, dim]; weights [N, K]."""
+    def __call__(
+        self,
+        x: mx.array,
+        experts: mx.array,
+        weights: mx.array,
+        *,
+        norm: nn.RMSNorm | None = None,
+        residual: mx.array | None = None,
+    ) -> mx.array:
+        """The weighted sum [N, dim] of what `experts` [N, K] make of norm(x) [N, dim]; weights [N, K]; + residual."""
+        if self.kernels.gpu is not None and self.kernel and "gate_up_proj" in self and x.shape[0] <= FEW_TOKENS:
+            return self.launch(x, experts, weights, norm, residual)
+        x = x if norm is None else norm(x)
         if experts.size < MANY:
             y = self.each(x[:, None, None], experts, ordered=False)  # [N, K, 1, dim]
             y = y[:, :, 0]
@@ -115,7 +143,16 @@ class Experts(Fusible):
             order = mx.argsort(experts.flatten())
             y = self.each(x[order // experts.shape[1]][:, None], experts.flatten()[order], ordered=True)
             y = y[mx.argsort(order)].reshape(*experts.shape, -1)  # [N, K, dim]
-        return (y * weights.astype(y.dtype)[..., None]).sum(axis=1)
+        y = (y * weights.astype(y.dtype)[..., None]).sum(axis=1)
+        return y if residual is None else residual + y
+
+    def launch(self, x, experts, weights, norm, residual):
+        first, last = self.gate_up_proj, self.down_proj
+        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        what = {"matrix": stack_of(first), "activation": self.kernel, "norm": weight, "eps": eps}
+        h = self.kernels.run(expert_gate_up, x=x, experts=experts, bias=first.get("bias"), **what)
+        where = {"experts": experts, "weights": weights, "bias": last.get("bias"), "residual": residual}
+        return self.kernels.run(expert_down, x=h, matrix=stack_of(last), **where)
 
     def each(self, x: mx.array, experts: mx.array, *, ordered: bool) -> mx.array:
         if "gate_up_proj" in self:
@@ -125,7 +162,7 @@ class Experts(Fusible):
         return self.down_proj(self.activation(gate, up), experts, ordered=ordered)
 
 
-class Mixture(nn.Module):
+class Mixture(Computing):
     """Experts behind the router most families have: a linear layer and a softmax."""
 
     def __init__(self, count: int, dim: int, hidden: int, used: int, *, normalise: bool):
@@ -134,8 +171,20 @@ class Mixture(nn.Module):
         self.gate = nn.Linear(dim, count, bias=False)
         self.experts = Experts(count, dim, hidden)
 
-    def __call__(self, x: mx.array) -> mx.array:
-        return self.experts(x, *softmax_then_choose(self.gate(x), self.used, normalise=self.normalise))
+    def __call__(self, x: mx.array, *, norm: nn.RMSNorm | None = None, residual: mx.array | None = None) -> mx.array:
+        if self.kernels.gpu is not None and x.shape[0] <= FEW_TOKENS:
+            chosen = route_by(self, self.gate, x, self.used, norm=norm, normalise=self.normalise)
+            return self.experts(x, *chosen, norm=norm, residual=residual)
+        h = x if norm is None else norm(x)
+        chosen = softmax_then_choose(self.gate(h), self.used, normalise=self.normalise)
+        return self.experts(h, *chosen, residual=residual)
+
+
+def route_by(owner: Computing, gate: nn.Module, x: mx.array, k: int, *, norm: nn.RMSNorm | None = None, **rules):
+    """(experts, weights) by the kernel that norms, multiplies and chooses at once."""
+    weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+    what = {"matrix": matrix_of(gate), "k": k, "norm": weight, "eps": eps, "bias": gate.get("bias")}
+    return owner.kernels.run(route, x=x, **what, **rules)
 
 
 def largest(scores: mx.array, k: int) -> mx.array:

@@ -20,6 +20,7 @@ from .hybrid_layouts import plain_layout
 from .layers import Attention, DecoderLM, GatedMLP
 from .moe import Mixture
 from .moe_config import MoEConfig
+from .product import product
 from .rope import read_rope
 
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -107,18 +108,13 @@ class GatedAttention(Attention):
         super().__init__(c, qkv_bias=c.attention_bias, o_bias=c.attention_bias, qk_norm=True)
         self.q_proj = nn.Linear(c.hidden_size, 2 * self.heads * self.head_dim, bias=c.attention_bias)
 
-    def project(self, x):
-        """q, its gate, k, v: [N, heads, D] each."""
-        matrices = [self.qkv_proj] if "qkv_proj" in self else [self.q_proj, self.k_proj, self.v_proj]
-        y = mx.concatenate([m(x) for m in matrices], axis=-1).reshape(x.shape[0], -1, self.head_dim)
-        both, k, v = mx.split(y, [2 * self.heads, 2 * self.heads + self.kv_heads], axis=1)
-        return both[:, ::2], both[:, 1::2], k, v
-
-    def __call__(self, x, kv):
-        q, gate, k, v = self.project(x)
-        q, k = self.rope(self.q_norm(q), kv.positions), self.rope(self.k_norm(k), kv.positions)
-        y = kv.attend(q, k, v, scale=self.scale) * mx.sigmoid(gate)
-        return self.o_proj(y.flatten(1))
+    def __call__(self, x, kv, *, norm=None, residual=None):
+        both, rest = mx.split(
+            self.qkv(x, norm).reshape(x.shape[0], -1, self.head_dim), [2 * self.heads], axis=1
+        )  # queries and gates take turns; keys and values
+        qkv = mx.concatenate([both[:, ::2], rest], axis=1).flatten(1)
+        y = kv.meet(qkv, self.turn, self.form, scale=self.scale) * mx.sigmoid(both[:, 1::2].flatten(1))
+        return product(self.o_proj, y, self.kernels, residual=residual)
 
 
 class SharedMixture(Mixture):
@@ -130,8 +126,10 @@ class SharedMixture(Mixture):
         self.shared_expert = GatedMLP(c.hidden_size, c.shared_expert_intermediate_size)
         self.shared_expert_gate = nn.Linear(c.hidden_size, 1, bias=False)
 
-    def __call__(self, x):
-        return super().__call__(x) + mx.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
+    def __call__(self, x, *, norm=None, residual=None):
+        h = x if norm is None else norm(x)
+        y = super().__call__(h) + mx.sigmoid(self.shared_expert_gate(h)) * self.shared_expert(h)
+        return y if residual is None else residual + y
 
 
 class HybridBlock(nn.Module):
@@ -147,8 +145,8 @@ class HybridBlock(nn.Module):
 
     def __call__(self, x, memory):
         mixer = self.linear_attn if "linear_attn" in self else self.self_attn
-        h = x + mixer(self.input_layernorm(x), memory)
-        return h + self.mlp(self.post_attention_layernorm(h))
+        h = mixer(x, memory, norm=self.input_layernorm, residual=x)
+        return self.mlp(h, norm=self.post_attention_layernorm, residual=h)
 
 
 class Hybrid(DecoderLM):

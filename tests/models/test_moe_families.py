@@ -181,6 +181,9 @@ def test_affine_stacks_stay_packed(made):
 class View(Dense):
     """Sinks as one more key that no value belongs to."""
 
+    def meet(self, qkv, turn, form, *, scale, softcap=None, sinks=None):
+        return self.attend(*turn(qkv, self.positions), scale=scale, sinks=sinks).flatten(1)
+
     def attend(self, q, k, v, *, scale, sinks=None):
         if sinks is None:
             return super().attend(q, k, v, scale=scale)

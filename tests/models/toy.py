@@ -28,9 +28,9 @@ CONFIG = ModelConfig(
 class Reader(Attention):
     """A layer without keys and values of its own (Gemma 4)."""
 
-    def __call__(self, x, kv):
-        q, _, _ = self.qkv(x)
-        return self.o_proj(kv.attend(self.rope(q, kv.positions), scale=self.scale).flatten(1))
+    def __call__(self, x, kv, *, norm, residual):
+        q, _, _ = self.split(self.qkv(x, norm))
+        return residual + self.o_proj(kv.attend(self.rope(q, kv.positions), scale=self.scale).flatten(1))
 
 
 class Decay(nn.Module):
@@ -41,8 +41,9 @@ class Decay(nn.Module):
         self.proj = nn.Linear(c.hidden_size, c.hidden_size, bias=False)
         self.gate = nn.Linear(c.hidden_size, c.hidden_size, bias=False)
 
-    def __call__(self, x, memory):
-        return memory.scan(decay, self.proj(x), mx.sigmoid(self.gate(x)))
+    def __call__(self, x, memory, *, norm, residual):
+        h = norm(x)
+        return residual + memory.scan(decay, self.proj(h), mx.sigmoid(self.gate(h)))
 
 
 def decay(parts, x, g):

@@ -9,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ...kernels import Heads, Pages, attend_pages
 from ..blocks import BlockPool
 from ..states import BlockTable, LayerState
 from .attention import Form, attend_singles, attend_span
@@ -30,6 +31,21 @@ class KVView(LayerView):
         out = [self._singles(q[:s], s, form)] if s else []
         out += [self._span(q[a:b], r, start, form) for r, (a, b, start) in enumerate(self.batch.spans, s)]
         return mx.concatenate(out) if len(out) > 1 else out[0]
+
+    def meet(self, qkv, turn, form: Heads | None, *, scale, softcap=None, sinks=None):
+        """What a QKV product [N, heads * D] reads, [N, Hq * D]. `turn` makes q, k, v of it; `form` says how it does.
+
+        With both the kernel for rows of one token does everything between two products of a layer.
+        """
+        if form is None or self.kernels.gpu is None or not (self.live and self.spec.pages):
+            return self.attend(*turn(qkv, self.positions), scale=scale, softcap=softcap, sinks=sinks).flatten(1)
+        batch, index = self.batch, self.index
+        pages = Pages(self.pool[0], self.live[0], index["table"], index["base"], batch.start, batch.used)
+        what = {"scale": scale, "window": self.spec.window, "softcap": softcap, "sinks": sinks}
+        out, tail = self.kernels.run(attend_pages, qkv=qkv, heads=form, pages=pages, **what)
+        self.live = (tail,)
+        self.scratch.clear()
+        return out
 
     def _write(self, new):
         if self.live:
@@ -82,6 +98,11 @@ class FullKV(LayerSpec):
     codec: Codec = Plain()
     size: int = 32  # tokens in a block
     paged = True
+
+    @property
+    def pages(self) -> bool:
+        """Whether the kernel for paged attention can read it."""
+        return isinstance(self.codec, Plain) and self.paged and not self.keep
 
     @property
     def window(self) -> int | None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from ...kernels import PLAIN, Kernels
 from ..blocks import BlockPool
 from ..states import LayerState
 
@@ -24,7 +25,7 @@ class Batch(NamedTuple):
     positions: mx.array  # [N]
     row: mx.array  # [N] which row a token belongs to
     start: mx.array  # [R] tokens in the pool when `live` was opened
-    used: mx.array  # [] tokens a row has in `live`
+    used: mx.array  # [1] tokens a row has in `live`
     singles: int  # leading rows of one token
     spans: tuple[
         tuple[int, int, int], ...
@@ -82,6 +83,7 @@ class LayerView:
     pool: Arrays
     live: Arrays  # () in a step that runs alone: it writes the pool itself
     scratch: dict = field(default_factory=dict)  # what a kind remembers within the step
+    kernels: Kernels = PLAIN
 
     @property
     def positions(self) -> mx.array:

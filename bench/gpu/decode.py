@@ -1,0 +1,189 @@
+"""Decode and prefill through the engine beside mlx-lm, on the same random weights.
+
+    python -m bench.gpu.decode SHAPE ... [--batches 1,8,32] [--prompts 512] [--json FILE] [--profile]
+
+The same prompt and greedy tokens: where they first differ, the gap between both choices in our own logits is shown.
+"""
+
+import argparse
+import cProfile
+import gc
+import importlib
+import json
+import pstats
+import statistics
+import time
+
+import mlxrt  # before MLX
+import mlx.core as mx  # isort: skip
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from bench.gpu.ops import copy_bandwidth
+from mlxrt import EngineConfig, Request, SamplingParams
+from mlxrt.engine import Engine, Source
+from mlxrt.kernels import Kernels, backend, gpu_of
+from mlxrt.models import find
+from mlxrt.weights.randomise import packs
+from mlxrt.weights.shapes import Shape, random_weights
+
+RENAMED = {"qwen3_moe": (".mlp.experts.", ".mlp.switch_mlp.")}
+
+
+def build(shape, mode, context):
+    """(engine, mlx-lm's model or None, bytes a token reads of the weights)."""
+    asked = Shape.parse(f"shape:{shape}")
+    family = find(asked.config)
+    model = family(family.parse(asked.config, lambda line: None))
+    random_weights(model, asked.bits, mx.bfloat16, mode=asked.mode, group_size=asked.group_size)
+    arrays = tree_flatten(model.parameters())
+    peer = peer_of(asked, arrays)
+    model.fuse(Kernels(mode, gpu_of(backend()), print))
+    mx.eval(model.parameters())
+    config = EngineConfig(max_context=context, chunk=2048, max_running=64, kernels=mode)
+    return Engine(model, config, source=Source(shape), say=lambda line: None), peer
+
+
+def peer_of(asked, arrays):
+    config = asked.config
+    kind = config["model_type"]
+    module = importlib.import_module(f"mlx_lm.models.{kind}")
+    model = module.Model(module.ModelArgs.from_dict(config))
+    if asked.bits:
+        predicate = lambda _, m: packs(m, asked.group_size)  # noqa: E731
+        nn.quantize(model, asked.group_size, asked.bits, mode=asked.mode, class_predicate=predicate)
+    old, new = RENAMED.get(kind, ("", ""))
+    named = [(name.replace(old, new) if old else name, a) for name, a in arrays]
+    missing = {n for n, _ in tree_flatten(model.parameters())} ^ {n for n, _ in named}
+    if missing:
+        print("  not the same parameters:", sorted(missing)[:6], len(missing))
+    model.load_weights(named, strict=False)
+    mx.eval(model.parameters())
+    return model
+
+
+def prompts_of(vocab, batch, length):
+    return [[(i * 131 + j * 7 + (j * j) % 11) % (vocab - 10) for j in range(length)] for i in range(batch)]
+
+
+def ask(tokens, n):
+    return Request(tokens=tuple(tokens), params=SamplingParams(max_tokens=n, ignore_eos=True))
+
+
+def ours(engine, prompts, n, rounds=3):
+    engine.generate([ask(p[: 20 + i], 40) for i, p in enumerate(prompts)])
+    rates, prefills, tokens = [], [], {}
+    for _ in range(rounds):
+        engine.store.clear()
+        began, firsts, ends, tokens = time.perf_counter(), {}, {}, {}
+        with engine.stream([ask(p, n) for p in prompts]) as stream:
+            order = list(stream.ids)
+            for event in stream:
+                firsts.setdefault(event.id, time.perf_counter())
+                ends[event.id] = time.perf_counter()
+                tokens.setdefault(event.id, []).append(event.token)
+        start = max(firsts.values())
+        prefills.append(sum(map(len, prompts)) / (start - began))
+        done = sum(len(t) for t in tokens.values()) - len(prompts)
+        rates.append(done / (max(ends.values()) - start))
+    return statistics.median(rates), statistics.median(prefills), [tokens[i] for i in order]
+
+
+def theirs(model, prompts, n, rounds=3):
+    from mlx_lm.generate import BatchGenerator, generate_step
+
+    rates, prefills, tokens = [], [], []
+    for round in range(rounds + 1):
+        began = time.perf_counter()
+        if len(prompts) == 1:
+            steps = generate_step(mx.array(prompts[0]), model, max_tokens=n)
+            tokens = [int(next(steps)[0])]
+            start = time.perf_counter()
+            tokens += [int(t) for t, _ in steps]
+            count, tokens = len(tokens) - 1, [tokens]
+        else:
+            size = len(prompts)
+            made = BatchGenerator(
+                model, max_tokens=n, stop_tokens=[], completion_batch_size=size, prefill_batch_size=min(size, 8)
+            )
+            made.insert(prompts, [n] * size)
+            seen, start, count = {}, None, 0
+            while rows := made.next_generated():
+                for r in rows:
+                    seen[r.uid] = seen.get(r.uid, 0) + 1
+                    count += start is not None
+                if start is None and len(seen) == size:
+                    start = time.perf_counter()
+            made.close()
+        spent = time.perf_counter() - start
+        if round:
+            rates.append(count / spent)
+            prefills.append(sum(map(len, prompts)) / (start - began))
+    return statistics.median(rates), statistics.median(prefills), tokens
+
+
+def agreement(engine, prompt, a, b, n=32):
+    """How many of the first n tokens agree, and by how much ours prefers its own where they part."""
+    for i, (x, y) in enumerate(zip(a[:n], b[:n])):
+        if x != y:
+            row = engine.score([*prompt, *a[:i]])[-1]
+            return i, float((row[x] - row[y]).item()), float((row.max() - row.mean()).item())
+    return n, 0.0, 0.0
+
+
+def profile(engine, prompt):
+    watch = cProfile.Profile()
+    list(engine.generate(ask(prompt, 64)).tokens)
+    watch.enable()
+    engine.generate(ask(prompt, 128))
+    watch.disable()
+    pstats.Stats(watch).sort_stats("tottime").print_stats(22)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shapes", nargs="+")
+    parser.add_argument("--batches", default="1")
+    parser.add_argument("--prompts", default="512")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--mode", default="auto")
+    parser.add_argument("--json")
+    parser.add_argument("--profile", action="store_true")
+    args = parser.parse_args()
+    roof = copy_bandwidth()
+    print(f"{mx.device_info()} MLX {mx.__version__}, copy {roof / 1e9:.0f} GB/s", flush=True)
+    rows = []
+    lengths, batches = ([int(n) for n in text.split(",")] for text in (args.prompts, args.batches))
+    for shape in args.shapes:
+        began = time.perf_counter()
+        engine, peer = build(shape, args.mode, max(lengths) + 2 * args.tokens)
+        vocab = engine.model.config.vocab_size
+        print(f"{shape}: built in {time.perf_counter() - began:.1f} s", flush=True)
+        for length in lengths:
+            for batch in batches:
+                prompts = prompts_of(vocab, batch, length)
+                a, b = ours(engine, prompts, args.tokens), theirs(peer, prompts, args.tokens)
+                row = dict(shape=shape, batch=batch, prompt=length, ours=a[:2], mlx_lm=b[:2])
+                if batch == 1:
+                    row["agreement"] = agreement(engine, prompts[0], a[2][0], b[2][0])
+                kernels = engine.model.kernels
+                row |= dict(used=kernels.used, fallbacks={"; ".join(k): v for k, v in kernels.fallbacks.items()})
+                rows.append(row)
+                print(
+                    f"{shape} batch {batch} prompt {length}: decode {a[0]:.0f} against {b[0]:.0f} ({a[0] / b[0]:.2f}x), "
+                    f"prefill {a[1]:.0f} against {b[1]:.0f} ({a[1] / b[1]:.2f}x) {row.get('agreement', '')}",
+                    flush=True,
+                )
+        if args.profile:
+            profile(engine, prompts_of(vocab, 1, 512)[0])
+        engine.close()
+        del engine, peer
+        gc.collect()
+        mx.clear_cache()
+        if args.json:
+            with open(args.json, "w") as f:
+                json.dump(dict(copy=roof, rows=rows), f, indent=1)
+
+
+if __name__ == "__main__":
+    main()

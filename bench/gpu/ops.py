@@ -1,0 +1,153 @@
+"""Every op of the kernel registry on this machine's GPU: right, and how fast beside MLX's own.
+
+    python -m bench.gpu.ops [--json FILE]
+
+Right: each case and dtype against the reference in float32. Fast: launches chained over distinct matrices of a
+gigabyte or more together, so that nothing comes from a cache, launches included.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+
+import mlxrt  # noqa: F401  before MLX
+import mlx.core as mx  # isort: skip
+
+from mlxrt.kernels import OPS, Matrix, backend, gpu_of, matmul, matvec
+
+DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+
+
+def widen(value):
+    """The same numbers in float32: what the reference computes with."""
+    if isinstance(value, mx.array):
+        return value.astype(mx.float32) if value.dtype in DTYPES else value
+    if isinstance(value, Matrix):
+        return Matrix(value.plain())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(value, **{f.name: widen(getattr(value, f.name)) for f in dataclasses.fields(value)})
+    return mx.float32 if isinstance(value, mx.Dtype) else value
+
+
+def arrays(result):
+    return [a.astype(mx.float32) for a in (result if isinstance(result, (list, tuple)) else [result])]
+
+
+def check(gpu):
+    """(op, case, dtype, error) of everything that is wrong, and how many were right."""
+    wrong, right = [], 0
+    for op in OPS.values():
+        for dtype in DTYPES:
+            for case in op.cases(dtype):
+                given = case.arguments()
+                if op.refuses(**given) or (op is matmul and dtype == mx.float32):
+                    continue
+                kind = str(dtype).rpartition(".")[2]
+                try:
+                    got = arrays(op.launch(gpu, **given))
+                    want = arrays(op.reference(**{k: widen(v) for k, v in given.items()}))
+                    pairs = zip(got, want, strict=True)
+                    error = max((mx.abs(a - b).max() / mx.maximum(mx.abs(b).max(), 1e-6)).item() for a, b in pairs)
+                except (RuntimeError, ValueError) as bad:
+                    wrong.append((op.name, case.name, kind, str(bad)[:1500]))
+                    continue
+                if error <= op.tolerance[kind]:
+                    right += 1
+                else:
+                    wrong.append((op.name, case.name, kind, error))
+    return wrong, right
+
+
+def copy_bandwidth():
+    x = mx.random.normal((1 << 28,))
+    mx.eval(x)
+    best = 0.0
+    for _ in range(5):
+        began = time.perf_counter()
+        mx.eval(x + 1)
+        best = max(best, 2 * x.nbytes / (time.perf_counter() - began))
+    return best
+
+
+def weights(rows, width, bits, group=64):
+    words = mx.random.randint(0, 1 << 31, (rows, width * bits // 32)).astype(mx.uint32)
+    scales = mx.random.uniform(0.01, 0.02, (rows, width // group)).astype(mx.bfloat16)
+    made = Matrix(words, scales, -8 * scales, bits, group, "affine")
+    mx.eval(made.weight, made.scales, made.biases)
+    return made
+
+
+def nbytes(m):
+    return m.weight.nbytes + m.scales.nbytes + m.biases.nbytes
+
+
+def chain(gpu, rows, width, bits, n):
+    """Seconds a product in a chain of them over a gigabyte of distinct matrices: ours and MLX's."""
+    one = weights(rows, width, bits)
+    many = [one] + [weights(rows, width, bits) for _ in range(min(60, max(1, int(1.1e9 / nbytes(one)))))]
+    x = mx.random.normal((n, width)).astype(mx.bfloat16)
+    op = matvec if n <= 4 else matmul
+    link = mx.zeros((1, 1), mx.bfloat16)
+
+    def run(product):
+        def once():
+            y = x
+            for m in many:
+                y = product(x + y[:1, :1] * link, m)
+            return y
+
+        mx.eval(once())
+        spent = []
+        for _ in range(4):
+            y = once()
+            began = time.perf_counter()
+            mx.eval(y)
+            spent.append(time.perf_counter() - began)
+        return min(spent) / len(many)
+
+    ours = run(lambda h, m: op.launch(gpu, x=h, matrix=m))
+    theirs = run(lambda h, m: m.multiply(h))
+    empty = run(lambda h, m: h)
+    return ours, theirs, empty, nbytes(one)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    gpu = gpu_of(backend())
+    assert gpu is not None, "no GPU here"
+    wrong, right = check(gpu)
+    print(f"{right} cases right, {len(wrong)} wrong", flush=True)
+    for line in wrong:
+        print("  WRONG", *line, flush=True)
+    roof = copy_bandwidth()
+    print(f"copy bandwidth {roof / 1e9:.0f} GB/s", flush=True)
+    rows = []
+    for shape in [
+        (12288, 4096),
+        (151936, 1024),
+        (151936, 4096),
+        (24576, 4096),
+        (4096, 12288),
+        (6144, 1024),
+        (1024, 3072),
+    ]:
+        for n in (1, 4, 8, 32):
+            ours, theirs, empty, size = chain(gpu, *shape, 4, n)
+            share = size / ours / roof
+            rows.append(dict(shape=shape, n=n, ours_us=ours * 1e6, mlx_us=theirs * 1e6, share=share))
+            print(
+                f"{shape} 4 bit, {n} rows: {ours * 1e6:.1f} us against {theirs * 1e6:.1f} ({theirs / ours:.2f}x), "
+                f"{share:.0%} of copy bandwidth (link alone {empty * 1e6:.1f})",
+                flush=True,
+            )
+    if args.json:
+        with open(args.json, "w") as f:
+            json.dump(dict(wrong=wrong, right=right, copy=roof, rows=rows), f, indent=1)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

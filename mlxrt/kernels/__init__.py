@@ -1,0 +1,37 @@
+"""Ops with kernels: one Metal text each, run by MLX on Metal and CUDA, by the simulator in tests."""
+
+from .add_norm import add_norm
+from .attention import attend_pages
+from .embed import embed_rows
+from .experts import expert_down, expert_gate_up
+from .heads import Heads, Pages
+from .kernels import MODES, PLAIN, Gpu, Kernels, backend, gpu_of
+from .matmul import matmul
+from .matvec import matvec
+from .op import OPS, Case, Op, Source
+from .packing import Matrix
+from .router import route
+
+__all__ = [
+    "MODES",
+    "OPS",
+    "PLAIN",
+    "Case",
+    "Gpu",
+    "Heads",
+    "Kernels",
+    "Matrix",
+    "Op",
+    "Pages",
+    "Source",
+    "add_norm",
+    "attend_pages",
+    "backend",
+    "embed_rows",
+    "expert_down",
+    "expert_gate_up",
+    "gpu_of",
+    "matmul",
+    "matvec",
+    "route",
+]

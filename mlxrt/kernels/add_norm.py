@@ -1,0 +1,57 @@
+"""A branch that is normed on its way out: residual + RMSNorm(x), times a scalar, in one launch."""
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+
+from .matvec import bits_of
+from .op import Case, Source, op
+
+SIZE = 256
+BODY = r"""
+    uint n = threadgroup_position_in_grid.x; uint t = thread_position_in_threadgroup.x;
+    uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
+    threadgroup float part[8];
+    float ss = 0.0f;
+    for (uint i = t; i < uint(K); i += 256) { float v = float(x[n * K + i]); ss += v * v; }
+    ss = simd_sum(ss);
+    if (lane == 0) part[sg] = ss;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float total = 0.0f;
+    for (int i = 0; i < 8; i++) total += part[i];
+    float inv = metal::rsqrt(total / float(K) + as_type<float>(uint(EPS)));
+    float f = SCALED ? float(scalar[0]) : 1.0f;
+    for (uint i = t; i < uint(K); i += 256) {
+        float v = float(x[n * K + i]) * inv * float(g[i]) + float(residual[n * K + i]);
+        y[n * K + i] = static_cast<T>(v * f);
+    }
+"""
+ADD_NORM = Source("mlxrt_add_norm", ("x", "g", "residual", "scalar"), ("y",), BODY)
+
+
+def add_norm_cases(dtype: mx.Dtype) -> Iterator[Case]:
+    for rows, width, scaled in [(1, 64, False), (3, 1000, True), (2, 257, False)]:
+        mx.random.seed(width)
+        arrays = {name: mx.random.normal((rows, width)).astype(dtype) for name in ("x", "residual")}
+        arrays["weight"] = mx.random.normal((width,)).astype(dtype)
+        if scaled:
+            arrays["scalar"] = mx.array([0.7]).astype(dtype)
+        yield Case(f"[{rows}, {width}]{' scaled' if scaled else ''}", arrays, {"eps": 1e-6})
+
+
+@op(add_norm_cases)
+def add_norm(x, weight, eps, residual, scalar=None):
+    """(residual + RMSNorm(x)) * scalar."""
+    y = residual + mx.fast.rms_norm(x, weight, eps)
+    return y if scalar is None else y * scalar
+
+
+def pays(x, **rest) -> bool:
+    return x.shape[0] <= 64
+
+
+@add_norm.kernel(ADD_NORM, pays=pays)
+def launch(gpu, x, weight, eps, residual, scalar=None):
+    inputs = [x, weight, residual, x if scalar is None else scalar]
+    constants = {"T": x.dtype, "K": x.shape[1], "EPS": bits_of(eps), "SCALED": scalar is not None}
+    return gpu(ADD_NORM, inputs, x.shape[0], SIZE, [(x.shape, x.dtype)], **constants)[0]

@@ -1,0 +1,54 @@
+"""Calls that prove attention over pages: ragged rows, windows, sinks, soft caps, splits, every width of a head."""
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+
+from .heads import Heads, Pages
+from .op import Case
+
+
+def attention_cases(dtype: mx.Dtype) -> Iterator[Case]:
+    shapes = [
+        # R, queries, keys, dim, size, blocks a row, start, used, options
+        (1, 4, 2, 64, 8, 3, [19], 3, {"norms": True, "turning": 32}),
+        (3, 2, 2, 128, 32, 2, [0, 40, 33], 0, {"turning": 64, "window": 20, "sinks": True}),
+        (2, 8, 1, 256, 16, 4, [50, 7], 15, {"turning": 32, "v_norm": True, "softcap": 5.0, "tied": True}),
+        (2, 4, 1, 512, 8, 2, [9, 3], 5, {"read": True}),
+        (1, 2, 1, 64, 32, 80, [2500], 6, {"turning": 16, "magnitude": 1.3, "sinks": True}),  # split over threadgroups
+    ]
+    for rows, h, kv, dim, size, blocks, start, used, extra in shapes:
+        mx.random.seed(dim + rows)
+        many = rows * blocks + 1
+        table = mx.random.permutation(mx.arange(1, many)).reshape(rows, blocks)
+        base = [s // size * size - (blocks - 1) * size if s >= blocks * size else 0 for s in start]
+        pages = Pages(
+            mx.random.normal((many, 2 * kv, size, dim)).astype(dtype),
+            mx.random.normal((rows, 2 * kv, 16, dim)).astype(dtype),
+            table.astype(mx.int32),
+            mx.array(base),
+            mx.array(start),
+            mx.array([used]),
+        )
+        norms = (
+            [1 + 0.2 * mx.random.normal((dim,)).astype(dtype) for _ in range(2)] if extra.get("norms") else [None] * 2
+        )
+        turning = extra.get("turning")
+        heads = Heads(
+            h,
+            kv,
+            dim,
+            *norms,
+            bool(extra.get("v_norm")),
+            1e-6,
+            None if turning is None else 10000.0 ** -(mx.arange(turning) / turning),
+            extra.get("magnitude", 1.0),
+            bool(extra.get("tied")),
+        )
+        width = h if extra.get("read") else h + kv if extra.get("tied") else h + 2 * kv
+        arrays = {"qkv": mx.random.normal((rows, width * dim)).astype(dtype)}
+        if extra.get("sinks"):
+            arrays["sinks"] = mx.random.normal((h,)).astype(dtype)
+        options = {"heads": heads, "pages": pages, "scale": dim**-0.5}
+        options |= {k: v for k, v in extra.items() if k in ("window", "softcap")}
+        yield Case(f"{h}/{kv} heads of {dim}, {rows} rows of {start}", arrays, options)

@@ -1,0 +1,92 @@
+"""Metal's spellings for CUDA's compiler, so that one kernel text runs on both.
+
+Threadgroups are one-dimensional in all our kernels: a lane is the low five bits of threadIdx.x.
+"""
+
+CUDA_HEADER = r"""
+#define device
+#define constant
+#define thread
+#define threadgroup __shared__
+#define FN __device__ inline
+typedef unsigned int uint;
+typedef unsigned char uchar;
+#define FLOAT16 __half
+#define BFLOAT16 __nv_bfloat16
+#define thread_index_in_simdgroup (threadIdx.x & 31u)
+#define simdgroup_index_in_threadgroup (threadIdx.x >> 5)
+#define thread_position_in_threadgroup threadIdx
+#define threadgroup_position_in_grid blockIdx
+#define threads_per_threadgroup blockDim
+#define threadgroups_per_grid gridDim
+namespace mem_flags { constexpr int mem_threadgroup = 0; constexpr int mem_device = 1; }
+FN void threadgroup_barrier(int) { __syncthreads(); }
+FN void simdgroup_barrier(int) { __syncwarp(); }
+FN float simd_shuffle_xor(float v, uint m) { return __shfl_xor_sync(0xffffffffu, v, m); }
+FN uint simd_shuffle_xor(uint v, uint m) { return __shfl_xor_sync(0xffffffffu, v, m); }
+FN int simd_shuffle_xor(int v, uint m) { return __shfl_xor_sync(0xffffffffu, v, m); }
+FN float simd_shuffle(float v, uint l) { return __shfl_sync(0xffffffffu, v, l); }
+FN uint simd_shuffle(uint v, uint l) { return __shfl_sync(0xffffffffu, v, l); }
+FN float simd_sum(float v) { for (int o = 16; o > 0; o >>= 1) v += __shfl_xor_sync(0xffffffffu, v, o); return v; }
+FN float simd_max(float v) { for (int o = 16; o > 0; o >>= 1) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, o)); return v; }
+FN uint simd_min(uint v) { for (int o = 16; o > 0; o >>= 1) v = min(v, __shfl_xor_sync(0xffffffffu, v, o)); return v; }
+template <typename A> FN A as_type(uint u);
+template <> FN float as_type<float>(uint u) { return __uint_as_float(u); }
+namespace metal {
+FN float exp(float a) { return __expf(a); }
+FN float log(float a) { return __logf(a); }
+FN float rsqrt(float a) { return rsqrtf(a); }
+FN float cos(float a) { return cosf(a); }
+FN float sin(float a) { return sinf(a); }
+FN float exp2(float a) { return exp2f(a); }
+FN float tanh(float a) { return tanhf(a); }
+FN float fma(float a, float b, float c) { return fmaf(a, b, c); }
+FN float max(float a, float b) { return fmaxf(a, b); }
+FN float min(float a, float b) { return fminf(a, b); }
+FN float abs(float a) { return fabsf(a); }
+FN uint min(uint a, uint b) { return a < b ? a : b; }
+FN uint max(uint a, uint b) { return a > b ? a : b; }
+FN int min(int a, int b) { return a < b ? a : b; }
+FN int max(int a, int b) { return a > b ? a : b; }
+}
+// Where a lane's two numbers of an 8x8 tile lie in the tensor cores' 16x8x8 product.
+FN uint left_row(uint lane, uint i) { return lane >> 2; }
+FN uint left_col(uint lane, uint i) { return (lane & 3u) * 2 + i; }
+FN uint right_row(uint lane, uint i) { return (lane & 3u) * 2 + i; }
+FN uint right_col(uint lane, uint i) { return lane >> 2; }
+FN uint sum_row(uint lane, uint i) { return lane >> 2; }
+FN uint sum_col(uint lane, uint i) { return (lane & 3u) * 2 + i; }
+template <typename T> struct alignas(2 * sizeof(T)) Tile { T e[2]; };
+template <typename T> FN void set(Tile<T>& t, uint i, T v) { t.e[i] = v; }
+template <typename T> FN T at(Tile<T>& t, uint i) { return t.e[i]; }
+FN uint tile_bits(__half a, __half b) { return uint(__half_as_ushort(a)) | (uint(__half_as_ushort(b)) << 16); }
+FN uint tile_bits(__nv_bfloat16 a, __nv_bfloat16 b) { return uint(__bfloat16_as_ushort(a)) | (uint(__bfloat16_as_ushort(b)) << 16); }
+// d0 += l0 r and d1 += l1 r in one instruction: two 8x8 tiles are the 16 rows the tensor cores take.
+FN void multiply2(Tile<float>& d0, Tile<float>& d1, Tile<__half>& l0, Tile<__half>& l1, Tile<__half>& r) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(d0.e[0]), "+f"(d0.e[1]), "+f"(d1.e[0]), "+f"(d1.e[1])
+        : "r"(tile_bits(l0.e[0], l0.e[1])), "r"(tile_bits(l1.e[0], l1.e[1])), "r"(tile_bits(r.e[0], r.e[1])));
+}
+FN void multiply2(Tile<float>& d0, Tile<float>& d1, Tile<__nv_bfloat16>& l0, Tile<__nv_bfloat16>& l1, Tile<__nv_bfloat16>& r) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(d0.e[0]), "+f"(d0.e[1]), "+f"(d1.e[0]), "+f"(d1.e[1])
+        : "r"(tile_bits(l0.e[0], l0.e[1])), "r"(tile_bits(l1.e[0], l1.e[1])), "r"(tile_bits(r.e[0], r.e[1])));
+}
+// Sixteen right tiles at once: a lane's numbers lie next to each other in one row of x, 32 of them.
+template <typename T> FN void right16(const T* x, uint stride, uint rows, uint lane, Tile<T> (&t)[16]) {
+    uint m = lane >> 2; const uint4* p = (const uint4*)(x + m * stride + (lane & 3u) * 32);
+    for (int c = 0; c < 4; c++) {
+        uint4 v = m < rows ? p[c] : make_uint4(0u, 0u, 0u, 0u);
+        *(uint*)(&t[4 * c].e[0]) = v.x; *(uint*)(&t[4 * c + 1].e[0]) = v.y;
+        *(uint*)(&t[4 * c + 2].e[0]) = v.z; *(uint*)(&t[4 * c + 3].e[0]) = v.w;
+    }
+}
+template <typename T> FN void unpack2(uint u, float* y);
+template <> FN void unpack2<float>(uint u, float* y) { y[0] = __uint_as_float(u); }
+template <> FN void unpack2<__half>(uint u, float* y) {
+    y[0] = __half2float(__ushort_as_half((unsigned short)(u & 0xffffu))); y[1] = __half2float(__ushort_as_half((unsigned short)(u >> 16)));
+}
+template <> FN void unpack2<__nv_bfloat16>(uint u, float* y) {
+    y[0] = __uint_as_float(u << 16); y[1] = __uint_as_float(u & 0xffff0000u);
+}
+"""

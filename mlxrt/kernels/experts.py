@@ -1,0 +1,218 @@
+"""A token's experts: gates and ups of each, then the weighted sum of their downs. Two launches for all of them."""
+
+import math
+from collections.abc import Iterator
+
+import mlx.core as mx
+
+from .matvec import ACTIVATE, ACTIVATIONS, DOT, activate, bits_of
+from .op import Case, Source, op
+from .packing import READ, Matrix
+
+MANY = 64  # tokens up to which a matvec for each of their experts is the faster way
+
+GATE_UP = Source(
+    "mlxrt_expert_gate_up",
+    ("x", "experts", "w", "s", "z", "g", "bias"),
+    ("y",),
+    r"""
+    uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
+    uint first = (threadgroup_position_in_grid.x * SG + sg) * R;
+    uint p = threadgroup_position_in_grid.y; uint n = p / uint(C);
+    uint expert = uint(experts[p]); uint base = expert * uint(2 * I);
+    uint row[2 * R]; float acc[1][2 * R]; float squares[1]; squares[0] = 0.0f;
+    #pragma unroll
+    for (int r = 0; r < R; r++) {
+        row[r] = base + metal::min(first + uint(r), uint(I - 1)); row[R + r] = row[r] + uint(I);
+        acc[0][r] = 0.0f; acc[0][R + r] = 0.0f;
+    }
+    for (uint k = lane * 32; k < uint(K); k += 1024) {
+        float v[1][32]; float sum[1];
+        rows_of_x<T, K, 1, NORM>(x + n * K, g, k, v, sum, squares);
+        rows_dot<T, FORM, BITS, GROUP, K, 1, 2 * R>(w, s, z, row, k, v, sum, acc);
+    }
+    float inv = 1.0f;
+    if (NORM) inv = metal::rsqrt(simd_sum(squares[0]) / float(K) + as_type<float>(uint(EPS)));
+    #pragma unroll
+    for (int r = 0; r < R; r++) {
+        float a = simd_sum(acc[0][r]) * inv; float u = simd_sum(acc[0][R + r]) * inv; uint o = first + uint(r);
+        if (lane == 0 && o < uint(I)) {
+            if (BIAS) { a += float(bias[base + o]); u += float(bias[base + uint(I) + o]); }
+            y[p * I + o] = static_cast<T>(gated<ACT>(a, u));
+        }
+    }
+""",
+    READ + ACTIVATE + DOT,
+)
+DOWN = Source(
+    "mlxrt_expert_down",
+    ("x", "experts", "weights", "w", "s", "z", "bias", "residual"),
+    ("y",),
+    r"""
+    uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
+    uint first = (threadgroup_position_in_grid.x * SG + sg) * R; uint n = threadgroup_position_in_grid.y;
+    float total[R];
+    #pragma unroll
+    for (int r = 0; r < R; r++) total[r] = 0.0f;
+    #pragma unroll
+    for (uint c = 0; c < uint(C); c++) {
+        uint p = n * uint(C) + c; uint base = uint(experts[p]) * uint(O); float f = float(weights[p]);
+        uint row[R]; float acc[1][R]; float squares[1]; squares[0] = 0.0f;
+        #pragma unroll
+        for (int r = 0; r < R; r++) { row[r] = base + metal::min(first + uint(r), uint(O - 1)); acc[0][r] = 0.0f; }
+        for (uint k = lane * 32; k < uint(K); k += 1024) {
+            float v[1][32]; float sum[1];
+            rows_of_x<T, K, 1, false>(x + p * K, x, k, v, sum, squares);
+            rows_dot<T, FORM, BITS, GROUP, K, 1, R>(w, s, z, row, k, v, sum, acc);
+        }
+        #pragma unroll
+        for (int r = 0; r < R; r++) {
+            total[r] += f * acc[0][r];
+            if (BIAS && lane == 0) total[r] += f * float(bias[row[r]]);
+        }
+    }
+    #pragma unroll
+    for (int r = 0; r < R; r++) {
+        float a = simd_sum(total[r]); uint o = first + uint(r);
+        if (lane == 0 && o < uint(O)) {
+            y[n * O + o] = static_cast<T>(RES ? a + float(residual[n * O + o]) : a);
+        }
+    }
+""",
+    READ + DOT,
+)
+
+
+def stack(count: int, rows: int, width: int, mode: str, dtype: mx.Dtype) -> Matrix:
+    w = (mx.random.normal((count, rows, width)) * width**-0.5).astype(dtype)
+    if mode == "dense":
+        return Matrix(w)
+    packed = mx.quantize(w, 32, 4, mode=mode)
+    return Matrix(packed[0], packed[1], packed[2] if mode == "affine" else None, 4, 32, mode)
+
+
+def gate_up_cases(dtype: mx.Dtype) -> Iterator[Case]:
+    for rows, k, count, width, hidden, mode, extra in [
+        (1, 4, 8, 64, 24, "affine", {"norm": True}),
+        (3, 2, 5, 1056, 9, "affine", {}),
+        (2, 2, 4, 96, 10, "mxfp4", {"bias": True, "activation": "clamped"}),
+        (1, 2, 3, 64, 7, "dense", {"activation": "gelu"}),
+    ]:
+        mx.random.seed(width + hidden)
+        matrix = stack(count, 2 * hidden, width, mode, dtype)
+        experts = mx.random.randint(0, count, (rows, k)).astype(mx.uint32)
+        arrays = {"x": mx.random.normal((rows, width)).astype(dtype), "experts": experts}
+        if extra.get("norm"):
+            arrays["norm"] = (1 + 0.1 * mx.random.normal((width,))).astype(dtype)
+        if extra.get("bias"):
+            arrays["bias"] = mx.random.normal((count, 2 * hidden)).astype(dtype)
+        options = {"matrix": matrix, "eps": 1e-6, "activation": extra.get("activation", "silu")}
+        yield Case(f"{mode} {k} of {count} [{2 * hidden}, {width}], {rows} tokens", arrays, options)
+
+
+def down_cases(dtype: mx.Dtype) -> Iterator[Case]:
+    for rows, k, count, width, outs, mode, extra in [
+        (1, 4, 8, 96, 40, "affine", ("residual",)),
+        (3, 2, 5, 1056, 9, "affine", ()),
+        (2, 3, 4, 64, 33, "mxfp4", ("bias", "residual")),
+        (1, 2, 3, 64, 8, "dense", ()),
+    ]:
+        mx.random.seed(width + outs)
+        arrays = {
+            "x": mx.random.normal((rows, k, width)).astype(dtype),
+            "experts": mx.random.randint(0, count, (rows, k)).astype(mx.uint32),
+            "weights": mx.random.uniform(0, 1, (rows, k)),
+        }
+        if "residual" in extra:
+            arrays["residual"] = mx.random.normal((rows, outs)).astype(dtype)
+        if "bias" in extra:
+            arrays["bias"] = mx.random.normal((count, outs)).astype(dtype)
+        name = f"{mode} {k} of {count} [{outs}, {width}], {rows} tokens"
+        yield Case(name, arrays, {"matrix": stack(count, outs, width, mode, dtype)})
+
+
+def gathered(matrix: Matrix, x: mx.array, experts: mx.array) -> mx.array:
+    """x [N, k or 1, K] through the matrices of `experts` [N, k] -> [N, k, O]."""
+    if matrix.packed:
+        w, s, b = matrix.weight, matrix.scales, matrix.biases
+        y = mx.gather_qmm(
+            x[:, :, None], w, s, b, rhs_indices=experts, transpose=True,
+            group_size=matrix.group, bits=matrix.bits, mode=matrix.mode,
+        )  # fmt: skip
+    else:
+        y = mx.gather_mm(x[:, :, None], matrix.weight.swapaxes(-1, -2), rhs_indices=experts)
+    return y[:, :, 0]
+
+
+@op(gate_up_cases)
+def expert_gate_up(x, experts, matrix, activation, norm=None, eps=0.0, bias=None):
+    """x [N, K] -> [N, k, I]: the activated gates times ups of each token's experts."""
+    h = x if norm is None else mx.fast.rms_norm(x, norm, eps)
+    y = gathered(matrix, h[:, None], experts)
+    if bias is not None:
+        y = y + bias[experts]
+    return activate(activation, *mx.split(y, 2, axis=-1))
+
+
+@op(down_cases)
+def expert_down(x, experts, weights, matrix, bias=None, residual=None):
+    """x [N, k, I] -> [N, O]: the sum of what each token's experts make of it, by weight; + residual."""
+    y = gathered(matrix, x, experts)
+    if bias is not None:
+        y = y + bias[experts]
+    y = (y * weights.astype(y.dtype)[..., None]).sum(axis=1)
+    return y if residual is None else residual + y
+
+
+def refuses(x, matrix, **rest) -> str | None:
+    if matrix.weight.shape[0] * matrix.rows * matrix.width >= 1 << 32:
+        return "a stack of 2^32 numbers or more"
+    return matrix.refused(x)
+
+
+@expert_gate_up.kernel(GATE_UP, refuses=refuses, pays=lambda x, **rest: x.shape[0] <= MANY)
+def launch_gate_up(gpu, x, experts, matrix, activation, norm=None, eps=0.0, bias=None):
+    n, k, hidden = *experts.shape, matrix.rows // 2
+    each = 2 if hidden * n * k >= 4096 else 1
+    [y] = gpu(
+        GATE_UP,
+        [x, experts, *matrix.inputs(x), x if norm is None else norm, x if bias is None else bias],
+        (math.ceil(hidden / (8 * each)), n * k, 1),
+        256,
+        [((n, k, hidden), x.dtype)],
+        T=x.dtype,
+        C=k,
+        K=matrix.width,
+        I=hidden,
+        R=each,
+        SG=8,
+        **matrix.constants(),
+        NORM=norm is not None,
+        EPS=bits_of(eps) if norm is not None else 0,
+        BIAS=bias is not None,
+        ACT=ACTIVATIONS[activation],
+    )
+    return y
+
+
+@expert_down.kernel(DOWN, refuses=refuses, pays=lambda x, **rest: x.shape[0] <= MANY)
+def launch_down(gpu, x, experts, weights, matrix, bias=None, residual=None):
+    n, k, outs = *experts.shape, matrix.rows
+    each = 2 if outs * n >= 8192 else 1
+    [y] = gpu(
+        DOWN,
+        [x, experts, weights, *matrix.inputs(x), x if bias is None else bias, x if residual is None else residual],
+        (math.ceil(outs / (8 * each)), n, 1),
+        256,
+        [((n, outs), x.dtype)],
+        T=x.dtype,
+        C=k,
+        K=matrix.width,
+        O=outs,
+        R=each,
+        SG=8,
+        **matrix.constants(),
+        BIAS=bias is not None,
+        RES=residual is not None,
+    )
+    return y

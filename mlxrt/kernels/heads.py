@@ -1,0 +1,53 @@
+"""What attention over pages works on: the heads a QKV product holds, and the pages that keep keys and values."""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What a QKV product holds, and what is to be done to its heads before they meet."""
+
+    queries: int
+    keys: int
+    dim: int
+    q_norm: mx.array | None = None  # [dim]
+    k_norm: mx.array | None = None
+    v_norm: bool = False  # without a weight
+    eps: float = 0.0
+    speeds: mx.array | None = None  # [turning / 2] radians per position
+    magnitude: float = 1.0
+    tied: bool = False  # values are the keys as they come out of the product
+
+    def split(self, qkv: mx.array) -> list[mx.array]:
+        """[N, (queries + 2 keys) * dim] -> q, k, v [N, heads, dim]; q alone where there is no more."""
+        y = qkv.reshape(qkv.shape[0], -1, self.dim)
+        if y.shape[1] == self.queries:
+            return [y]
+        q, k, *v = mx.split(y, [self.queries, *([] if self.tied else [self.queries + self.keys])], axis=1)
+        return [q, k, *(v or [k])]
+
+    def turn(self, x: mx.array, positions: mx.array, norm: mx.array | None) -> mx.array:
+        """x [N, heads, dim]: normed, then turned by its position."""
+        if norm is not None:
+            x = mx.fast.rms_norm(x, norm, self.eps)
+        if self.speeds is None:
+            return x
+        half = self.speeds.shape[0]
+        angle = positions.astype(mx.float32)[:, None, None] * self.speeds
+        c, s = mx.cos(angle) * self.magnitude, mx.sin(angle) * self.magnitude
+        a, b, rest = mx.split(x.astype(mx.float32), [half, 2 * half], axis=-1)
+        return mx.concatenate([a * c - b * s, a * s + b * c, rest], axis=-1).astype(x.dtype)
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Where the rows' keys and values lie. Keys' heads come first, values' after them."""
+
+    pool: mx.array  # [blocks, 2 keys, size, dim]
+    tail: mx.array  # [R, 2 keys, T, dim]
+    table: mx.array  # [R, W]
+    base: mx.array  # [R] position of the table's first slot
+    start: mx.array  # [R] position of the tail's first slot
+    used: mx.array  # [] tokens in the tail

@@ -1,0 +1,104 @@
+"""Which implementation of an op runs here: our kernel where the device has one that fits, else plain MLX.
+
+Made once at load and held by the modules that compute; nothing in the process is global. A call that falls back says
+so once, with its reason; in `strict` mode it is an error.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import BadRequest, NoKernel
+from .cuda_header import CUDA_HEADER
+from .metal_header import METAL_HEADER
+from .op import Op, Source
+
+MODES = ("auto", "strict", "reference")
+Factory = Callable[..., Any]  # mx.fast.metal_kernel, or something that stands in for it
+
+
+def backend() -> str:
+    """What custom kernels run on: metal, cuda or, where there is no GPU, reference."""
+    if mx.default_device() == mx.Device(mx.cpu):
+        return "reference"
+    return "metal" if mx.metal.is_available() else "cuda"
+
+
+class Gpu:
+    """Launches Metal texts on a device. One kernel object per text: MLX compiles it for each set of constants."""
+
+    def __init__(self, name: str, make: Factory, header: str):
+        self.name, self._make, self._header = name, make, header
+        self._made: dict[str, Any] = {}
+        self.launches = 0
+
+    def __call__(
+        self,
+        source: Source,
+        inputs: Sequence[Any],
+        groups: tuple[int, int, int] | int,
+        size: int,
+        outputs: Sequence[tuple[Sequence[int], mx.Dtype]],
+        **constants: Any,
+    ) -> list[mx.array]:
+        """`groups` threadgroups of `size` threads; `outputs` are (shape, dtype); constants become template arguments."""
+        if source.name not in self._made:
+            self._made[source.name] = self._make(
+                name=source.name,
+                input_names=list(source.inputs),
+                output_names=list(source.outputs),
+                source=source.body,
+                header=self._header + source.helpers,
+            )
+        x, y, z = (groups, 1, 1) if isinstance(groups, int) else groups
+        self.launches += 1
+        return self._made[source.name](
+            inputs=list(inputs),
+            grid=(x * size, y, z),
+            threadgroup=(size, 1, 1),
+            output_shapes=[tuple(shape) for shape, _ in outputs],
+            output_dtypes=[dtype for _, dtype in outputs],
+            template=list(constants.items()),
+        )
+
+
+def gpu_of(name: str, make: Factory | None = None) -> Gpu | None:
+    if name == "metal":
+        return Gpu(name, make or mx.fast.metal_kernel, METAL_HEADER)
+    return Gpu(name, make or mx.fast.cuda_kernel, CUDA_HEADER) if name == "cuda" else None
+
+
+class Kernels:
+    def __init__(self, mode: str = "auto", gpu: Gpu | None = None, say: Callable[[str], None] = lambda line: None):
+        if mode not in MODES:
+            raise BadRequest(f"kernels must be one of {', '.join(MODES)}, not {mode!r}")
+        self.mode, self.gpu, self._say = mode, gpu, say
+        self.disabled: dict[str, str] = {}  # op -> why its kernel is not used on this machine
+        self.used: dict[str, int] = {}  # op -> calls computed by our kernel
+        self.fallbacks: dict[tuple[str, str], int] = {}  # (op, reason) -> calls computed by plain MLX instead
+        if mode == "strict" and gpu is None:
+            raise NoKernel("kernels='strict' needs a GPU: this device runs plain MLX only; use kernels='auto'")
+
+    def run(self, op: Op, **arguments: Any) -> Any:
+        if self.gpu is None or self.mode == "reference" or op.launch is None:
+            return op.reference(**arguments)
+        if not op.pays(**arguments):
+            return op.reference(**arguments)  # measured: MLX's own is faster for this shape
+        reason = self.disabled.get(op.name) or op.refuses(**arguments)
+        if reason:
+            return self._fall_back(op, reason, arguments)
+        self.used[op.name] = self.used.get(op.name, 0) + 1
+        return op.launch(self.gpu, **arguments)
+
+    def _fall_back(self, op: Op, reason: str, arguments: dict[str, Any]) -> Any:
+        if self.mode == "strict":
+            raise NoKernel(f"{op.name}: {reason}; use kernels='auto' to compute it with plain MLX")
+        key = (op.name, reason)
+        if key not in self.fallbacks:
+            self._say(f"{op.name} runs as plain MLX: {reason}")
+        self.fallbacks[key] = self.fallbacks.get(key, 0) + 1
+        return op.reference(**arguments)
+
+
+PLAIN = Kernels("reference")

@@ -1,0 +1,170 @@
+"""Five to sixty-four rows of x times a packed matrix: dequantised in registers, multiplied by matrix units.
+
+No threadgroup memory on the way in: the sum over k may be taken in any order, so a lane takes 32 neighbours of a row of
+the matrix and the tiles of x are read in the order that follows from it.
+"""
+
+import math
+from collections.abc import Iterator
+
+import mlx.core as mx
+
+from .matvec import ACTIVATE, ACTIVATIONS, FEW, matvec
+from .op import Case, Source, op
+from .packing import READ, Matrix
+
+MANY = 64  # rows of x up to which this is the faster way
+
+# Simdgroups are RG groups of rows by KS parts of k. A simdgroup makes two 8-row tiles; with PAIR gates and their ups.
+BODY = r"""
+    uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
+    uint t = thread_position_in_threadgroup.x;
+    uint rg = sg / uint(KS); uint ks = sg % uint(KS);
+    uint tile = threadgroup_position_in_grid.x * uint(RG) + rg;
+    threadgroup float part[RG][KS][16][MT * 8];
+    uint row[2];
+    row[0] = (PAIR ? tile * 8 : tile * 16) + left_row(lane, 0);
+    row[1] = PAIR ? row[0] + uint(O) : row[0] + 8;
+    uint last = uint(PAIR ? 2 * O - 1 : O - 1);
+    row[0] = metal::min(row[0], last); row[1] = metal::min(row[1], last);
+    uint quarter = left_col(lane, 0) / 2;
+    Tile<float> acc[2][MT];
+    #pragma unroll
+    for (int r = 0; r < 2; r++) {
+        #pragma unroll
+        for (int m = 0; m < MT; m++) { set<float>(acc[r][m], 0, 0.0f); set<float>(acc[r][m], 1, 0.0f); }
+    }
+    for (uint k = ks * 128; k < uint(K); k += uint(KS) * 128) {
+        uint mine = k + quarter * 32;
+        Tile<T> left[2][16];
+        #pragma unroll
+        for (int r = 0; r < 2; r++) {
+            uint p[BITS]; load_codes<BITS>(w, (row[r] * K + mine) / 32, p);
+            float scale = scale_at<FORM>(s, (row[r] * K + mine) / GROUP);
+            float zero = FORM == 0 ? float(z[(row[r] * K + mine) / GROUP]) : 0.0f;
+            #pragma unroll
+            for (int n = 0; n < 32; n++) {
+                set<T>(left[r][n / 2], n % 2, static_cast<T>(number<FORM, BITS>(p, n) * scale + zero));
+            }
+        }
+        #pragma unroll
+        for (int m = 0; m < MT; m++) {
+            Tile<T> right[16];
+            right16<T>(x + m * 8 * K + k, K, uint(M - m * 8), lane, right);
+            #pragma unroll
+            for (int j = 0; j < 16; j++) multiply2(acc[0][m], acc[1][m], left[0][j], left[1][j], right[j]);
+        }
+    }
+    #pragma unroll
+    for (int r = 0; r < 2; r++) {
+        #pragma unroll
+        for (int m = 0; m < MT; m++) {
+            #pragma unroll
+            for (uint i = 0; i < 2; i++) {
+                part[rg][ks][r * 8 + sum_row(lane, i)][m * 8 + sum_col(lane, i)] = at<float>(acc[r][m], i);
+            }
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const int OUTS = PAIR ? 8 : 16;
+    for (uint i = t; i < uint(RG * OUTS * M); i += uint(RG * KS * 32)) {
+        uint r = i % OUTS; uint g = i / OUTS % RG; uint m = i / (OUTS * RG);
+        uint o = (threadgroup_position_in_grid.x * RG + g) * OUTS + r;
+        if (o < uint(O)) {
+            float a = 0.0f; float u = 0.0f;
+            for (int c = 0; c < KS; c++) { a += part[g][c][r][m]; if (PAIR) u += part[g][c][(r + 8) % 16][m]; }
+            if (BIAS) { a += float(bias[o]); if (PAIR) u += float(bias[O + o]); }
+            if (PAIR) { a = gated<ACT>(a, u); }
+            else if (ACT > 0) { a = gated<ACT>(a, TIMES ? float(other[m * O + o]) : 1.0f); }
+            if (RES) a += float(other[m * O + o]);
+            y[m * O + o] = static_cast<OUT>(a);
+        }
+    }
+"""
+MATMUL = Source("mlxrt_matmul", ("x", "w", "s", "z", "bias", "other"), ("y",), BODY, READ + ACTIVATE)
+
+
+def matmul_cases(dtype: mx.Dtype) -> Iterator[Case]:
+    shapes = [
+        ("affine", 4, 64, 40, 256, 8, {}),
+        ("affine", 4, 32, 37, 384, 13, {"residual": True}),
+        ("affine", 8, 64, 24, 128, 5, {"activation": "silu", "pair": True}),
+        ("affine", 3, 32, 9, 128, 33, {"bias": True}),
+        ("affine", 6, 128, 20, 256, 64, {"bias": True, "activation": "clamped", "pair": True}),
+        ("affine", 5, 64, 7, 128, 6, {"activation": "gelu", "times": True}),
+        ("affine", 2, 32, 48, 512, 17, {"residual": True}),
+        ("mxfp4", 4, 32, 11, 256, 9, {}),
+    ]
+    for mode, bits, group, rows, width, m, extra in shapes:
+        mx.random.seed(rows)
+        total = rows * 2 if extra.get("pair") else rows
+        w = (mx.random.normal((total, width)) * width**-0.5).astype(dtype)
+        packed = mx.quantize(w, group, bits, mode=mode)
+        matrix = Matrix(packed[0], packed[1], packed[2] if mode == "affine" else None, bits, group, mode)
+        arrays = {"x": mx.random.normal((m, width)).astype(dtype)}
+        if extra.get("bias"):
+            arrays["bias"] = mx.random.normal((total,)).astype(dtype)
+        for name in ("residual", "times"):
+            if extra.get(name):
+                arrays[name] = mx.random.normal((m, rows)).astype(dtype)
+        options = {"matrix": matrix, "activation": extra.get("activation"), "pair": bool(extra.get("pair"))}
+        yield Case(f"{mode}{bits} group {group} [{rows}, {width}] x{m}", arrays, options)
+
+
+@op(matmul_cases)
+def matmul(x, matrix, bias=None, activation=None, pair=False, times=None, residual=None, wide=False):
+    """What `matvec` computes without its norm, for more rows."""
+    return matvec.reference(
+        x, matrix, bias=bias, activation=activation, pair=pair, times=times, residual=residual, wide=wide
+    )
+
+
+def refuses(x, matrix, **rest) -> str | None:
+    if not matrix.packed:
+        return "plain weights"  # MLX's own matmul does those
+    if matrix.width % 128:
+        return f"rows of {matrix.width} numbers, not a multiple of 128"
+    return matrix.refused(x)
+
+
+def pays(x, matrix, **rest) -> bool:
+    return FEW < x.shape[0] <= MANY and matrix.packed and x.dtype != mx.float32
+
+
+@matmul.kernel(MATMUL, refuses=refuses, pays=pays)
+def launch(gpu, x, matrix, bias=None, activation=None, pair=False, times=None, residual=None, wide=False):
+    rows, m = matrix.rows // 2 if pair else matrix.rows, x.shape[0]
+    tiles = math.ceil(m / 8)
+    groups, parts = split(rows, matrix.width, tiles)
+    other = times if times is not None else residual
+    out = mx.float32 if wide else x.dtype
+    [y] = gpu(
+        MATMUL,
+        [x, *matrix.inputs(x), x if bias is None else bias, x if other is None else other],
+        math.ceil(rows / (groups * (8 if pair else 16))),
+        32 * groups * parts,
+        [((m, rows), out)],
+        T=x.dtype,
+        OUT=out,
+        M=m,
+        MT=tiles,
+        K=matrix.width,
+        O=rows,
+        RG=groups,
+        KS=parts,
+        **matrix.constants(),
+        BIAS=bias is not None,
+        ACT=ACTIVATIONS[activation],
+        PAIR=pair,
+        TIMES=times is not None,
+        RES=residual is not None,
+    )
+    return y
+
+
+def split(rows: int, width: int, tiles: int) -> tuple[int, int]:
+    """(groups of rows, parts of k) among a threadgroup's simdgroups: parts where rows alone do not fill the device."""
+    most = 8 if tiles <= 4 else 4  # 32 KB of threadgroup memory for the partial sums
+    groups = most if rows >= 32768 else most // 2 if rows >= 8192 else most // 4
+    parts = min(most // groups, width // 128)
+    return groups, 1 << (parts.bit_length() - 1)

@@ -1,0 +1,44 @@
+"""What a kernel text needs besides Metal itself. The same names exist in cuda_header.py, spelled for CUDA."""
+
+METAL_HEADER = """
+#include <metal_simdgroup_matrix>
+#define FN inline
+#define FLOAT16 half
+#define BFLOAT16 bfloat16_t
+// Where a lane's two numbers of an 8x8 simdgroup matrix lie, by the matrix' place in D = L R + D.
+// On Apple GPUs all three lie alike.
+FN uint tile_row(uint lane) { return ((lane / 4) & 4) + ((lane / 2) % 4); }
+FN uint tile_col(uint lane) { return (((lane / 4) & 2) * 2) + (lane % 2) * 2; }
+FN uint left_row(uint lane, uint i) { return tile_row(lane); }
+FN uint left_col(uint lane, uint i) { return tile_col(lane) + i; }
+FN uint right_row(uint lane, uint i) { return tile_row(lane); }
+FN uint right_col(uint lane, uint i) { return tile_col(lane) + i; }
+FN uint sum_row(uint lane, uint i) { return tile_row(lane); }
+FN uint sum_col(uint lane, uint i) { return tile_col(lane) + i; }
+template <typename T> struct Tile { metal::simdgroup_matrix<T, 8, 8> m; };
+template <typename T> FN void set(thread Tile<T>& t, uint i, T v) { t.m.thread_elements()[i] = v; }
+template <typename T> FN T at(thread Tile<T>& t, uint i) { return t.m.thread_elements()[i]; }
+template <typename T>
+FN void multiply2(thread Tile<float>& d0, thread Tile<float>& d1, thread Tile<T>& l0, thread Tile<T>& l1, thread Tile<T>& r) {
+    metal::simdgroup_multiply_accumulate(d0.m, l0.m, r.m, d0.m);
+    metal::simdgroup_multiply_accumulate(d1.m, l1.m, r.m, d1.m);
+}
+// Sixteen right tiles at once. Rows 2q and 2q + 1 of tile j are numbers 32q + 2j and 32q + 2j + 1 of a row of x.
+template <typename T>
+FN void right16(const device T* x, uint stride, uint rows, uint lane, thread Tile<T> (&t)[16]) {
+    for (uint i = 0; i < 2; i++) {
+        uint m = right_col(lane, i); uint k = right_row(lane, i);
+        for (uint j = 0; j < 16; j++) {
+            t[j].m.thread_elements()[i] = m < rows ? x[m * stride + (k / 2) * 32 + 2 * j + k % 2] : T(0);
+        }
+    }
+}
+template <typename T> FN void unpack2(uint u, thread float* y);
+template <> FN void unpack2<float>(uint u, thread float* y) { y[0] = as_type<float>(u); }
+template <> FN void unpack2<half>(uint u, thread float* y) {
+    half2 h = as_type<half2>(u); y[0] = float(h.x); y[1] = float(h.y);
+}
+template <> FN void unpack2<bfloat16_t>(uint u, thread float* y) {
+    y[0] = as_type<float>(u << 16); y[1] = as_type<float>(u & 0xffff0000u);
+}
+"""

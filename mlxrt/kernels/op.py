@@ -1,0 +1,79 @@
+"""One op: what it means in plain MLX, where a kernel may replace it, and the cases that prove the kernel right.
+
+The reference is the definition. A kernel that is registered here is tested, mutated and measured, because tests and
+benchmarks walk this registry. Knows nothing of devices: who runs the Metal text is `Kernels`' business.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+OPS: dict[str, "Op"] = {}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One Metal text: the body of a kernel and the functions it calls."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    body: str
+    helpers: str = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call to prove a kernel with. `arrays` and `options` are the op's arguments; arrays come in float32."""
+
+    name: str
+    arrays: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    large: bool = False  # too slow for the simulator: run on real hardware only
+
+    def arguments(self) -> dict[str, Any]:
+        return {**self.arrays, **self.options}
+
+
+@dataclass
+class Op:
+    name: str
+    reference: Callable[..., Any]
+    cases: Callable[[Any], Iterator[Case]]  # of a dtype
+    tolerance: dict[str, float]  # dtype name -> largest error, relative to the reference's largest number
+    launch: Callable[..., Any] | None = None
+    refuses: Callable[..., str | None] = lambda *_, **__: None  # why the kernel cannot take these arguments
+    pays: Callable[..., bool] = lambda *_, **__: True  # False where MLX's own ops were measured to be faster
+    sources: tuple[Source, ...] = ()
+
+    def kernel(
+        self,
+        *sources: Source,
+        refuses: Callable[..., str | None] | None = None,
+        pays: Callable[..., bool] | None = None,
+    ):
+        """Decorates the function launch(gpu, **arguments) that computes the op by these Metal texts."""
+
+        def add(launch: Callable[..., Any]) -> Callable[..., Any]:
+            if self.launch is not None:
+                raise ValueError(f"{self.name} has a kernel already")
+            self.launch, self.sources = launch, sources
+            self.refuses, self.pays = refuses or self.refuses, pays or self.pays
+            return launch
+
+        return add
+
+
+TOLERANCE = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
+
+
+def op(cases: Callable[[Any], Iterator[Case]], tolerance: dict[str, float] | None = None):
+    """Registers the decorated function as the meaning of an op of its name."""
+
+    def make(reference: Callable[..., Any]) -> Op:
+        if reference.__name__ in OPS:
+            raise ValueError(f"op {reference.__name__} is registered twice")
+        OPS[reference.__name__] = made = Op(reference.__name__, reference, cases, TOLERANCE | (tolerance or {}))
+        return made
+
+    return make

@@ -1,0 +1,119 @@
+"""Matrices as kernels see them: which layout, and the Metal functions that read 32 numbers of a row at a time.
+
+32 numbers of any width are a whole number of words, and lie in one group of every layout we take: that is what a
+lane reads at once, whatever the bits.
+"""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+AFFINE, MXFP4, DENSE = 0, 1, 2
+FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix [O, K], or a stack [E, O, K]: plain, or packed as MLX packs it."""
+
+    weight: mx.array
+    scales: mx.array | None = None
+    biases: mx.array | None = None
+    bits: int = 16
+    group: int = 32
+    mode: str = "dense"
+
+    @property
+    def rows(self) -> int:
+        return self.weight.shape[-2]
+
+    @property
+    def width(self) -> int:
+        return self.weight.shape[-1] * 32 // self.bits if self.packed else self.weight.shape[-1]
+
+    @property
+    def packed(self) -> bool:
+        return self.scales is not None
+
+    def multiply(self, x: mx.array) -> mx.array:
+        """x [..., K] -> [..., O]: the meaning of every product here."""
+        if not self.packed:
+            return x @ self.weight.swapaxes(-1, -2)
+        return mx.quantized_matmul(x, self.weight, self.scales, self.biases, True, self.group, self.bits, self.mode)
+
+    def plain(self) -> mx.array:
+        """The numbers themselves, float32."""
+        if not self.packed:
+            return self.weight.astype(mx.float32)
+        scales, biases = self.scales, self.biases
+        if biases is not None:
+            scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+        return mx.dequantize(self.weight, scales, biases, self.group, self.bits, self.mode, dtype=mx.float32)
+
+    def refused(self, x: mx.array) -> str | None:
+        """Why no kernel of ours can read this matrix with such an x."""
+        if x.dtype not in FLOATS:
+            return f"activations are {x.dtype}"
+        if not self.packed:
+            if self.weight.dtype != x.dtype:
+                return f"plain weights are {self.weight.dtype}, activations {x.dtype}"
+        elif self.mode not in ("affine", "mxfp4"):
+            return f"{self.mode} weights"
+        elif self.group % 32:
+            return f"groups of {self.group}"
+        if self.width % 32 or self.weight.size < 8:
+            return f"rows of {self.width} numbers"
+        return None
+
+    def inputs(self, x: mx.array) -> list[mx.array]:
+        """Words, scales, biases; what a layout has not is stood in for by x, which is never read there."""
+        return [self.weight, x if self.scales is None else self.scales, x if self.biases is None else self.biases]
+
+    def constants(self) -> dict[str, int]:
+        form = DENSE if not self.packed else AFFINE if self.mode == "affine" else MXFP4
+        return {"FORM": form, "BITS": self.bits if self.packed else 1, "GROUP": self.group}
+
+
+# FORM: 0 affine, 1 mxfp4, 2 plain numbers of type T.
+READ = r"""
+template <typename T, typename P> FN void load8(P p, uint i, thread float* y) {
+    const int U = 4 / sizeof(T);
+    #pragma unroll
+    for (uint c = 0; c < sizeof(T) / 2; c++) {
+        auto v = ((const device uint4*)(p))[i * (sizeof(T) / 2) + c];
+        unpack2<T>(v.x, y + 4 * U * c); unpack2<T>(v.y, y + 4 * U * c + U);
+        unpack2<T>(v.z, y + 4 * U * c + 2 * U); unpack2<T>(v.w, y + 4 * U * c + 3 * U);
+    }
+}
+// BITS words: the codes of numbers 32 i ... 32 i + 31.
+template <int BITS, typename P> FN void load_codes(P w, uint i, thread uint (&p)[BITS]) {
+    if (BITS % 4 == 0) {
+        #pragma unroll
+        for (int c = 0; c < BITS / 4; c++) {
+            auto v = ((const device uint4*)(w))[i * (BITS / 4) + c];
+            p[4 * c] = v.x; p[4 * c + 1] = v.y; p[4 * c + 2] = v.z; p[4 * c + 3] = v.w;
+        }
+    } else {
+        #pragma unroll
+        for (int c = 0; c < BITS; c++) p[c] = ((const device uint*)(w))[i * BITS + c];
+    }
+}
+template <int BITS> FN uint code(const thread uint (&p)[BITS], int n) {
+    int word = n * BITS / 32; int bit = n * BITS % 32;
+    uint v = p[word] >> bit;
+    if (bit + BITS > 32) v |= p[(word + 1) % BITS] << ((32 - bit) % 32);
+    return v & ((1u << BITS) - 1u);
+}
+// e2m1: a sign, two bits of exponent, one of fraction.
+FN float small_float(uint c) {
+    float m = float(c & 1u); uint e = (c >> 1) & 3u;
+    float v = e == 0u ? 0.5f * m : (1.0f + 0.5f * m) * float(1u << (e - 1u));
+    return (c & 8u) != 0u ? -v : v;
+}
+template <int FORM, int BITS> FN float number(const thread uint (&p)[BITS], int n) {
+    return FORM == 1 ? small_float(code<BITS>(p, n)) : float(code<BITS>(p, n));
+}
+template <int FORM, typename S> FN float scale_at(S s, uint i) {
+    return FORM == 1 ? as_type<float>(uint(s[i]) << 23) : float(s[i]);
+}
+"""

@@ -1,0 +1,71 @@
+"""A linear layer with what stands before and after it, in one launch where a kernel fits.
+
+Many rows go through MLX's own products: there the arithmetic costs, not the launches.
+"""
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..kernels import Kernels, Matrix, add_norm, embed_rows, matmul, matvec
+from ..kernels.matmul import MANY
+from ..kernels.matvec import FEW, activate
+
+
+def matrix_of(linear: nn.Module) -> Matrix:
+    if not isinstance(linear, (nn.QuantizedLinear, nn.QuantizedEmbedding)):
+        return Matrix(linear["weight"])
+    return Matrix(linear["weight"], linear["scales"], linear.get("biases"), linear.bits, linear.group_size, linear.mode)
+
+
+def product(
+    linear: nn.Module,
+    x: mx.array,
+    kernels: Kernels,
+    *,
+    norm: nn.RMSNorm | None = None,
+    activation: str | None = None,
+    pair: bool = False,
+    times: mx.array | None = None,
+    residual: mx.array | None = None,
+) -> mx.array:
+    """linear(norm(x)); `pair`: its first half is a gate for the second; `times`: it is a gate for that; + residual."""
+    after = {"activation": activation, "pair": pair, "times": times, "residual": residual}
+    if kernels.gpu is not None and x.shape[0] <= MANY:
+        bias = linear.get("bias")
+        if x.shape[0] <= FEW:
+            weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+            return kernels.run(matvec, x=x, matrix=matrix_of(linear), norm=weight, eps=eps, bias=bias, **after)
+        h = x if norm is None else norm(x)
+        return kernels.run(matmul, x=h, matrix=matrix_of(linear), bias=bias, **after)
+    h = x if norm is None else norm(x)
+    y = whole(linear, h) if kernels.gpu is not None else linear(h)
+    if activation is not None:
+        gate, up = mx.split(y, 2, axis=-1) if pair else (y, times)
+        y = activate(activation, gate, up)
+    return y if residual is None else residual + y
+
+
+def whole(linear: nn.Module, x: mx.array) -> mx.array:
+    """Many rows on a GPU: unpacked once, so that MLX's fast matrix product runs (docs/decisions/0006)."""
+    if not isinstance(linear, nn.QuantizedLinear):
+        return linear(x)
+    w = mx.dequantize(
+        linear.weight, linear.scales, linear.get("biases"), linear.group_size, linear.bits, linear.mode, dtype=x.dtype
+    )
+    y = x @ w.T
+    return y + linear.bias if "bias" in linear else y
+
+
+def embed(table: nn.Module, tokens: mx.array, kernels: Kernels, dtype: mx.Dtype, scale: float = 1.0) -> mx.array:
+    """Rows of an embedding, times `scale`."""
+    if kernels.gpu is not None and isinstance(table, nn.QuantizedEmbedding):
+        return kernels.run(embed_rows, tokens=tokens, matrix=matrix_of(table), dtype=dtype, scale=scale)
+    y = table(tokens)
+    return y if scale == 1.0 else y * scale  # a Python float: rounded to the dtype of the weights
+
+
+def plus_normed(
+    norm: nn.RMSNorm, x: mx.array, residual: mx.array, kernels: Kernels, scalar: mx.array | None = None
+) -> mx.array:
+    """(residual + norm(x)) * scalar."""
+    return kernels.run(add_norm, x=x, weight=norm.weight, eps=norm.eps, residual=residual, scalar=scalar)
