@@ -83,9 +83,12 @@ class PackedExpertLinear(nn.Module):
         return y + self.bias[experts][..., None, :] if "bias" in self else y
 
 
-def stack_of(linear: nn.Module) -> Matrix:
-    if not isinstance(linear, PackedExpertLinear):
+def stack_of(linear: nn.Module) -> Matrix | None:
+    """What kernels multiply by; None for experts that are stored some other way."""
+    if type(linear) is ExpertLinear:
         return Matrix(linear["weight"])
+    if type(linear) is not PackedExpertLinear:
+        return None
     return Matrix(linear.weight, linear.scales, linear.get("biases"), linear.bits, linear.group_size, linear.mode)
 
 
@@ -133,7 +136,7 @@ class Experts(Fusible):
         residual: mx.array | None = None,
     ) -> mx.array:
         """The weighted sum [N, dim] of what `experts` [N, K] make of norm(x) [N, dim]; weights [N, K]; + residual."""
-        if self.kernels.gpu is not None and self.kernel and "gate_up_proj" in self and x.shape[0] <= FEW_TOKENS:
+        if self.kernels.gpu is not None and x.shape[0] <= FEW_TOKENS and self.launches():
             return self.launch(x, experts, weights, norm, residual)
         x = x if norm is None else norm(x)
         if experts.size < MANY:
@@ -145,6 +148,10 @@ class Experts(Fusible):
             y = y[mx.argsort(order)].reshape(*experts.shape, -1)  # [N, K, dim]
         y = (y * weights.astype(y.dtype)[..., None]).sum(axis=1)
         return y if residual is None else residual + y
+
+    def launches(self) -> bool:
+        """Whether there are kernels for experts of this kind."""
+        return self.kernel is not None and "gate_up_proj" in self and stack_of(self.down_proj) is not None
 
     def launch(self, x, experts, weights, norm, residual):
         first, last = self.gate_up_proj, self.down_proj
@@ -172,7 +179,7 @@ class Mixture(Computing):
         self.experts = Experts(count, dim, hidden)
 
     def __call__(self, x: mx.array, *, norm: nn.RMSNorm | None = None, residual: mx.array | None = None) -> mx.array:
-        if self.kernels.gpu is not None and x.shape[0] <= FEW_TOKENS:
+        if self.kernels.gpu is not None and x.shape[0] <= FEW_TOKENS and matrix_of(self.gate) is not None:
             chosen = route_by(self, self.gate, x, self.used, norm=norm, normalise=self.normalise)
             return self.experts(x, *chosen, norm=norm, residual=residual)
         h = x if norm is None else norm(x)

@@ -33,6 +33,10 @@ class Hints:
 
 
 def read_mlx(path: str, shape: Shape, arrays: Arrays, hints: Hints) -> Stored:
+    words = arrays.get(f"{path}.weight")
+    if words is not None and words.shape[:-1] != shape[:-1]:
+        expected = ", ".join([*map(str, shape[:-1]), "words"])
+        raise BadCheckpoint(f"{path}.weight: expected shape [{expected}], found {list(words.shape)}")
     layout = layout_of(path, shape[-1], arrays)
     return turned(path, shape, layout, arrays, hadamard=hints.jang is not None and hints.jang.hadamard)
 

@@ -80,10 +80,10 @@ def layout_of(path: str, width: int, arrays: Mapping[str, mx.array]) -> Layout:
         raise BadCheckpoint(
             f"{path}: {words} words and {groups} scales per row do not fit its {width} features in whole bits"
         )
-    for part, found in (("scales", scales), ("biases", biases)):
-        if found is not None and found.shape != (*weight.shape[:-1], groups):
-            expected = [*weight.shape[:-1], groups]
-            raise BadCheckpoint(f"{path}.{part}: expected shape {expected}, found {list(found.shape)}")
+    expected = [*weight.shape[:-1], groups]
+    for part, array in (("scales", scales), ("biases", biases)):
+        if array is not None and list(array.shape) != expected:
+            raise BadCheckpoint(f"{path}.{part}: expected shape {expected}, found {list(array.shape)}")
     bits, group = 32 * words // width, width // groups
     return Layout(mode_of(path, bits, group, scales, biases), bits, group)
 

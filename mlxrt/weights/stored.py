@@ -18,7 +18,7 @@ class Stored(ABC):
     @property
     @abstractmethod
     def parts(self) -> tuple[str, ...]:
-        """The tensors it is made of, as they are called behind the module's path."""
+        """The tensors the matrix is made of, as they are called behind the module's path."""
 
     @abstractmethod
     def module(self, plain: nn.Module, dtype: mx.Dtype) -> nn.Module:
@@ -26,7 +26,7 @@ class Stored(ABC):
 
     @abstractmethod
     def tensors(self, path: str, arrays: Arrays) -> dict[str, mx.array]:
-        """What that module takes, by the names of its parameters."""
+        """What that module takes, by the names of its parameters; a bias beside the matrix keeps its own."""
 
     @abstractmethod
     def matrix(self, path: str, arrays: Arrays) -> mx.array:

@@ -71,7 +71,7 @@ class Turned(Stored):
         return TurnedLinear(plain, self.layout.group, self.layout.bits, self.rotation, shape)
 
     def tensors(self, path: str, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
-        own = self.layout.tensors(path, arrays)
+        own = {f"inner.{part}": array for part, array in self.layout.tensors(path, arrays).items()}
         return own | {"divisor": arrays[f"{path}.{self.divisor.name}"]} if self.divisor else own
 
     def matrix(self, path: str, arrays: Mapping[str, mx.array]) -> mx.array:

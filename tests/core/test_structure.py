@@ -64,6 +64,7 @@ BROAD = {
     "mlxrt.engine._stream": "cancels what was submitted, then raises on",
     "mlxrt.text.rust.rust_call": "the Rust library raises Exception itself, and panics as a BaseException",
     "tests.fuzz.child.judge": "what is not ours is the failure that is looked for",
+    "tests.jang.fuzz.serve": "what is not ours is the failure that is looked for",
     "tests.fuzz.pool.work": "carried out of a thread and raised by whoever closes the pool",
 }
 ABSTRACT = ("mlxrt.models.base", "mlxrt.models.gemma")  # nn.Module has a metaclass of its own: no abc there

@@ -1,4 +1,7 @@
-"""Cut ../shared's format vectors, made with the public package, to what tests keep: python -m tests.jang.make_vectors."""
+"""Cut ../shared's format vectors, made with the public package, to what tests keep.
+
+usage: python -m tests.jang.make_vectors ../shared/fixtures/jang/vectors
+"""
 
 import sys
 from pathlib import Path
@@ -20,7 +23,9 @@ def main(vectors: Path) -> None:
         if name in WEIGHTS and part != "W":
             kept[f"coded/{k}"] = v[:6] if part not in ("x", "y") else v[:, :6] if part == "y" else v
     kept |= {f"bit/{k}": v for k, v in load("affine_1bit").items() if k != "W"}
-    kept |= {f"second/{k}": v[:1] if "levels" not in k and "_x" not in k else v for k, v in load("jangh_tq2").items() if "_W" not in k}  # fmt: skip
+    for k, v in load("jangh_tq2").items():
+        if "_W" not in k:
+            kept[f"second/{k}"] = v if "levels" in k or "_x" in k else v[:1]
     kept |= {f"vq/{k}": v for k, v in load("codebook_vq").items() if k != "W"}
     kept |= {f"first/{k}": v.astype(np.float32) for k, v in load("jang_v1_reference").items()}
     np.savez_compressed(HERE / "vectors.npz", **kept)

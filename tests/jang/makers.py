@@ -40,7 +40,7 @@ class Bundle:
         return of.write(folder, plain, {name: a.astype(np.float32) for name, a in self.true.items()})
 
 
-PLAIN = {*sources.qwen3(), *sources.qwen3_moe(), *sources.minimax()}
+PLAIN = {*sources.qwen3(), *sources.qwen3_moe(), *sources.minimax(), "attention_bias"}
 
 
 def bundle(config: dict, seed: int, labels: dict | None) -> tuple[Bundle, dict[str, np.ndarray]]:
@@ -136,8 +136,9 @@ def turned_affine(seed: int) -> Bundle:
 
 
 def turned_dense(seed: int) -> Bundle:
+    """With biases on all projections of attention."""
     labels = {**AFFINE_LABELS, "quantization": {"hadamard_rotation": True}}
-    b, weights = bundle(sources.qwen3(hidden=96, inner=224, head=24), seed, labels)
+    b, weights = bundle(sources.llama(hidden=96, inner=224, attention_bias=True), seed, labels)
     put_affine(b, weights, {"self_attn": 6, "up_proj": 2, "mlp": 3, "embed": 8}, True)
     return b
 

@@ -87,7 +87,8 @@ def rename(draw: random.Random, b: Bundle) -> tuple[str, str]:
 def add(draw: random.Random, b: Bundle) -> tuple[str, str]:
     _, name = pick(draw, b)
     path = name.rpartition(".")[0] or "model"
-    other = f"{path}.{draw.choice(['weight', 'scales', 'tq_packed', 'tq2_packed', 'codes', 'qweight', 'extra', 'jt_packed'])}"
+    parts = ["weight", "scales", "tq_packed", "tq2_packed", "codes", "qweight", "extra", "jt_packed"]
+    other = f"{path}.{draw.choice(parts)}"
     if other in b.tensors:
         return "nothing", "same"
     b.tensors[other] = np.ones((2, 2), draw.choice([np.uint32, np.float16, np.uint8]))
@@ -133,7 +134,7 @@ def poison(draw: random.Random, b: Bundle) -> tuple[str, str]:
 
 def overrun(draw: random.Random, b: Bundle) -> tuple[str, str]:
     """Codes that no vector has, widths that no code has."""
-    names = ("indices", ".codes", "tq_bits", ".bits", "bit_map") + tuple(f"c{i}" for i in range(20))
+    names = ("indices", ".codes", "tq_bits", ".bits", "bit_map", *(f"c{i}" for i in range(20)))
     places = [(b.tensors, n) for n in b.tensors if n.endswith(names)]
     places += [(t, n) for t in b.extra.values() for n in t if n.endswith(names)]
     if not places:

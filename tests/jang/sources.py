@@ -51,6 +51,11 @@ def shapes(config: dict) -> dict[str, tuple[int, ...]]:
         made |= {f"{at}self_attn.q_proj.weight": (heads * head, h), f"{at}self_attn.o_proj.weight": (h, heads * head)}
         made |= {f"{at}self_attn.{name}_proj.weight": (kv * head, h) for name in "kv"}
         made |= norms_of_heads(config, at, head) | mlp(config, at)
+        if config.get("attention_bias"):
+            rows = {
+                name: shape[0] for name, shape in made.items() if name.startswith(f"{at}self_attn") and "proj" in name
+            }
+            made |= {name.replace("weight", "bias"): (n,) for name, n in rows.items()}
     return made
 
 
