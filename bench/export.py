@@ -13,9 +13,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from mlxrt.text.gguf_vocab import bpe, split_words
-from mlxrt.text.metadata import Metadata
-from mlxrt.text.pretokenizers import scheme
+from mlxrt.text.gguf_folder import write_folder
 from mlxrt.weights import GgufCheckpoint, build
 from mlxrt.weights.alias import ALIASES
 from mlxrt.weights.cachedir import cache_root, writing
@@ -44,7 +42,7 @@ def export(kind: str) -> Path:
                 config["quantization"] = layouts(weights)
             mx.save_safetensors(str(made / "model.safetensors"), weights, metadata={"format": "mlx"})
             write(made / "config.json", config)
-            write_tokenizer(made, checkpoint)
+            write_folder(made, checkpoint.metadata)
             os.replace(made, folder)  # a reader sees all of the folder or none
         finally:
             shutil.rmtree(made, ignore_errors=True)
@@ -65,28 +63,6 @@ def layouts(weights: dict[str, mx.array]) -> dict[str, Any]:
     most = max(set(bits.values()), key=list(bits.values()).count)
     others = {name: {"group_size": GROUP, "bits": b} for name, b in bits.items() if b != most}
     return {"group_size": GROUP, "bits": most, **others}
-
-
-def write_tokenizer(folder: Path, checkpoint: GgufCheckpoint) -> None:
-    from tokenizers import decoders
-
-    told = Metadata(checkpoint.metadata)
-    ids = told.tokens()
-    backend = bpe(told, ids, told.types(len(ids)), {})
-    split_words(backend, scheme(str(told.text("pre"))))
-    backend.decoder = decoders.ByteLevel()
-    backend.save(str(folder / "tokenizer.json"))
-    texts = list(ids)
-    names = {name: texts[token] for name in ("bos", "eos") if (token := told.token(name, len(ids))) is not None}
-    write(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": False,
-            "chat_template": told.templates()["default"],
-            **{f"{name}_token": text for name, text in names.items()},
-        },
-    )
 
 
 def write(path: Path, value: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ COMMANDS = {
     "generate": "answer one prompt",
     "chat": "talk with a model, turn by turn",
     "pull": "fetch a model into the cache",
+    "convert": "write a model in another format",
     "info": "say what a model needs and what this machine has",
     "state": "list, show, verify or remove saved conversations and disk caches",
 }

@@ -59,5 +59,9 @@ class Checkpoint(ABC):
         """The tokenizer stored with the weights; NoTokenizer when there is none."""
 
     @abstractmethod
+    def save_tokenizer(self, folder: Path, say: Say) -> None:
+        """The tokenizer's files into another folder, for a converter; a line where they cannot be had."""
+
+    @abstractmethod
     def files(self) -> list[Path]:
         """Every file that defines the model, in a fixed order."""

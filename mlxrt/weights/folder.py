@@ -4,6 +4,7 @@ Knows file names and how an index maps to shards. Refuses to know architectures 
 """
 
 import re
+import shutil
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -129,6 +130,11 @@ class FolderCheckpoint(Checkpoint):
         from ..text import Tokenizer
 
         return Tokenizer.from_folder(self.path)
+
+    def save_tokenizer(self, folder: Path, say: Say) -> None:
+        for name in TEXT_FILES:
+            if (self.path / name).is_file():
+                shutil.copyfile(self.path / name, folder / name)
 
     def files(self) -> list[Path]:
         beside = ("config.json", "generation_config.json", *INDEXES, *jang.FILES, codebook.CONFIG, *TEXT_FILES)
