@@ -1,4 +1,5 @@
-"""Bundles that the public `jang` package makes of fresh tiny models, loaded here, against its own decoded matrices.
+"""Bundles that the public `jang` package makes of fresh tiny models, loaded here, against its own decoded matrices;
+bundles that we write of them, decoded there; and that both write the same JANGTQ codes.
 
 usage: python -m tests.jang.package_check --jang PYTHON [--seed N] [--keep FOLDER]
 PYTHON is an interpreter of a venv with jang==2.5.50, safetensors==0.7.0 (0.8 writes wrong arrays), numpy, mlx[cpu],
@@ -7,6 +8,7 @@ scikit-learn, tqdm, huggingface_hub and jinja2. Exit 1 when a bundle does not lo
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,10 +16,15 @@ from pathlib import Path
 
 # isort: off
 import mlxrt  # before MLX: it brings the BLAS
+import mlx.core as mx
 import numpy as np
 # isort: on
 
 from mlxrt.loader import outline
+from mlxrt.weights import FolderCheckpoint
+from mlxrt.weights.convert import convert as convert_ours
+from mlxrt.weights.plain import open_plain
+from mlxrt.weights.recipe import Recipe
 
 from . import sources
 from .float_model import close, float_logits
@@ -84,6 +91,36 @@ def measure(python: str, bundle: Path, work: Path, seed: int) -> float:
     return worst
 
 
+def decodes_ours(python: str, source: Path, work: Path, recipe: Recipe) -> float:
+    """Our bundle's matrices as the package decodes them, against our own: the largest relative difference."""
+    folder = work / "ours"
+    shutil.rmtree(folder, ignore_errors=True)
+    convert_ours(FolderCheckpoint(source), folder, recipe, lambda line: None)
+    config = json.loads((folder / "config.json").read_text())
+    theirs, ours = decoded(python, folder, config, work), open_plain(FolderCheckpoint(folder), lambda line: None)
+    assert set(theirs) == {ours.stored_name(name) for name in ours.shapes}
+    worst = 0.0
+    for name in ours.shapes:
+        mine = np.array(ours.tensor(name).astype(mx.float32))
+        worst = max(worst, float(np.abs(mine - theirs[ours.stored_name(name)]).max() / np.abs(mine).max()))
+    return worst
+
+
+def same_codes(theirs: Path, source: Path, work: Path, profile: str) -> bool:
+    """Whether our encoder gives the package's codes and norms; its experts are padded, those are left out."""
+    folder = work / "ours"
+    shutil.rmtree(folder, ignore_errors=True)
+    convert_ours(FolderCheckpoint(source), folder, Recipe("jangtq", profile=profile), lambda line: None)
+    ours, others = FolderCheckpoint(folder).load(), FolderCheckpoint(theirs).load()
+    names = [name for name in others if ".tq_" in name]
+    return bool(names) and all(
+        np.array_equal(np.array(ours[n]), np.array(others[n])[: ours[n].shape[0]]) for n in names
+    )
+
+
+OURS = (Recipe("jang", profile="JANG_2L"), Recipe("jang", profile="JANG_4M", hadamard=True), Recipe("jangtq", bits=4))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jang", required=True, help="an interpreter that has the jang package")
@@ -102,6 +139,19 @@ def main() -> int:
                 off = measure(options.jang, bundle, Path(temporary), options.seed)
                 failed += off > LIMIT
                 print(f"{name:9} {' '.join(profile):20} {off:.2e}  {'ok' if off <= LIMIT else 'FAILED'}", flush=True)
+                if profile[0].startswith("JANGTQ"):
+                    same = same_codes(bundle, source, Path(temporary), profile[0])
+                    failed += not same
+                    print(
+                        f"{name:9} {profile[0]:20} our codes are {'the same' if same else 'OTHERS: FAILED'}", flush=True
+                    )
+            for recipe in OURS:
+                off = decodes_ours(options.jang, source, Path(temporary), recipe)
+                failed += off > 1e-6
+                what = recipe.name + (" --hadamard" if recipe.hadamard else "")
+                print(
+                    f"{name:9} ours {what:20} decoded there {off:.1e} {'ok' if off <= 1e-6 else 'FAILED'}", flush=True
+                )
     return 1 if failed else 0
 
 
