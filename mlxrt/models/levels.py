@@ -19,9 +19,9 @@ CUBIC = {
 }
 
 
-def area(y: np.ndarray, x: np.ndarray) -> float:
-    """By the trapezoid rule."""
-    return float((np.diff(x) * (y[1:] + y[:-1]) / 2.0).sum())
+def strips(y: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """The areas of the trapezoids between neighbours."""
+    return np.diff(x) * (y[1:] + y[:-1]) / 2.0
 
 
 @lru_cache(maxsize=64)
@@ -33,27 +33,27 @@ def lloyd_max(width: int, bits: int) -> np.ndarray:
     """
     x = np.linspace(-1.0, 1.0, GRID)
     density = (1.0 - x * x) ** ((width - 3) / 2.0)
-    density = density / area(density, x)
+    density = density / strips(density, x).sum()
+    mass, moment = strips(density, x), strips(x * density, x)
     reach = 3.0 / np.sqrt(width)
     levels = np.linspace(-reach, reach, 1 << bits)
     for _ in range(ROUNDS):
-        better = centroids(x, density, levels)
+        better = centroids(x, mass, moment, levels)
         if np.allclose(levels, better, atol=1e-10):
             break
         levels = better
     return np.sort(levels).astype(np.float32)
 
 
-def centroids(x: np.ndarray, density: np.ndarray, levels: np.ndarray) -> np.ndarray:
+def centroids(x: np.ndarray, mass: np.ndarray, moment: np.ndarray, levels: np.ndarray) -> np.ndarray:
     """The mean of every level's cell, which reaches halfway to its neighbours; of a cell of one point the level."""
     edges = np.concatenate([[-1.0], (levels[:-1] + levels[1:]) / 2.0, [1.0]])
     cuts = np.searchsorted(x, edges, side="left")
     cuts[-1] = len(x)  # the last cell has both its ends
     better = levels.copy()
-    for i, (low, high) in enumerate(pairwise(cuts)):
+    for i, (low, high) in enumerate(pairwise(cuts.tolist())):
         if high - low > 1:
-            cell, weight = x[low:high], density[low:high]
-            better[i] = area(cell * weight, cell) / max(area(weight, cell), 1e-10)
+            better[i] = moment[low : high - 1].sum() / max(mass[low : high - 1].sum(), 1e-10)
     return better
 
 

@@ -3,6 +3,7 @@
 Experts are stacks, everything else lies as in the checkpoint: norms and convolutions keep the form their file had.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +21,11 @@ from . import jang
 from .checkpoint import Checkpoint, Say
 from .fill import in_our_names, load, main_dtype, parts, select
 from .fp8 import has_fp8, unpack_fp8
-from .layouts import Hints, find_layouts
+from .layouts import Hints, find_layouts, read_mlx
 from .quantised import FLOATS, refuse_methods
 from .stored import Stored
 
+JOINED = re.compile(r".*\.linear_attn\.in_proj_(qkvz|ba)\.scales")  # in the file one matrix, in our model several
 BRANCHES = ("minimax_m2", "mixtral")  # whose experts are in block_sparse_moe
 
 
@@ -79,17 +81,17 @@ def open_plain(checkpoint: Checkpoint, say: Say) -> PlainModel:
     if isinstance(config, MoEConfig):
         arrays = stack_experts(arrays, config.num_experts)
     hints = Hints(in_our_names(checkpoint.config, family.rename), bundle)
-    layouts = find_layouts(family(config), arrays, hints)  # type: ignore[call-arg]
+    model = family(config)  # type: ignore[call-arg]
+    layouts = find_layouts(model, arrays, hints)
+    wholes = {path: dict(model.named_modules())[path]["weight"].shape for path in layouts}
+    for path in [n.removesuffix(".scales") for n in arrays if JOINED.fullmatch(n)]:
+        wholes[path] = (arrays[f"{path}.scales"].shape[0], config.hidden_size)
+        layouts[path] = read_mlx(path, wholes[path], arrays, hints)
     shapes = {name: array.shape for name, array in arrays.items() if name not in parts(layouts)}
     if packed := [name for name in shapes if name.endswith((".scales", "_packed", ".codes"))]:
         raise UnsupportedModel(f"{shown(packed[0])} is packed in an order of its own; convert from the unpacked model")
-    shapes |= {f"{path}.weight": shape for path, shape in whole_shapes(family(config), layouts).items()}  # type: ignore[call-arg]
+    shapes |= {f"{path}.weight": shape for path, shape in wholes.items()}
     return PlainModel(family, config, checkpoint.config, arrays, layouts, shapes, dtype)
-
-
-def whole_shapes(model: CausalLM, layouts: Mapping[str, Stored]) -> dict[str, tuple[int, ...]]:
-    modules = dict(model.named_modules())
-    return {path: modules[path]["weight"].shape for path in layouts}
 
 
 def check_finite(name: str, array: mx.array) -> mx.array:
