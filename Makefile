@@ -20,7 +20,7 @@ endif
 COMMA := ,
 EXTRAS := $(if $(filter metal,$(BACKEND)),dev,$(BACKEND)$(COMMA)dev)
 
-.PHONY: demo test test-all bench lint clean backend
+.PHONY: demo test test-kernels test-all bench lint clean backend
 
 demo: $(READY)
 	@$(BIN)/python examples/demo.py
@@ -29,6 +29,11 @@ demo: $(READY)
 test: $(READY)
 	@$(BIN)/mlxrt pull smollm2 >/dev/null || echo "make test: no default model; the tests that need it are skipped"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -rs $(HANGS) $(PYTEST)
+
+# Every kernel in every case, dtype and thread order, in the Metal simulator (needs g++). Who notices a kernel that is
+# wrong: python -m tests.kernels.mutate (docs/add-a-kernel.md).
+test-kernels: $(READY)
+	@MLXRT_KERNEL_CASES=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -rs $(HANGS) tests/kernels tests/metal_sim $(PYTEST)
 
 # What takes minutes or downloads: see docs/numbers.md. Every line fails on a difference.
 test-all: test $(PEERS)
@@ -42,7 +47,10 @@ test-all: test $(PEERS)
 	@$(BIN)/python -m bench.perplexity
 	@if [ -d ../shared/fixtures/parity ]; then \
 		$(BIN)/python ../shared/tools/parity/check_parity.py ../shared/fixtures/parity tests.parity_adapter:logits \
-			--stepper tests.parity_adapter:Stepper --batch tests.parity_adapter:batch; \
+			--stepper tests.parity_adapter:Stepper --batch tests.parity_adapter:batch && \
+		$(BIN)/python ../shared/tools/parity/check_parity.py ../shared/fixtures/parity tests.gguf_parity_adapter:logits \
+			--stepper tests.gguf_parity_adapter:Stepper --batch tests.gguf_parity_adapter:batch \
+			--only gemma2,gemma3_text,gemma3_mm,qwen3_moe,gpt_oss,mixtral; \
 	else echo "make test-all: ../shared is not here; parity with the stored logits was not checked"; fi
 
 bench: $(READY)

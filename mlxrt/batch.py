@@ -3,12 +3,24 @@
 import mlx.core as mx
 
 from .cache.memory import Batch, Group
+from .cache.memory.slices import Held
 from .scheduler import Step
 
 
-def place(
-    step: Step, groups: list[Group], start: list[int], used: int, width: int, compiled: bool = False
+def follow(
+    step: Step, groups: list[Group], start: list[int], used: int, width: int, compiled: bool, held: Held
 ) -> tuple[Batch, list[dict]]:
+    """What `place` gives for rows of one token that decode on: most of it is what it was a step before."""
+    idle = [0] * (width - len(step.slices))
+    starts = held("start", start + idle)
+    batch = Batch(starts, held("row", list(range(width))), starts, mx.array([used]), width)
+    rows = [s.seq.parts for s in step.slices]
+    return batch, [
+        g.spec.index([parts[i] for parts in rows], width, False, compiled, held) for i, g in enumerate(groups)
+    ]
+
+
+def place(step: Step, groups: list[Group], start: list[int], used: int, width: int) -> tuple[Batch, list[dict]]:
     """The batch and, for every group, where its rows' memory lies. Rows beyond the step's own are idle."""
     idle = width - len(step.slices)
     at = [p for s in step.slices for p in range(s.start, s.stop)] + [0] * idle
@@ -26,7 +38,7 @@ def place(
         mx.array(at), mx.array(row), mx.array(start + [0] * idle), mx.array([used]), singles + idle, tuple(spans)
     )
     rows = [s.seq.parts for s in step.slices]
-    index = [g.spec.index([parts[i] for parts in rows], width, bool(spans), compiled) for i, g in enumerate(groups)]
+    index = [g.spec.index([parts[i] for parts in rows], width, bool(spans)) for i, g in enumerate(groups)]
     return batch, index
 
 

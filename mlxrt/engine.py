@@ -271,7 +271,7 @@ class Engine:
             raise WontFit(f"no room for {n} more tokens beside what is running; wait, or raise kv_memory")
         step = Step((Slice(seq, seq.length - n, seq.length, False),), self.scheduler.mark(seq))
         logits = self.model.logits(self.runner.hidden(step, every=True)).astype(mx.float32)
-        mx.eval(logits)
+        mx.eval(logits, self.runner.tail.live if self.runner.tail else ())
         return logits
 
     def session(self, system: str | None = None, on_overflow: str = "error", **options) -> Session:

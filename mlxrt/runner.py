@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from .batch import inputs, place
+from .batch import follow, inputs, place
 from .cache import SequenceState
 from .cache.memory import TAIL, Batch, Group, Shared
-from .cache.memory.slices import bucket, put, widen
+from .cache.memory.slices import Held, bucket, put, widen
 from .errors import BadSnapshot
 from .logits import LogitsView
 from .models import CausalLM
@@ -39,6 +39,7 @@ class Tail:
     index: list[dict] = field(default_factory=list)
 
     kept: bool = False  # a checkpoint waits in it
+    held: Held = field(default_factory=Held)
 
     @property
     def ends(self) -> bool:
@@ -58,25 +59,26 @@ class Runner:
         self.pools = {i: groups[g].spec.pool(groups[g].pool.size) for i, g in self.of.items()}
         mx.eval(self.pools)  # run out of memory now, not in the first step
         self.tail: Tail | None = None
-        step = lambda *a: self.forward(*a)[::2]  # noqa: E731  decode does not return pools: it may not write them
         pure = all(g.spec.compiles for g in groups)
         self.compiled = compiled and pure
-        self.decode = mx.compile(step) if self.compiled else step
+        self.decode = mx.compile(self.next) if self.compiled else self.next
         self.waits = 0  # steps that had to wait for the device
         self.positions = 0  # tokens run through the model
 
     def launch(self, step: Step) -> Flight:
         hidden = self.hidden(step)
+        live = self.tail.live if self.tail else ()
         ends = [i for i, s in enumerate(step.slices) if s.samples]
         if not ends:
+            mx.async_eval(live)
             return Flight((), None)
         slices = tuple(step.slices[i] for i in ends)
         rows = hidden if len(ends) == hidden.shape[0] else hidden[mx.array(ends)]
         with LogitsView(self.model.logits(rows), [s.seq for s in slices]) as view:
-            sampled = sample(view)
+            sampled = sample(view, self.model.kernels)
         for i, s in enumerate(slices):
             s.seq.pending.append((sampled.tokens, i))
-        mx.async_eval(*sampled.arrays)
+        mx.async_eval(*sampled.arrays, live)  # at once: every call ends a batch of launches
         return Flight(slices, sampled)
 
     def hidden(self, step: Step, every: bool = False) -> mx.array:
@@ -100,6 +102,10 @@ class Runner:
         hidden = self.model(tokens, [views[i] for i in self.source])
         return hidden, {i: v.pool for i, v in views.items()}, {i: v.live for i, v in views.items()}
 
+    def next(self, tokens, batch, index, pools, live):
+        """A decode step: every row stands where its tail ends. It does not return pools, for it may not write them."""
+        return self.forward(tokens, batch._replace(positions=batch.start + batch.used), index, pools, live)[::2]
+
     def alone(self, step, tokens, every):
         """Rows of any length, packed. Writes the pools, so nothing else may be reading them."""
         self.wait()
@@ -119,7 +125,7 @@ class Runner:
         """One token a row, any number of steps in the air."""
         t = self.tail or Tail(rows, [s.start for s in step.slices])
         width = bucket(len(rows))
-        t.batch, t.index = place(step, self.groups, t.start, t.used, width, self.compiled)
+        t.batch, t.index = follow(step, self.groups, t.start, t.used, width, self.compiled, t.held)
         self.tail = t  # only now: a stale block raises above and must not leave half a tail
         if not t.live:
             t.live = {i: self.groups[g].spec.open(self.pools[i], t.index[g], width) for i, g in self.of.items()}
@@ -127,8 +133,7 @@ class Runner:
             tokens = mx.concatenate([tokens, mx.zeros(width - len(rows), tokens.dtype)])
         hidden, t.live = self.decode(tokens, t.batch, t.index, self.pools, t.live)
         t.used, t.kept = t.used + 1, step.checkpoint
-        mx.async_eval(t.live)
-        return hidden[: len(rows)]
+        return hidden if width == len(rows) else hidden[: len(rows)]
 
     def settle(self):
         """Write the tail to the pools."""

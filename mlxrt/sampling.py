@@ -23,6 +23,7 @@ import mlx.core as mx
 
 from .draw import keep, pick, uniforms
 from .errors import BadLogits, BadRequest
+from .kernels import PLAIN, Kernels, greedy
 from .logits import LogitsView, best, ranked
 from .request import Logprobs, SamplingParams, Sequence
 
@@ -103,12 +104,12 @@ class Sampled:
         return found | self.errors
 
 
-def sample(view: LogitsView) -> Sampled:
+def sample(view: LogitsView, kernels: Kernels = PLAIN) -> Sampled:
     """One token per row of the view."""
     penalise(view)
     shift(view)
     errors = consult(view)
-    tokens, bad = choose(view)
+    tokens, bad = choose(view, kernels)
     return Sampled(tokens, bad, tuple(seq.id for seq in view.rows), errors, rank(view, tokens))
 
 
@@ -201,7 +202,7 @@ def consult(view: LogitsView) -> dict[int, Exception]:
 # Choosing
 
 
-def choose(view: LogitsView) -> tuple[mx.array, mx.array]:
+def choose(view: LogitsView, kernels: Kernels = PLAIN) -> tuple[mx.array, mx.array]:
     """Tokens uint32 [R] and bad rows bool [R]. Rows that need the same work are done together."""
     groups: dict[tuple[int, bool] | None, list[int]] = {}
     for i, seq in enumerate(view.rows):
@@ -210,6 +211,8 @@ def choose(view: LogitsView) -> tuple[mx.array, mx.array]:
         groups.setdefault(hot if p.temperature > 0 else None, []).append(i)
     if not groups:  # a step in which no sequence reached its end
         return mx.zeros((0,), mx.uint32), mx.zeros((0,), mx.bool_)
+    if groups.keys() == {None}:
+        return kernels.run(greedy, x=view.latest)
     done = []
     for kind, rows in groups.items():
         seqs = [view.rows[i] for i in rows]

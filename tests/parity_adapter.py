@@ -27,7 +27,9 @@ def opened(path, stamp):
 
 
 def engine_of(path):
-    return opened(str(path), (Path(path) / "config.json").stat().st_mtime_ns)
+    path = Path(path)
+    stamp = path if path.is_file() else path / "config.json"  # a .gguf is one file
+    return opened(str(path), stamp.stat().st_mtime_ns)
 
 
 def logits(path, tokens):

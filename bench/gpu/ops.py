@@ -1,13 +1,12 @@
 """Every op of the kernel registry on this machine's GPU: right, and how fast beside MLX's own.
 
-    python -m bench.gpu.ops [--json FILE]
+    python -m bench.gpu.ops [--json FILE] [--only OP,OP] [--no-speed]
 
 Right: each case and dtype against the reference in float32. Fast: launches chained over distinct matrices of a
 gigabyte or more together, so that nothing comes from a cache, launches included.
 """
 
 import argparse
-import dataclasses
 import json
 import time
 
@@ -15,47 +14,27 @@ import mlxrt  # noqa: F401  before MLX
 import mlx.core as mx  # isort: skip
 
 from mlxrt.kernels import OPS, Matrix, backend, gpu_of, matmul, matvec
-
-DTYPES = (mx.float32, mx.float16, mx.bfloat16)
-
-
-def widen(value):
-    """The same numbers in float32: what the reference computes with."""
-    if isinstance(value, mx.array):
-        return value.astype(mx.float32) if value.dtype in DTYPES else value
-    if isinstance(value, Matrix):
-        return Matrix(value.plain())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.replace(value, **{f.name: widen(getattr(value, f.name)) for f in dataclasses.fields(value)})
-    return mx.float32 if isinstance(value, mx.Dtype) else value
+from mlxrt.kernels.proof import DTYPES, cases_of, prove, truth
 
 
-def arrays(result):
-    return [a.astype(mx.float32) for a in (result if isinstance(result, (list, tuple)) else [result])]
-
-
-def check(gpu):
-    """(op, case, dtype, error) of everything that is wrong, and how many were right."""
+def check(gpu, names):
+    """(op, case, dtype, what) of everything that is wrong, and how many were right."""
     wrong, right = [], 0
-    for op in OPS.values():
+    for name in names:
+        op = OPS[name]
         for dtype in DTYPES:
-            for case in op.cases(dtype):
-                given = case.arguments()
-                if op.refuses(**given) or (op is matmul and dtype == mx.float32):
+            for case in cases_of(op, dtype, large=True):
+                if op.refuses(**case.arguments()):
                     continue
-                kind = str(dtype).rpartition(".")[2]
                 try:
-                    got = arrays(op.launch(gpu, **given))
-                    want = arrays(op.reference(**{k: widen(v) for k, v in given.items()}))
-                    pairs = zip(got, want, strict=True)
-                    error = max((mx.abs(a - b).max() / mx.maximum(mx.abs(b).max(), 1e-6)).item() for a, b in pairs)
+                    proof = prove(op, case, gpu, truth(op, case))
                 except (RuntimeError, ValueError) as bad:
-                    wrong.append((op.name, case.name, kind, str(bad)[:1500]))
+                    wrong.append((name, case.name, dtype, str(bad)[:1500]))
                     continue
-                if error <= op.tolerance[kind]:
+                if proof.holds(op.tolerance[dtype]):
                     right += 1
                 else:
-                    wrong.append((op.name, case.name, kind, error))
+                    wrong.append((name, case.name, dtype, proof.told))
     return wrong, right
 
 
@@ -115,13 +94,17 @@ def chain(gpu, rows, width, bits, n):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json")
+    parser.add_argument("--only", default=",".join(OPS), help="ops to check")
+    parser.add_argument("--no-speed", action="store_true")
     args = parser.parse_args()
     gpu = gpu_of(backend())
     assert gpu is not None, "no GPU here"
-    wrong, right = check(gpu)
+    wrong, right = check(gpu, args.only.split(","))
     print(f"{right} cases right, {len(wrong)} wrong", flush=True)
     for line in wrong:
         print("  WRONG", *line, flush=True)
+    if args.no_speed:
+        return 1 if wrong else 0
     roof = copy_bandwidth()
     print(f"copy bandwidth {roof / 1e9:.0f} GB/s", flush=True)
     rows = []

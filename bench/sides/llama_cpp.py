@@ -10,7 +10,8 @@ from typing import Any
 from bench.sides.serving import serve
 
 
-def start_server(gguf: str, threads: int, context: int) -> Any:
+def start_server(gguf: str, threads: int, context: int, exact: bool = False) -> Any:
+    """`exact`: keys and values in float32 and no flash attention, which rounds them."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -21,6 +22,9 @@ def start_server(gguf: str, threads: int, context: int) -> Any:
     params.warmup = False
     params.verbosity = 0
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    if exact:
+        params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     return xllamacpp.Server(params)
 
 

@@ -17,6 +17,7 @@ COMMANDS = {
     "pull": "fetch a model into the cache",
     "convert": "write a model in another format",
     "info": "say what a model needs and what this machine has",
+    "doctor": "check this machine, and our kernels on it",
     "state": "list, show, verify or remove saved conversations and disk caches",
 }
 

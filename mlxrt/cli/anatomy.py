@@ -101,7 +101,7 @@ def of_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> Anatomy:
         check_depth(checkpoint, family.rename)
     sizes = {family.rename(name): info for name, info in checkpoint.sizes().items()}
     bundle = jang_of(checkpoint.config)
-    dtype = compute_dtype(config, sizes.values())
+    dtype = compute_dtype(config, sizes.values(), family)
     model = outlined(checkpoint.config, dtype)
     parameters = flat(model)
     if unpacks(checkpoint, config, dtype):
@@ -120,16 +120,18 @@ def in_memory(info: TensorInfo, dtype: mx.Dtype) -> int:
     return info.nbytes if info.dtype in ("U32", "U8", *PACKED) else prod(info.shape) * dtype.size
 
 
-def compute_dtype(config: EngineConfig, infos: Iterable[TensorInfo]) -> mx.Dtype:
-    """As loading chooses it."""
+def compute_dtype(config: EngineConfig, infos: Iterable[TensorInfo], family: type[CausalLM] = CausalLM) -> mx.Dtype:
+    """As loading chooses it. GGUF blocks but MXFP4's become float16, or codes with scales in it."""
     if config.dtype:
         return DTYPES[config.dtype]
     if device.kind() == "cpu":
         return mx.float32
     held: Counter[str] = Counter()
     for info in infos:
-        held[info.dtype] += info.nbytes if info.dtype in ("F32", "F16", "BF16") else 0
-    return STORED[held.most_common(1)[0][0]] if held.total() else mx.float16
+        kind = "F16" if info.dtype.startswith(("Q", "IQ", "TQ")) else info.dtype
+        held[kind] += info.nbytes if kind in ("F32", "F16", "BF16") else 0
+    found = STORED[held.most_common(1)[0][0]] if held.total() else mx.float16
+    return mx.bfloat16 if found == mx.float16 and family.OUTGROWS_HALF else found
 
 
 def unpacks(checkpoint: Checkpoint, config: EngineConfig, dtype: mx.Dtype) -> bool:

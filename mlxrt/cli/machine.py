@@ -6,6 +6,7 @@ from typing import Any
 import mlx.core as mx
 
 from .. import __version__, blas, device
+from ..kernels import backend
 
 
 def machine() -> dict[str, Any]:
@@ -18,6 +19,6 @@ def machine() -> dict[str, Any]:
         "device_name": str(mx.device_info().get("device_name", "")) or kind,
         "memory_bytes": total,
         "free_bytes": free,
-        "kernels": "reference MLX ops",
+        "kernels": "plain MLX: no GPU" if backend() == "reference" else "our own where they fit, else plain MLX",
     }
     return found | ({"blas": blas.running()} if kind == "cpu" else {})

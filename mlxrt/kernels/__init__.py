@@ -4,11 +4,13 @@ from .add_norm import add_norm
 from .attention import attend_pages
 from .embed import embed_rows
 from .experts import expert_down, expert_gate_up
+from .greedy import greedy
 from .heads import Heads, Pages
 from .kernels import MODES, PLAIN, Gpu, Kernels, backend, gpu_of
 from .matmul import matmul
 from .matvec import matvec
 from .op import OPS, Case, Op, Source
+from .packed_attention import PackedPages, attend_packed
 from .packing import Matrix
 from .router import route
 
@@ -22,15 +24,18 @@ __all__ = [
     "Kernels",
     "Matrix",
     "Op",
+    "PackedPages",
     "Pages",
     "Source",
     "add_norm",
+    "attend_packed",
     "attend_pages",
     "backend",
     "embed_rows",
     "expert_down",
     "expert_gate_up",
     "gpu_of",
+    "greedy",
     "matmul",
     "matvec",
     "route",

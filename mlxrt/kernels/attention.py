@@ -49,7 +49,7 @@ BEGIN = r"""
         simdgroup_barrier(mem_flags::mem_threadgroup);
         if (v <= uint(HG)) {
             for (uint p = lane; p < uint(TURN); p += 32) {
-                float angle = float(pos) * speeds[p]; float f = as_type<float>(uint(MAGNITUDE));
+                float angle = float(pos) * float(speeds[p]); float f = as_type<float>(uint(MAGNITUDE));
                 float c = metal::cos(angle) * f; float s = metal::sin(angle) * f;
                 float a = vecs[v][p]; float b = vecs[v][p + TURN];
                 vecs[v][p] = a * c - b * s; vecs[v][p + TURN] = a * s + b * c;
@@ -96,14 +96,7 @@ REST = r"""
         #pragma unroll
         for (int u = 0; u < U; u++) {
             int p = k0 + u * KPS + mine; int at = p < to ? p : k0;
-            if (at < stop) {
-                uint block = uint(table[r * W + uint(at - begin) / S]);
-                uint i = (block * 2 * KV + kh) * S + uint(at) % S;
-                read16<T, D>(pool, i, part, kk[u]); read16<T, D>(pool, i + KV * S, part, vv[u]);
-            } else {
-                uint i = (r * 2 * KV + kh) * TAIL + uint(at - stop);
-                read16<T, D>(tail, i, part, kk[u]); read16<T, D>(tail, i + KV * TAIL, part, vv[u]);
-            }
+            READ_KEYS
         }
         #pragma unroll
         for (int u = 0; u < U; u++) {
@@ -166,9 +159,23 @@ template <int LK, int CAP> FN void meet(const thread float (&q)[16], const threa
     for (int i = 0; i < 16; i++) a[i] = a[i] * f + p * v[i];
 }
 """
+READS = r"""
+            if (at < stop) {
+                uint block = uint(table[r * W + uint(at - begin) / S]);
+                uint i = (block * 2 * KV + kh) * S + uint(at) % S;
+                read16<T, D>(pool, i, part, kk[u]); read16<T, D>(pool, i + KV * S, part, vv[u]);
+            } else {
+                uint i = (r * 2 * KV + kh) * TAIL + uint(at - stop);
+                read16<T, D>(tail, i, part, kk[u]); read16<T, D>(tail, i + KV * TAIL, part, vv[u]);
+            }
+"""
 NAMES = ("qkv", "pool", "tail", "table", "base", "start", "used", "speeds", "qn", "kn", "sinks")
-ATTEND = Source("mlxrt_attend", NAMES, ("out", "tail_out"), BEGIN + APPEND + REST, READ + READ16 + MEET)
-LOOK = Source("mlxrt_look", NAMES, ("out",), BEGIN + REST, READ + READ16 + MEET)  # reads only: there is no new token
+ATTEND = Source(
+    "mlxrt_attend", NAMES, ("out", "tail_out"), BEGIN + APPEND + REST.replace("READ_KEYS", READS), READ + READ16 + MEET
+)
+LOOK = Source(
+    "mlxrt_look", NAMES, ("out",), BEGIN + REST.replace("READ_KEYS", READS), READ + READ16 + MEET
+)  # reads only: there is no new token
 
 JOIN = Source(
     "mlxrt_attend_join",

@@ -43,6 +43,7 @@ FN float tanh(float a) { return tanhf(a); }
 FN float fma(float a, float b, float c) { return fmaf(a, b, c); }
 FN float max(float a, float b) { return fmaxf(a, b); }
 FN float min(float a, float b) { return fminf(a, b); }
+FN float rint(float a) { return rintf(a); }
 FN float abs(float a) { return fabsf(a); }
 FN uint min(uint a, uint b) { return a < b ? a : b; }
 FN uint max(uint a, uint b) { return a > b ? a : b; }
@@ -81,6 +82,7 @@ template <typename T> FN void right16(const T* x, uint stride, uint rows, uint l
         *(uint*)(&t[4 * c + 2].e[0]) = v.z; *(uint*)(&t[4 * c + 3].e[0]) = v.w;
     }
 }
+FN float4 four(float a, float b, float c, float d) { return make_float4(a, b, c, d); }
 template <typename T> FN void unpack2(uint u, float* y);
 template <> FN void unpack2<float>(uint u, float* y) { y[0] = __uint_as_float(u); }
 template <> FN void unpack2<__half>(uint u, float* y) {

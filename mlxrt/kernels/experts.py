@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from .matvec import ACTIVATE, ACTIVATIONS, DOT, activate, bits_of
+from .matvec import ACTIVATE, ACTIVATIONS, DOT, activate, bits_of, tile
 from .op import Case, Source, op
 from .packing import READ, Matrix
 
@@ -20,19 +20,34 @@ GATE_UP = Source(
     uint first = (threadgroup_position_in_grid.x * SG + sg) * R;
     uint p = threadgroup_position_in_grid.y; uint n = p / uint(C);
     uint expert = uint(experts[p]); uint base = expert * uint(2 * I);
-    uint row[2 * R]; float acc[1][2 * R]; float squares[1]; squares[0] = 0.0f;
+    const int PLACES = TILE / 4; uint t = thread_position_in_threadgroup.x;
+    threadgroup float4 xs[PLACES]; threadgroup float sums[TILE / 32]; threadgroup float part[SG];
+    uint row[2 * R]; float acc[1][2 * R]; float squares = 0.0f;
     #pragma unroll
     for (int r = 0; r < R; r++) {
         row[r] = base + metal::min(first + uint(r), uint(I - 1)); row[R + r] = row[r] + uint(I);
         acc[0][r] = 0.0f; acc[0][R + r] = 0.0f;
     }
-    for (uint k = lane * 32; k < uint(K); k += 1024) {
-        float v[1][32]; float sum[1];
-        rows_of_x<T, K, 1, NORM>(x + n * K, g, k, v, sum, squares);
-        rows_dot<T, FORM, BITS, GROUP, K, 1, 2 * R>(w, s, z, row, k, v, sum, acc);
+    for (uint k0 = 0; k0 < uint(K); k0 += TILE) {
+        if (k0 > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
+        for (uint i = t; i < uint(TILE / 8); i += uint(SG * 32)) {
+            squares += stage8<T, NORM>(x, n * K, g, k0, i, k0 + 8 * i < uint(K), &xs[0], &sums[0]);
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        uint end = metal::min(uint(TILE), uint(K) - k0);
+        for (uint k = lane * 32; k < end; k += 1024) {
+            rows_dot<T, FORM, BITS, GROUP, K, PLACES, 1, 2 * R>(w, s, z, row, k0 + k, k, &xs[0], &sums[0], acc);
+        }
     }
     float inv = 1.0f;
-    if (NORM) inv = metal::rsqrt(simd_sum(squares[0]) / float(K) + as_type<float>(uint(EPS)));
+    if (NORM) {
+        squares = simd_sum(squares);
+        if (lane == 0) part[sg] = squares;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        float whole = 0.0f;
+        for (int i = 0; i < SG; i++) whole += part[i];
+        inv = metal::rsqrt(whole / float(K) + as_type<float>(uint(EPS)));
+    }
     #pragma unroll
     for (int r = 0; r < R; r++) {
         float a = simd_sum(acc[0][r]) * inv; float u = simd_sum(acc[0][R + r]) * inv; uint o = first + uint(r);
@@ -51,19 +66,32 @@ DOWN = Source(
     r"""
     uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
     uint first = (threadgroup_position_in_grid.x * SG + sg) * R; uint n = threadgroup_position_in_grid.y;
+    const int PLACES = TILE / 4; uint t = thread_position_in_threadgroup.x;
+    threadgroup float4 xs[TOGETHER * PLACES]; threadgroup float sums[TOGETHER * TILE / 32];
     float total[R];
     #pragma unroll
     for (int r = 0; r < R; r++) total[r] = 0.0f;
     #pragma unroll
     for (uint c = 0; c < uint(C); c++) {
         uint p = n * uint(C) + c; uint base = uint(experts[p]) * uint(O); float f = float(weights[p]);
-        uint row[R]; float acc[1][R]; float squares[1]; squares[0] = 0.0f;
+        uint row[R]; float acc[1][R];
         #pragma unroll
         for (int r = 0; r < R; r++) { row[r] = base + metal::min(first + uint(r), uint(O - 1)); acc[0][r] = 0.0f; }
-        for (uint k = lane * 32; k < uint(K); k += 1024) {
-            float v[1][32]; float sum[1];
-            rows_of_x<T, K, 1, false>(x + p * K, x, k, v, sum, squares);
-            rows_dot<T, FORM, BITS, GROUP, K, 1, R>(w, s, z, row, k, v, sum, acc);
+        for (uint k0 = 0; k0 < uint(K); k0 += TILE) {
+            if (TOGETHER == 1 || c % TOGETHER == 0) {
+                if (k0 > 0 || c > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
+                for (uint j = 0; j < uint(TOGETHER); j++) {
+                    for (uint i = t; i < uint(TILE / 8); i += uint(SG * 32)) {
+                        bool live = k0 + 8 * i < uint(K) && c + j < uint(C);
+                        stage8<T, false>(x, (p + j) * K, x, k0, i, live, &xs[j * PLACES], &sums[j * (TILE / 32)]);
+                    }
+                }
+                threadgroup_barrier(mem_flags::mem_threadgroup);
+            }
+            uint end = metal::min(uint(TILE), uint(K) - k0); uint j = c % TOGETHER;
+            for (uint k = lane * 32; k < end; k += 1024) {
+                rows_dot<T, FORM, BITS, GROUP, K, PLACES, 1, R>(w, s, z, row, k0 + k, k, &xs[j * PLACES], &sums[j * (TILE / 32)], acc);
+            }
         }
         #pragma unroll
         for (int r = 0; r < R; r++) {
@@ -186,6 +214,7 @@ def launch_gate_up(gpu, x, experts, matrix, activation, norm=None, eps=0.0, bias
         I=hidden,
         R=each,
         SG=8,
+        TILE=tile(matrix.width, 1),
         **matrix.constants(),
         NORM=norm is not None,
         EPS=bits_of(eps) if norm is not None else 0,
@@ -211,6 +240,8 @@ def launch_down(gpu, x, experts, weights, matrix, bias=None, residual=None):
         O=outs,
         R=each,
         SG=8,
+        TILE=(size := tile(matrix.width, 1)),
+        TOGETHER=min(k, 4096 // size) if matrix.width <= size else 1,
         **matrix.constants(),
         BIAS=bias is not None,
         RES=residual is not None,

@@ -87,18 +87,19 @@ class Kernels:
             return op.reference(**arguments)  # measured: MLX's own is faster for this shape
         reason = self.disabled.get(op.name) or op.refuses(**arguments)
         if reason:
-            return self._fall_back(op, reason, arguments)
+            self.lack(op, reason)
+            return op.reference(**arguments)
         self.used[op.name] = self.used.get(op.name, 0) + 1
         return op.launch(self.gpu, **arguments)
 
-    def _fall_back(self, op: Op, reason: str, arguments: dict[str, Any]) -> Any:
+    def lack(self, op: Op, reason: str) -> None:
+        """An op's kernel cannot be used here: said once, or an error in strict mode."""
         if self.mode == "strict":
             raise NoKernel(f"{op.name}: {reason}; use kernels='auto' to compute it with plain MLX")
         key = (op.name, reason)
         if key not in self.fallbacks:
             self._say(f"{op.name} runs as plain MLX: {reason}")
         self.fallbacks[key] = self.fallbacks.get(key, 0) + 1
-        return op.reference(**arguments)
 
 
 PLAIN = Kernels("reference")

@@ -41,7 +41,7 @@ BODY = r"""
         for (int r = 0; r < 2; r++) {
             uint p[BITS]; load_codes<BITS>(w, (row[r] * K + mine) / 32, p);
             float scale = scale_at<FORM>(s, (row[r] * K + mine) / GROUP);
-            float zero = FORM == 0 ? float(z[(row[r] * K + mine) / GROUP]) : 0.0f;
+            float zero = zero_at<FORM, BITS>(z, (row[r] * K + mine) / GROUP, scale);
             #pragma unroll
             for (int n = 0; n < 32; n++) {
                 set<T>(left[r][n / 2], n % 2, static_cast<T>(number<FORM, BITS>(p, n) * scale + zero));
@@ -120,6 +120,8 @@ def matmul(x, matrix, bias=None, activation=None, pair=False, times=None, residu
 
 
 def refuses(x, matrix, **rest) -> str | None:
+    if x.dtype == mx.float32:
+        return "float32 activations: matrix units take half precision"
     if not matrix.packed:
         return "plain weights"  # MLX's own matmul does those
     if matrix.width % 128:

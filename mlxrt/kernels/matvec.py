@@ -1,7 +1,8 @@
 """A few rows of x times a matrix, packed or plain, in one launch: norm before, bias, activation and residual after.
 
-A matvec lives on bytes in flight: a simdgroup reads several rows of the matrix at once, 16 bytes a lane. RMSNorm costs
-no pass of its own, because its divisor is a factor of the result.
+A matvec lives on bytes in flight and on few instructions a weight: a simdgroup reads several rows of the matrix at
+once, 16 bytes a lane, and finds x unpacked in threadgroup memory. RMSNorm costs no pass of its own, because its divisor
+is a factor of the result.
 """
 
 import math
@@ -32,62 +33,73 @@ template <int ACT> FN float gated(float g, float u) {
 """
 
 DOT = r"""
-// acc[m][r] += row r of w (from number k on, 32 of them) . x[m]
-template <typename T, int FORM, int BITS, int GROUP, int K, int M, int R, typename W, typename S, typename Z>
-FN void rows_dot(W w, S s, Z z, const thread uint (&row)[R], uint k, const thread float (&x)[M][32], const thread float (&sum)[M], thread float (&acc)[M][R]) {
-    if (FORM == 2) {
-        #pragma unroll
-        for (int r = 0; r < R; r++) {
-            float v[32];
-            #pragma unroll
-            for (uint c = 0; c < 4; c++) load8<T>(w, (row[r] * K + k) / 8 + c, v + 8 * c);
-            #pragma unroll
-            for (int m = 0; m < M; m++) {
-                #pragma unroll
-                for (int n = 0; n < 32; n++) acc[m][r] += v[n] * x[m][n];
-            }
-        }
-    } else {
-        uint p[R][BITS]; float scale[R]; float zero[R];
+// A tile of x lies in threadgroup memory as floats, four to a place: those a simdgroup's lanes read together lie together.
+FN uint place_of(uint k) { return (k / 1024 * 8 + k % 32 / 4) * 32 + k % 1024 / 32; }
+// Numbers 8 i ... 8 i + 7 of a row of x, times the norm's weight, into the tile; their sums by 32 beside it.
+// Four neighbouring threads must call it together. Returns the sum of squares.
+template <typename T, bool NORM, typename X, typename G, typename P, typename S>
+FN float stage8(X x, uint from, G g, uint at, uint i, bool live, P xs, S sums) {
+    float v[8]; float w[8]; float squares = 0.0f; float sum = 0.0f;
+    if (live) {
+        load8<T>(x, (from + at) / 8 + i, v);
+        if (NORM) load8<T>(g, at / 8 + i, w);
+    }
+    #pragma unroll
+    for (int n = 0; n < 8; n++) {
+        v[n] = live ? v[n] : 0.0f;
+        squares += v[n] * v[n];
+        if (NORM) v[n] *= live ? w[n] : 0.0f;
+        sum += v[n];
+    }
+    sum += simd_shuffle_xor(sum, 1); sum += simd_shuffle_xor(sum, 2);
+    if (live) {
+        xs[place_of(8 * i)] = four(v[0], v[1], v[2], v[3]); xs[place_of(8 * i + 4)] = four(v[4], v[5], v[6], v[7]);
+        if (i % 4 == 0) sums[i / 4] = sum;
+    }
+    return squares;
+}
+// acc[m][r] += row r of w (from number k on, 32 of them) . x[m], whose tile has them from number kt on
+template <typename T, int FORM, int BITS, int GROUP, int K, int PLACES, int M, int R, typename W, typename S, typename Z, typename P, typename Q>
+FN void rows_dot(W w, S s, Z z, const thread uint (&row)[R], uint k, uint kt, P xs, Q sums, thread float (&acc)[M][R]) {
+    uint p[R][BITS]; float scale[R]; float zero[R]; float d[M][R];
+    uint lane = kt % 1024 / 32;
+    if (FORM != 2) {
         #pragma unroll
         for (int r = 0; r < R; r++) {
             load_codes<BITS>(w, (row[r] * K + k) / 32, p[r]);
             scale[r] = scale_at<FORM>(s, (row[r] * K + k) / GROUP);
-            zero[r] = FORM == 0 ? float(z[(row[r] * K + k) / GROUP]) : 0.0f;
+            zero[r] = zero_at<FORM, BITS>(z, (row[r] * K + k) / GROUP, scale[r]);
         }
-        #pragma unroll
-        for (int r = 0; r < R; r++) {
-            float d[M];
-            #pragma unroll
-            for (int m = 0; m < M; m++) d[m] = 0.0f;
-            #pragma unroll
-            for (int n = 0; n < 32; n++) {
-                float v = number<FORM, BITS>(p[r], n);
-                #pragma unroll
-                for (int m = 0; m < M; m++) d[m] += v * x[m][n];
-            }
-            #pragma unroll
-            for (int m = 0; m < M; m++) acc[m][r] += scale[r] * d[m] + zero[r] * sum[m];
-        }
-    }
-}
-// Numbers k ... k + 31 of M rows of x, times the norm's weight; their sums and sums of squares.
-template <typename T, int K, int M, bool NORM, typename X, typename G>
-FN void rows_of_x(X x, G g, uint k, thread float (&v)[M][32], thread float (&sum)[M], thread float (&squares)[M]) {
-    float w[32];
-    if (NORM) {
-        #pragma unroll
-        for (uint c = 0; c < 4; c++) load8<T>(g, k / 8 + c, w + 8 * c);
     }
     #pragma unroll
     for (int m = 0; m < M; m++) {
-        sum[m] = 0.0f;
         #pragma unroll
-        for (uint c = 0; c < 4; c++) load8<T>(x, (m * K + k) / 8 + c, v[m] + 8 * c);
+        for (int r = 0; r < R; r++) d[m][r] = 0.0f;
+    }
+    #pragma unroll
+    for (uint c = 0; c < 8; c++) {
+        float y[R][4];
         #pragma unroll
-        for (int n = 0; n < 32; n++) {
-            if (NORM) { squares[m] += v[m][n] * v[m][n]; v[m][n] *= w[n]; }
-            sum[m] += v[m][n];
+        for (int r = 0; r < R; r++) {
+            if (FORM == 2) {
+                load4<T>(w, (row[r] * K + k) / 4 + c, y[r]);
+            } else {
+                #pragma unroll
+                for (uint n = 0; n < 4; n++) y[r][n] = number<FORM, BITS>(p[r], 4 * c + n);
+            }
+        }
+        #pragma unroll
+        for (int m = 0; m < M; m++) {
+            float4 v = xs[m * PLACES + (kt / 1024 * 8 + c) * 32 + lane];
+            #pragma unroll
+            for (int r = 0; r < R; r++) d[m][r] += y[r][0] * v.x + y[r][1] * v.y + y[r][2] * v.z + y[r][3] * v.w;
+        }
+    }
+    #pragma unroll
+    for (int m = 0; m < M; m++) {
+        #pragma unroll
+        for (int r = 0; r < R; r++) {
+            acc[m][r] += FORM == 2 ? d[m][r] : scale[r] * d[m][r] + zero[r] * sums[m * (PLACES / 8) + kt / 32];
         }
     }
 }
@@ -96,8 +108,10 @@ FN void rows_of_x(X x, G g, uint k, thread float (&v)[M][32], thread float (&sum
 # A simdgroup makes R outputs of each row of x; with PAIR an output is a gate and the up that belongs to it.
 BODY = r"""
     uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
+    uint t = thread_position_in_threadgroup.x;
     uint first = (threadgroup_position_in_grid.x * SG + sg) * R;
-    const int Q = PAIR ? 2 * R : R;
+    const int Q = PAIR ? 2 * R : R; const int PLACES = TILE / 4;
+    threadgroup float4 xs[M * PLACES]; threadgroup float sums[M * TILE / 32]; threadgroup float part[M][SG];
     uint row[Q]; float acc[M][Q]; float squares[M];
     #pragma unroll
     for (int r = 0; r < R; r++) {
@@ -110,15 +124,37 @@ BODY = r"""
         #pragma unroll
         for (int r = 0; r < Q; r++) acc[m][r] = 0.0f;
     }
-    for (uint k = lane * 32; k < uint(K); k += 1024) {
-        float v[M][32]; float sum[M];
-        rows_of_x<T, K, M, NORM>(x, g, k, v, sum, squares);
-        rows_dot<T, FORM, BITS, GROUP, K, M, Q>(w, s, z, row, k, v, sum, acc);
+    for (uint k0 = 0; k0 < uint(K); k0 += TILE) {
+        if (k0 > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
+        #pragma unroll
+        for (int m = 0; m < M; m++) {
+            for (uint i = t; i < uint(TILE / 8); i += uint(SG * 32)) {
+                bool live = k0 + 8 * i < uint(K);
+                squares[m] += stage8<T, NORM>(x, m * K, g, k0, i, live, &xs[m * PLACES], &sums[m * (TILE / 32)]);
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        uint end = metal::min(uint(TILE), uint(K) - k0);
+        for (uint k = lane * 32; k < end; k += 1024) {
+            rows_dot<T, FORM, BITS, GROUP, K, PLACES, M, Q>(w, s, z, row, k0 + k, k, &xs[0], &sums[0], acc);
+        }
+    }
+    if (NORM) {
+        #pragma unroll
+        for (int m = 0; m < M; m++) {
+            float ss = simd_sum(squares[m]);
+            if (lane == 0) part[m][sg] = ss;
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
     }
     #pragma unroll
     for (int m = 0; m < M; m++) {
         float inv = 1.0f;
-        if (NORM) inv = metal::rsqrt(simd_sum(squares[m]) / float(K) + as_type<float>(uint(EPS)));
+        if (NORM) {
+            float total = 0.0f;
+            for (int i = 0; i < SG; i++) total += part[m][i];
+            inv = metal::rsqrt(total / float(K) + as_type<float>(uint(EPS)));
+        }
         float y0[Q];
         #pragma unroll
         for (int r = 0; r < Q; r++) y0[r] = simd_sum(acc[m][r]) * inv;
@@ -239,6 +275,7 @@ def launch(
         O=rows,
         R=each,
         SG=size,
+        TILE=tile(matrix.width, m),
         **matrix.constants(),
         NORM=norm is not None,
         EPS=bits_of(eps) if norm is not None else 0,
@@ -251,7 +288,15 @@ def launch(
     return y
 
 
+def tile(width: int, m: int) -> int:
+    """Numbers of each row of x in threadgroup memory at a time: whole passes of a simdgroup, 16 KB of floats."""
+    return 1024 * max(1, min(math.ceil(width / 1024), 4 // m))
+
+
 def rows_each(rows: int, m: int, pair: bool) -> int:
-    """Rows of the matrix a simdgroup reads at once: many where there are enough of them to fill the device."""
-    most = 4 if rows >= 16384 else 2 if rows >= 4096 else 1
-    return max(1, min(most, 4 // m) // (2 if pair and most > 1 else 1))
+    """Rows of the matrix (pairs of them) a simdgroup reads at once: many where there are enough to fill the device.
+
+    Measured on an H200 (docs/numbers.md): 4 only for heads, 2 from 4096 rows on, 1 below and with several rows of x.
+    """
+    most = 4 if rows >= 65536 and not pair else 2 if rows >= 4096 else 1
+    return max(1, min(most, 4 // m))

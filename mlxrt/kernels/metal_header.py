@@ -33,6 +33,7 @@ FN void right16(const device T* x, uint stride, uint rows, uint lane, thread Til
         }
     }
 }
+FN float4 four(float a, float b, float c, float d) { return float4(a, b, c, d); }
 template <typename T> FN void unpack2(uint u, thread float* y);
 template <> FN void unpack2<float>(uint u, thread float* y) { y[0] = as_type<float>(u); }
 template <> FN void unpack2<half>(uint u, thread float* y) {

@@ -85,6 +85,15 @@ template <typename T, typename P> FN void load8(P p, uint i, thread float* y) {
         unpack2<T>(v.z, y + 4 * U * c + 2 * U); unpack2<T>(v.w, y + 4 * U * c + 3 * U);
     }
 }
+template <typename T, typename P> FN void load4(P p, uint i, thread float* y) {
+    if (sizeof(T) == 4) {
+        auto v = ((const device uint4*)(p))[i];
+        unpack2<float>(v.x, y); unpack2<float>(v.y, y + 1); unpack2<float>(v.z, y + 2); unpack2<float>(v.w, y + 3);
+    } else {
+        auto v = ((const device uint2*)(p))[i];
+        unpack2<T>(v.x, y); unpack2<T>(v.y, y + 2);
+    }
+}
 // BITS words: the codes of numbers 32 i ... 32 i + 31.
 template <int BITS, typename P> FN void load_codes(P w, uint i, thread uint (&p)[BITS]) {
     if (BITS % 4 == 0) {
@@ -104,14 +113,26 @@ template <int BITS> FN uint code(const thread uint (&p)[BITS], int n) {
     if (bit + BITS > 32) v |= p[(word + 1) % BITS] << ((32 - bit) % 32);
     return v & ((1u << BITS) - 1u);
 }
+// A code plus 2^BITS, as a float: the code is put into the mantissa, which costs no conversion. Those are slow on GPUs.
+template <int BITS> FN float lifted(const thread uint (&p)[BITS], int n) {
+    const int TOP = 23 - BITS; const uint MASK = ((1u << BITS) - 1u) << TOP; const uint ONE = uint(127 + BITS) << 23;
+    int word = n * BITS / 32; int bit = n * BITS % 32;
+    if (bit + BITS > 32) return as_type<float>((code<BITS>(p, n) << TOP) | ONE);
+    uint v = bit > TOP ? p[word] >> ((bit - TOP) % 32) : p[word] << ((TOP - bit) % 32);
+    return as_type<float>((v & MASK) | ONE);
+}
 // e2m1: a sign, two bits of exponent, one of fraction.
 FN float small_float(uint c) {
     float m = float(c & 1u); uint e = (c >> 1) & 3u;
     float v = e == 0u ? 0.5f * m : (1.0f + 0.5f * m) * float(1u << (e - 1u));
     return (c & 8u) != 0u ? -v : v;
 }
+// A number is `number` times its group's scale plus what `zero_at` gives for it.
 template <int FORM, int BITS> FN float number(const thread uint (&p)[BITS], int n) {
-    return FORM == 1 ? small_float(code<BITS>(p, n)) : float(code<BITS>(p, n));
+    return FORM == 1 ? small_float(code<BITS>(p, n)) : lifted<BITS>(p, n);
+}
+template <int FORM, int BITS, typename Z> FN float zero_at(Z z, uint i, float scale) {
+    return FORM == 0 ? float(z[i]) - float(1u << BITS) * scale : 0.0f;
 }
 template <int FORM, typename S> FN float scale_at(S s, uint i) {
     return FORM == 1 ? as_type<float>(uint(s[i]) << 23) : float(s[i]);

@@ -1,5 +1,6 @@
 """Which experts a token goes to, and how much of each: norm, product, scores and the choice in one launch."""
 
+import math
 from collections.abc import Iterator
 
 import mlx.core as mx
@@ -8,24 +9,35 @@ from .matvec import DOT, bits_of
 from .op import Case, Source, op
 from .packing import READ, Matrix
 
-MOST = 512  # experts, and tokens
+MOST = 512  # experts
+WIDEST = 7168  # numbers of a row: with the logits they fill 32 KB
 
 # One threadgroup a token: its simdgroups make the logits, the first of them chooses.
 BODY = r"""
     uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
     uint n = threadgroup_position_in_grid.x;
-    threadgroup float logits[E];
+    const int PLACES = TILE / 4; uint t = thread_position_in_threadgroup.x;
+    threadgroup float logits[E]; threadgroup float4 xs[PLACES]; threadgroup float sums[TILE / 32]; threadgroup float part[SG];
+    float squares = 0.0f;
+    for (uint i = t; i < uint(TILE / 8); i += uint(SG * 32)) {
+        squares += stage8<T, NORM>(x, n * K, g, 0, i, 8 * i < uint(K), &xs[0], &sums[0]);
+    }
+    squares = simd_sum(squares);
+    if (lane == 0) part[sg] = squares;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float inv = 1.0f;
+    if (NORM) {
+        float whole = 0.0f;
+        for (int i = 0; i < SG; i++) whole += part[i];
+        inv = metal::rsqrt(whole / float(K) + as_type<float>(uint(EPS)));
+    }
     for (uint e = sg * R; e < uint(E); e += uint(SG * R)) {
-        uint row[R]; float acc[1][R]; float squares[1]; squares[0] = 0.0f;
+        uint row[R]; float acc[1][R];
         #pragma unroll
         for (int r = 0; r < R; r++) { row[r] = metal::min(e + uint(r), uint(E - 1)); acc[0][r] = 0.0f; }
         for (uint k = lane * 32; k < uint(K); k += 1024) {
-            float v[1][32]; float sum[1];
-            rows_of_x<T, K, 1, NORM>(x + n * K, g, k, v, sum, squares);
-            rows_dot<T, FORM, BITS, GROUP, K, 1, R>(w, s, z, row, k, v, sum, acc);
+            rows_dot<T, FORM, BITS, GROUP, K, PLACES, 1, R>(w, s, z, row, k, k, &xs[0], &sums[0], acc);
         }
-        float inv = 1.0f;
-        if (NORM) inv = metal::rsqrt(simd_sum(squares[0]) / float(K) + as_type<float>(uint(EPS)));
         #pragma unroll
         for (int r = 0; r < R; r++) {
             float y = simd_sum(acc[0][r]) * inv;
@@ -119,6 +131,8 @@ def route(x, matrix, k, norm=None, eps=0.0, bias=None, sigmoid=False, normalise=
 def refuses(x, matrix, k, **rest) -> str | None:
     if matrix.rows > MOST or k > 32:
         return f"{k} of {matrix.rows} experts"
+    if matrix.width > WIDEST:
+        return f"rows of {matrix.width} numbers: {WIDEST} fit threadgroup memory"
     return matrix.refused(x)
 
 
@@ -144,6 +158,7 @@ def launch(
         C=k,
         R=4 if count >= 64 else 2,
         SG=16,
+        TILE=1024 * math.ceil(matrix.width / 1024),
         **matrix.constants(),
         NORM=norm is not None,
         EPS=bits_of(eps) if norm is not None else 0,

@@ -29,6 +29,8 @@ class CausalLM(Computing):
     DROPS: tuple[tuple[str, str], ...] = ((r"rotary_emb\.inv_freq$", "recomputed from the config"),)
     # Weights that stay float32 whatever the model's dtype: patterns. Their results must be cast back.
     WIDE: tuple[str, ...] = ()
+    # Trained in bfloat16 with activations beyond 65504: files in float16 (most GGUF are) are computed in bfloat16.
+    OUTGROWS_HALF = False
 
     @classmethod
     def parse(cls, raw: dict, say: Say) -> ModelConfig:

@@ -131,6 +131,7 @@ class GemmaDecoder(Decoder):
 class Gemma(DecoderLM):
     config: GemmaConfig
     Stack = GemmaDecoder
+    OUTGROWS_HALF = True
 
     def __init__(self, config):
         super().__init__(config, [self.block(config, i) for i in range(config.num_hidden_layers)])

@@ -11,7 +11,7 @@ from .gemma import Gemma, GemmaAttention, GemmaConfig, GemmaMLP, Sandwich, add_o
 @dataclass(frozen=True, kw_only=True)
 class Gemma2Config(GemmaConfig):
     noise: ClassVar[frozenset[str]] = frozenset({"sliding_window_size"})  # an older name, always beside the new one
-    query_pre_attn_scalar: int
+    query_pre_attn_scalar: float = needs(high=1e6)
     attn_logit_softcapping: float | None = needs(high=1e6)
     final_logit_softcapping: float | None = needs(high=1e6)
 

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from ..errors import BadCheckpoint, shown
 from .base import CausalLM
+from .config import needs
 from .gemma import FULL, GEMMA, Gemma, GemmaAttention, GemmaConfig, GemmaMLP, Sandwich, add_one, rope_section
 from .wrapped import TOWERS, text_name, text_part
 
@@ -31,7 +32,7 @@ class Gemma3Config(GemmaConfig):
         {"sliding_window_pattern", "_sliding_window_pattern", "rope_local_base_freq"}
     )
     pinned: ClassVar = {**GEMMA, "attn_logit_softcapping": (None,)}
-    query_pre_attn_scalar: int
+    query_pre_attn_scalar: float = needs(high=1e6)
 
     def rope_keys(self, raw, kind):
         return rope_section(raw, kind, "rope_theta" if kind == FULL else "rope_local_base_freq")

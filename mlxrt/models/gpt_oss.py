@@ -85,6 +85,7 @@ class BiasedMixture(Computing):
 
 class GptOss(Llama):
     Config = GptOssConfig
+    OUTGROWS_HALF = True
 
     def block(self, c, i):
         return Block(c, SinkAttention(c), BiasedMixture(c))

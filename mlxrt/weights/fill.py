@@ -51,14 +51,15 @@ def fill(
     config = family.parse(checkpoint.config, say)
     check_depth(checkpoint, family.rename)
     model = family(config)  # type: ignore[call-arg]  # every family takes its config; nn.Module takes nothing
-    loaded, dtype = load(checkpoint, dtype, say)
+    loaded, dtype = load(checkpoint, dtype, say, family)
     bundle = jang.jang_of(checkpoint.config)
     arrays = select(family, loaded, jang.DROPS if bundle else ())
     if has_fp8(arrays):
-        arrays = unpack_fp8(arrays, checkpoint.config, dtype or main_dtype(arrays), say)
+        dtype = dtype or fitting_dtype(family, arrays, say)
+        arrays = unpack_fp8(arrays, checkpoint.config, dtype, say)
     arrays = family.arrange(config, arrays)
     drop_tied_head(model, arrays)
-    dtype = dtype or main_dtype(arrays)
+    dtype = dtype or fitting_dtype(family, arrays, say)
     hints = Hints(in_our_names(checkpoint.config, family.rename), bundle)
     layouts = find_layouts(model, arrays, hints)
     for line in contradicted(hints, layouts):
@@ -87,7 +88,9 @@ def tables(model: nn.Module, layouts: Mapping[str, Stored], say: Say) -> dict[st
     return found
 
 
-def load(checkpoint: Checkpoint, dtype: mx.Dtype | None, say: Say) -> tuple[Arrays, mx.Dtype | None]:
+def load(
+    checkpoint: Checkpoint, dtype: mx.Dtype | None, say: Say, family: type[CausalLM] = CausalLM
+) -> tuple[Arrays, mx.Dtype | None]:
     """Every tensor, those of other quantisers as MLX's; and the dtype, which is chosen before new floats are made."""
     arrays = checkpoint.load(say)
     if jang.jang_of(checkpoint.config) is not None:
@@ -96,11 +99,11 @@ def load(checkpoint: Checkpoint, dtype: mx.Dtype | None, say: Say) -> tuple[Arra
             check_sidecar(jang.SIDECAR, sidecar)
     arrays = listed(checkpoint.config, arrays, say)
     if has_streams(arrays):
-        dtype = dtype or main_dtype(arrays)
+        dtype = dtype or fitting_dtype(family, arrays, say)
         return read_streams(arrays, dtype, say), dtype
     if method_of(checkpoint.config) is None:
         return arrays, dtype
-    dtype = dtype or main_dtype(arrays)
+    dtype = dtype or fitting_dtype(family, arrays, say)
     return convert(arrays, checkpoint.config, dtype, say), dtype
 
 
@@ -148,6 +151,15 @@ def drop_tied_head(model: nn.Module, arrays: Arrays) -> None:
                 "set tie_word_embeddings to false if the head is meant to be used"
             )
         del arrays[name]
+
+
+def fitting_dtype(family: type[CausalLM], arrays: Arrays, say: Say) -> mx.Dtype:
+    """The dtype of the weights, unless the family's activations do not fit into it."""
+    dtype = main_dtype(arrays)
+    if dtype != mx.float16 or not family.OUTGROWS_HALF:
+        return dtype
+    say("the weights are float16, computed in bfloat16: the activations of this family outgrow float16")
+    return mx.bfloat16
 
 
 def main_dtype(arrays: Arrays) -> mx.Dtype:

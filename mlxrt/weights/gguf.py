@@ -1,6 +1,7 @@
 """A GGUF file as a checkpoint: its tensors under Hugging Face names, its metadata as config and tokenizer.
 
-Refuses to know the byte layout (gguf_directory, gguf_tensors) and what the metadata keys mean (gguf_config).
+Refuses to know the byte layout (gguf_directory, gguf_tensors), what the metadata keys mean (gguf_config) and what the
+architectures are like (gguf_families).
 """
 
 import re
@@ -17,31 +18,13 @@ from ..errors import BadCheckpoint, NoTokenizer, UnsupportedModel, shown
 from .checkpoint import Checkpoint, Say, TensorInfo, tell
 from .gguf_config import synthesise
 from .gguf_directory import TensorRecord, read_directory
+from .gguf_families import FAMILIES
 from .gguf_tensors import PLAIN, convert, needs_dequantising, stored_rows, unpermute
 
 if TYPE_CHECKING:
     from ..text import Tokenizer
 
 FREQUENCIES = "rope_freqs.weight"  # llama3's scaling, already turned into one factor per rope pair
-
-OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-INSIDE = {
-    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-}  # fmt: skip
-
-
-def rename(name: str) -> str:
-    """The Hugging Face name; a name in no table keeps its own, and building the model lists it as left over."""
-    if found := re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias|scales|biases)", name):
-        layer, stem, suffix = found.groups()
-        if layer is None and stem in OUTSIDE:
-            return f"{OUTSIDE[stem]}.{suffix}"
-        if layer is not None and stem in INSIDE:
-            return f"model.layers.{layer}.{INSIDE[stem]}.{suffix}"
-    return name
 
 
 PROBE = "It's 3,141 — naïve  <s>日本\n\n  def f(x):\treturn 'ok'"  # on which two tokenizers that differ do differ
@@ -57,15 +40,20 @@ class GgufCheckpoint(Checkpoint):
         self.metadata: dict[str, Any] = self.directory.metadata
         refuse_parts(self.path, self.metadata)
         self.config = synthesise(self.metadata, self.directory.tensors)
+        self.family = FAMILIES[self.metadata["general.architecture"]]
         self.generation: dict[str, Any] = {}
-        if FREQUENCIES in self.directory.tensors:
+        if self.has_factors():
             self.config["rope_freq_factors"] = self.frequency_factors()
 
     def sizes(self) -> dict[str, TensorInfo]:
-        return {rename(r.name): TensorInfo(r.shape, r.kind, r.nbytes) for r in self.records()}
+        return {self.family.rename(r.name): TensorInfo(r.shape, r.kind, r.nbytes) for r in self.records()}
+
+    def has_factors(self) -> bool:
+        """Where layers turn differently they would say nothing: they are then left over."""
+        return FREQUENCIES in self.directory.tensors and self.family.local_base is None
 
     def records(self) -> list[TensorRecord]:
-        return [r for r in self.directory.tensors.values() if r.name != FREQUENCIES]
+        return [r for r in self.directory.tensors.values() if r.name != FREQUENCIES or not self.has_factors()]
 
     def load(self, say: Say = tell) -> dict[str, mx.array]:
         records: Iterable[TensorRecord] = self.records()
@@ -78,13 +66,18 @@ class GgufCheckpoint(Checkpoint):
         arrays: dict[str, mx.array] = {}
         for record in records:
             for key, array in convert(record, self.rows(record)).items():
-                arrays[rename(key)] = array
+                name = self.family.rename(key)
+                if self.family.adds_one and name.endswith("norm.weight"):
+                    array = array.astype(mx.float32) - 1
+                if name in arrays:
+                    raise BadCheckpoint(f"two tensors of {self.path} are {name}; one of them is {shown(record.name)}")
+                arrays[name] = array
         return arrays
 
     def rows(self, record: TensorRecord) -> np.ndarray:
         rows = stored_rows(self.directory, record)
-        if self.directory.metadata["general.architecture"] != "llama":
-            return rows  # only llama's converter permutes
+        if not self.family.permutes:
+            return rows
         found = re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", record.name)
         if not found:
             return rows

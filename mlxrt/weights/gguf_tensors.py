@@ -1,4 +1,4 @@
-"""GGUF blocks to MLX arrays: Q4_0, Q4_1 and Q8_0 keep their bits in MLX's affine layout, others are dequantised.
+"""GGUF blocks to MLX arrays: Q4_0, Q4_1, Q8_0 and MXFP4 keep their bits in MLX's layouts, others are dequantised.
 
 Reads through our own directory and never calls `mx.load`, so a damaged file cannot reach its parser.
 Refuses to know names and architectures.
@@ -11,12 +11,13 @@ from ..errors import BadCheckpoint, UnsupportedModel, shown
 from .gguf_directory import Directory, TensorRecord
 
 PLAIN = ("F32", "F16", "BF16")
-PACKED = ("Q4_0", "Q4_1", "Q8_0")  # what fits MLX's affine layout, group 32, without changing a bit
+# What fits MLX's layouts, affine group 32 or mxfp4, without changing a bit -> bytes in a block of 32.
+PACKED = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34, "MXFP4": 17}
 
 
 def stays_packed(record: TensorRecord) -> bool:
-    """Only matrices: an affine layout for anything else has no module to go to."""
-    return record.kind in PACKED and len(record.shape) == 2 and record.name.endswith(".weight")
+    """Only matrices and stacks of them: a packed layout for anything else has no module to go to."""
+    return record.kind in PACKED and len(record.shape) in (2, 3) and record.name.endswith(".weight")
 
 
 def needs_dequantising(record: TensorRecord) -> bool:
@@ -50,20 +51,28 @@ def plain(record: TensorRecord, rows: np.ndarray) -> mx.array:
 
 
 def pack(record: TensorRecord, rows: np.ndarray) -> dict[str, mx.array]:
-    """Affine group 32: value = scale * code + bias, codes packed from the low bits of each uint32 up."""
-    width = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[record.kind]
-    blocks = rows.reshape(record.shape[0], record.shape[1] // 32, width)
+    """Codes packed from the low bits of each uint32 up; affine: value = scale * code + bias, mxfp4: 2^scale * code."""
+    *outer, width = record.shape
+    blocks = rows.reshape(*outer, width // 32, PACKED[record.kind])
+    stem, biases = record.name.removesuffix(".weight"), None
+    if record.kind == "MXFP4":
+        scales, codes = np.ascontiguousarray(blocks[..., 0]), nibbles(blocks[..., 1:])
+    else:
+        scales, biases, codes = affine(record, blocks)
+        finite(record, biases), finite(record, scales)
+    words = np.ascontiguousarray(codes).reshape(*outer, -1).view(np.uint32)
+    parts = {f"{stem}.weight": mx.array(words), f"{stem}.scales": mx.array(scales)}
+    return parts if biases is None else parts | {f"{stem}.biases": mx.array(biases)}
+
+
+def affine(record: TensorRecord, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scales, biases and codes."""
     scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
     if record.kind == "Q8_0":
-        codes, biases = blocks[..., 2:] ^ 0x80, scales * np.float16(-128)  # signed bytes to unsigned
-    elif record.kind == "Q4_1":
-        codes, biases = nibbles(blocks[..., 4:]), np.ascontiguousarray(blocks[..., 2:4]).view(np.float16)[..., 0]
-    else:
-        codes, biases = nibbles(blocks[..., 2:]), scales * np.float16(-8)
-    finite(record, biases), finite(record, scales)
-    stem = record.name.removesuffix(".weight")
-    words = np.ascontiguousarray(codes).reshape(record.shape[0], -1).view(np.uint32)
-    return {f"{stem}.weight": mx.array(words), f"{stem}.scales": mx.array(scales), f"{stem}.biases": mx.array(biases)}
+        return scales, scales * np.float16(-128), blocks[..., 2:] ^ 0x80  # signed bytes to unsigned
+    if record.kind == "Q4_1":
+        return scales, np.ascontiguousarray(blocks[..., 2:4]).view(np.float16)[..., 0], nibbles(blocks[..., 4:])
+    return scales, scales * np.float16(-8), nibbles(blocks[..., 2:])
 
 
 def nibbles(packed: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ TYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16, "U32": mx.ui
 # Tensors that belong to another one: they are counted with it, not beside it.
 BESIDE = (
     ".scales", ".biases", ".tq_norms", ".tq_bits", ".tq2_scales", ".codebook", ".qzeros", ".zeros", ".bits", ".bit_map",
-    ".block_offsets", ".shape", *(f".{name}" for name in DIVISORS),
+    ".block_offsets", ".shape", ".importance", *(f".{name}" for name in DIVISORS),
 )  # fmt: skip
 SINGLE = re.compile(r"(\bexperts)\.\d+\.")
 NAMES: tuple[tuple[str, Callable[[Stored | str], bool]], ...] = (

@@ -8,6 +8,9 @@ import pytest
 
 import mlxrt
 from mlxrt import device
+from mlxrt.cli import anatomy
+from mlxrt.models import CausalLM
+from mlxrt.weights.checkpoint import TensorInfo
 
 from .conftest import weights
 
@@ -110,3 +113,21 @@ def test_pull_of_what_is_here_tells_where_it_is(cli, folder):
 
 def test_pull_of_a_shape_is_refused(cli):
     assert "nothing to pull" in cli("pull", "shape:llama-3.1-8b").refused(2)
+
+
+@pytest.mark.parametrize(
+    "kinds, outgrows, expected",
+    [
+        ({"F32": 10, "Q4_K": 900}, False, mx.float16),
+        ({"F32": 10, "Q8_0": 900}, True, mx.bfloat16),
+        ({"BF16": 100, "MXFP4": 900}, True, mx.bfloat16),
+        ({"F32": 100, "MXFP4": 900}, True, mx.float32),
+        ({"I32": 900, "F16": 10}, False, mx.float16),
+    ],
+)
+def test_what_a_gpu_would_compute_in(monkeypatch, kinds, outgrows, expected):
+    """As `fill` chooses it, told from the headers alone."""
+    monkeypatch.setattr(anatomy.device, "kind", lambda: "metal")
+    family = type("Family", (CausalLM,), {"OUTGROWS_HALF": outgrows})
+    infos = [TensorInfo((1,), kind, nbytes) for kind, nbytes in kinds.items()]
+    assert anatomy.compute_dtype(mlxrt.EngineConfig(), infos, family) == expected

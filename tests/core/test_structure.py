@@ -33,7 +33,7 @@ LAYERS = {
     "models": "errors kernels cache cache.memory",
     "weights": "errors text models",
     "logits": "errors request",
-    "sampling": "errors request logits draw",
+    "sampling": "errors kernels request logits draw",
     "batch": "errors cache cache.memory request scheduler",
     "runner": "errors kernels cache cache.memory request scheduler batch models logits sampling",
     "stream": "errors request",
@@ -47,8 +47,8 @@ LAYERS = {
     "engine": """errors config device kernels cache cache.memory request scheduler text models sampling runner stream ticket
         identity session disk""",
     "loader": "errors blas config device kernels cache.memory text models weights engine",
-    "cli": """errors config blas device cache.memory request text models weights sampling stream ticket sealed bundle
-        snapshot disk session engine loader""",
+    "cli": """errors config blas device kernels cache.memory request text models weights sampling stream ticket sealed
+        bundle snapshot disk session engine loader""",
     "__main__": "cli",
 }
 PUBLIC_NAMES = "mlxrt"  # the package's __init__: only blas at once, everything else by name when asked for

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests.fuzz.mutate import Case, cases
 from tests.fuzz.pool import Outcome, Pool, judge
-from tests.fuzz.seeds import seed_folder, seed_gguf
+from tests.fuzz.seeds import seed_fixture, seed_folder, seed_gguf
 
 FINE = ("ok", "refused")
 
@@ -26,12 +26,16 @@ FINE = ("ok", "refused")
 def make_seeds() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         seeds = seed_folder(Path(folder))
-        return seeds | {f"{arch}.gguf": seed_gguf(Path(folder), arch) for arch in ("llama", "qwen3")}
+        seeds |= {f"{arch}.gguf": seed_gguf(Path(folder), arch) for arch in ("llama", "qwen3")}
+        return seeds | {f"{arch}.gguf": seed_fixture(Path(folder), arch) for arch in ("gemma3_text", "gpt_oss")}
+
+
+WHOLE = ("config.json", "llama.gguf", "qwen3.gguf", "gemma3_text.gguf", "gpt_oss.gguf")  # one for each model
 
 
 def check_seeds(seeds: dict[str, bytes]) -> None:
     """Undamaged files must load: otherwise refusals would prove nothing."""
-    whole = [Case(name, seeds[name]) for name in ("config.json", "llama.gguf", "qwen3.gguf")]
+    whole = [Case(name, seeds[name]) for name in WHOLE]
     for outcome in judge(seeds, whole, 1):
         if outcome.verdict != "ok":
             raise SystemExit(f"the undamaged {outcome.case.target} is {outcome.verdict}: {outcome.details}")

@@ -1,8 +1,9 @@
-"""The sound files the fuzzer damages: a tiny model folder and two GGUF files, each with a working tokenizer."""
+"""The sound files the fuzzer damages: a tiny model folder and GGUF files, each with a working tokenizer."""
 
 import json
 import struct
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxrt.weights.gguf_directory import KINDS, read_directory
+from tests.weights.llama_cpp_files import convert
 from tests.weights.tiny_files import CONFIG, add_tensor, float_weights, write_folder, write_gguf
 
 SMALL = CONFIG | {
@@ -24,6 +26,7 @@ SMALL = CONFIG | {
 TURNS = "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>{% endfor %}"
 TEMPLATE = TURNS + "{% if add_generation_prompt %}<s>{% endif %}"
 TEXT = "the quick brown fox jumps over the lazy dog, then the dog sleeps in the sun. Ünïcode 日本 1234."
+FIXTURES = Path(__file__).parents[1] / "parity"
 IDS = {name: number for number, (name, _, _) in KINDS.items()}
 
 
@@ -81,6 +84,20 @@ def seed_gguf(folder: Path, arch: str) -> bytes:
             add_tensor(writer, "rope_freqs.weight", np.ones(8, np.float32), "F32")
 
     return write_gguf(folder / f"{arch}.gguf", weights, config, kind, extra).read_bytes()
+
+
+def seed_fixture(folder: Path, arch: str) -> bytes:
+    """A parity fixture as llama.cpp would write it, its vocabulary made as long as the tokenizer's."""
+    place = folder / arch
+    place.mkdir()
+    config = json.loads((FIXTURES / arch / "config.json").read_text()) | {"vocab_size": 320, "swiglu_alpha": 1.702}
+    (place / "config.json").write_text(json.dumps(config))
+    arrays = mx.load(str(FIXTURES / arch / "model.safetensors"))
+    for name in {"model.embed_tokens.weight", "lm_head.weight"} & arrays.keys():
+        arrays[name] = mx.tile(arrays[name], (5, 1))  # 64 rows each time
+    mx.save_safetensors(str(place / "model.safetensors"), arrays)
+    extra = partial(sentencepiece, folder=folder)
+    return convert(place, folder / f"{arch}.gguf", extra=extra).read_bytes()
 
 
 def byte_level(writer, folder: Path) -> None:

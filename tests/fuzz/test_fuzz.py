@@ -10,7 +10,7 @@ from mlxrt.errors import BadCheckpoint
 from tests.fuzz import child
 from tests.fuzz.mutate import Case
 from tests.fuzz.pool import judge
-from tests.fuzz.run_fuzz import FINE, fuzz, make_seeds
+from tests.fuzz.run_fuzz import FINE, WHOLE, fuzz, make_seeds
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def seeds():
 
 
 def test_undamaged_files_load(seeds):
-    whole = [Case(name, seeds[name]) for name in ("config.json", "llama.gguf", "qwen3.gguf")]
+    whole = [Case(name, seeds[name]) for name in WHOLE]
     assert [(o.case.target, o.verdict, o.details) for o in judge(seeds, whole, 1)] == [
         (c.target, "ok", "") for c in whole
     ]

@@ -9,12 +9,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...kernels import Heads, Pages, attend_pages
+from ...kernels import Heads, PackedPages, Pages, attend_packed, attend_pages
 from ..blocks import BlockPool
 from ..states import BlockTable, LayerState
 from .attention import Form, attend_singles, attend_span
-from .codec import Codec, Plain
-from .slices import bucket, cut1, cut2, cut4, put, table
+from .codec import Codec, Plain, Quantised
+from .slices import Held, bucket, cut1, cut2, cut4, put, table
 from .spec import TAIL, Arrays, Batch, LayerSpec, LayerView
 
 
@@ -37,13 +37,23 @@ class KVView(LayerView):
 
         With both the kernel for rows of one token does everything between two products of a layer.
         """
-        if form is None or self.kernels.gpu is None or not (self.live and self.spec.pages):
+        fits = form is not None and self.kernels.gpu is not None and bool(self.live) and self.spec.pages
+        if fits and isinstance(self.spec.codec, Quantised) and form.v_norm:  # type: ignore[union-attr]
+            self.kernels.lack(attend_packed, "values are normed before they are encoded")
+            fits = False
+        if not fits:
             return self.attend(*turn(qkv, self.positions), scale=scale, softcap=softcap, sinks=sinks).flatten(1)
-        batch, index = self.batch, self.index
-        pages = Pages(self.pool[0], self.live[0], index["table"], index["base"], batch.start, batch.used)
+        where = (self.index["table"], self.index["base"], self.batch.start, self.batch.used)
         what = {"scale": scale, "window": self.spec.window, "softcap": softcap, "sinks": sinks}
-        out, tail = self.kernels.run(attend_pages, qkv=qkv, heads=form, pages=pages, **what)
-        self.live = (tail,)
+        if isinstance(codec := self.spec.codec, Quantised):
+            pool, tail = self.pool, self.live
+            bits = (codec.key, codec.value, codec.group)
+            coded = PackedPages(pool[:3], pool[3:], tail[:3], tail[3:], *where, *bits)
+            out, self.live = self.kernels.run(attend_packed, qkv=qkv, heads=form, pages=coded, **what)
+        else:
+            pages = Pages(self.pool[0], self.live[0], *where)
+            out, new = self.kernels.run(attend_pages, qkv=qkv, heads=form, pages=pages, **what)
+            self.live = (new,)
         self.scratch.clear()
         return out
 
@@ -91,6 +101,10 @@ class KVView(LayerView):
         return attend_span(q, k, v, known, first, start, form)
 
 
+def place(pool: Arrays, new, block: mx.array, slot: mx.array) -> Arrays:
+    return tuple(put(p, (block, slice(None), slot), x) for p, x in zip(pool, new))
+
+
 @dataclass(frozen=True)
 class FullKV(LayerSpec):
     heads: int
@@ -101,8 +115,8 @@ class FullKV(LayerSpec):
 
     @property
     def pages(self) -> bool:
-        """Whether the kernel for paged attention can read it."""
-        return isinstance(self.codec, Plain) and self.paged and not self.keep
+        """Whether the kernels for paged attention can read it."""
+        return isinstance(self.codec, (Plain, Quantised)) and self.paged and not self.keep
 
     @property
     def window(self) -> int | None:
@@ -123,12 +137,15 @@ class FullKV(LayerSpec):
     def nbytes(self) -> int:
         return sum(h * self.size * d * t.size for h, d, t in self.codec.shapes(self.heads, self.dim))
 
-    def index(self, states: list[Any], rows: int, alone: bool = False, compiled: bool = False) -> dict[str, Any]:
+    def index(
+        self, states: list[Any], rows: int, alone: bool = False, compiled: bool = False, held: Held | None = None
+    ) -> dict[str, Any]:
         ids = [[b.check() for b in s.blocks] for s in states]
         base = [s.first * s.size for s in states]
         width = max(map(len, ids))
         named = table(ids, rows, bucket(width) if compiled else width)
-        where = {"table": named, "base": mx.array(base + [0] * (rows - len(ids)))}
+        held = held or Held()
+        where = {"table": held((self, "table"), named), "base": held((self, "base"), base + [0] * (rows - len(ids)))}
         return where | {"first": base} if alone else where
 
     def open(self, pool: Arrays, index: dict[str, Any], rows: int) -> Arrays:
@@ -136,13 +153,13 @@ class FullKV(LayerSpec):
 
     def flush(self, pool: Arrays, live: Arrays, batch: Batch, index: dict[str, Any]) -> Arrays:
         n = int(batch.used.item())  # type: ignore[arg-type]  # a count
-        at = (batch.start[:, None] + mx.arange(n)).reshape(-1)
-        row = mx.repeat(mx.arange(batch.start.shape[0]), n)
-        return self.scatter(pool, [cut4(t, 0, n).swapaxes(1, 2).flatten(0, 1) for t in live], at, row, index)
+        if "flushed" not in index:  # the same for all layers of the group
+            at = (batch.start[:, None] + mx.arange(n)).reshape(-1)
+            index["flushed"] = self.slots(at, mx.repeat(mx.arange(batch.start.shape[0]), n), index)
+        return place(pool, [cut4(t, 0, n).swapaxes(1, 2).flatten(0, 1) for t in live], *index["flushed"])
 
     def scatter(self, pool, new, positions, row, index) -> Arrays:
-        block, slot = self.slots(positions, row, index)
-        return tuple(put(p, (block, slice(None), slot), x) for p, x in zip(pool, new))
+        return place(pool, new, *self.slots(positions, row, index))
 
     def slots(self, positions, row, index):
         """Block and place in it of each token."""

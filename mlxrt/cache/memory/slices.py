@@ -93,9 +93,22 @@ def widen(array: mx.array, size: int) -> mx.array:
     return mx.concatenate([array, more])
 
 
-def table(ids: list[list[int]], rows: int, width: int) -> mx.array:
+class Held:
+    """Numbers of the host as arrays, made anew only when they change: a decode step repeats most of them."""
+
+    def __init__(self):
+        self._last: dict[object, tuple[list, mx.array]] = {}
+
+    def __call__(self, name: object, value: list) -> mx.array:
+        last = self._last.get(name)
+        if last is None or last[0] != value:
+            self._last[name] = last = (value, mx.array(value))
+        return last[1]
+
+
+def table(ids: list[list[int]], rows: int, width: int) -> list[list[int]]:
     """Ragged lists as [rows, width], padded with 0 (place 0 of a pool is nowhere)."""
-    return mx.array([r + [0] * (width - len(r)) for r in ids] + [[0] * width] * (rows - len(ids)))
+    return [r + [0] * (width - len(r)) for r in ids] + [[0] * width] * (rows - len(ids))
 
 
 def bucket(n: int) -> int:

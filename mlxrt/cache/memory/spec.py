@@ -14,6 +14,7 @@ import mlx.core as mx
 from ...kernels import PLAIN, Kernels
 from ..blocks import BlockPool
 from ..states import LayerState
+from .slices import Held
 
 Arrays = tuple[mx.array, ...]
 TAIL = 16  # decode steps between two writes of the pool
@@ -55,10 +56,13 @@ class LayerSpec(ABC):
         """Bytes of one block of one layer."""
 
     @abstractmethod
-    def index(self, states: list[Any], rows: int, alone: bool = False, compiled: bool = False) -> dict[str, Any]:
+    def index(
+        self, states: list[Any], rows: int, alone: bool = False, compiled: bool = False, held: Held | None = None
+    ) -> dict[str, Any]:
         """Where the rows' memory lies, made once per group and step; `rows` >= len(states), the rest idle.
 
-        A step that runs `alone` may get plain numbers as well; a `compiled` one needs shapes that change seldom.
+        A step that runs `alone` may get plain numbers as well; a `compiled` one needs shapes that change seldom;
+        `held` remembers the arrays of the steps before.
         """
 
     @abstractmethod

@@ -1,0 +1,64 @@
+"""The best token of each row and whether its logit is a number, in one launch."""
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+
+from .op import Case, Source, op
+
+SIZE = 1024
+BODY = r"""
+    uint n = threadgroup_position_in_grid.x; uint t = thread_position_in_threadgroup.x;
+    uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
+    threadgroup float tops[32]; threadgroup uint wheres[32]; threadgroup uint odd[32];
+    float huge = as_type<float>(0x7f800000u); float best = -huge; uint at = 0xffffffffu; uint nan = 0;
+    for (uint i = t; i < uint(V); i += 1024) {
+        float v = float(x[n * V + i]);
+        if (v != v) nan = 1;
+        if (v > best) { best = v; at = i; }
+    }
+    float top = simd_max(best);
+    uint where = simd_min(best == top ? at : 0xffffffffu);
+    uint any = 1 - simd_min(1 - nan);
+    if (lane == 0) { tops[sg] = top; wheres[sg] = where; odd[sg] = any; }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (t == 0) {
+        uint wrong = 0;
+        for (int s = 0; s < 32; s++) {
+            wrong |= odd[s];
+            if (tops[s] > top || (tops[s] == top && wheres[s] < where)) { top = tops[s]; where = wheres[s]; }
+        }
+        bool fine = wrong == 0 && top > -huge && top < huge;
+        tokens[n] = fine ? where : 0;
+        bad[n] = !fine;
+    }
+"""
+GREEDY = Source("mlxrt_greedy", ("x",), ("tokens", "bad"), BODY)
+
+
+def greedy_cases(dtype: mx.Dtype) -> Iterator[Case]:
+    for rows, vocab, odd in [(1, 40, None), (3, 2500, None), (3, 1100, mx.nan), (2, 1024, mx.inf), (2, 33, -mx.inf)]:
+        mx.random.seed(vocab)
+        x = mx.random.normal((rows, vocab)).astype(dtype)
+        if odd is not None:
+            x[0] = (
+                mx.full((vocab,), odd) if odd == -mx.inf else mx.where(mx.arange(vocab) == 17, odd, x[0]).astype(dtype)
+            )
+        yield Case(f"[{rows}, {vocab}]{'' if odd is None else f' with {odd}'}", {"x": x})
+
+
+@op(greedy_cases)
+def greedy(x):
+    """(tokens uint32 [R], bad [R]): the first of the largest logits; rows without a finite one are bad, token 0."""
+    tokens = mx.argmax(x, axis=-1)
+    peak = mx.take_along_axis(x, tokens[:, None], axis=-1)[:, 0].astype(mx.float32)
+    bad = ~mx.isfinite(peak)
+    return mx.where(bad, mx.array(0, mx.uint32), tokens.astype(mx.uint32)), bad
+
+
+@greedy.kernel(GREEDY)
+def launch(gpu, x):
+    rows, vocab = x.shape
+    outputs = [((rows,), mx.uint32), ((rows,), mx.bool_)]
+    tokens, bad = gpu(GREEDY, [x], rows, SIZE, outputs, T=x.dtype, V=vocab)
+    return tokens, bad

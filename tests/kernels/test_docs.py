@@ -1,0 +1,38 @@
+"""The op in docs/add-a-kernel.md works as it is printed there."""
+
+from pathlib import Path
+
+from mlxrt.kernels import OPS, gpu_of
+from mlxrt.kernels.op import OPS as REGISTRY
+from mlxrt.kernels.proof import DTYPES, cases_of, prove, truth
+
+from ..metal_sim import ASCENDING, DESCENDING, Simulator
+from ..metal_sim.lint import lint
+from .mutants import mutants, pieces
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "add-a-kernel.md"
+
+
+def printed() -> str:
+    """The lines the diff adds to its first file."""
+    diff = PAGE.read_text(encoding="utf-8").split("```diff\n")[1].split("```")[0]
+    file = diff.split("--- a/")[0].splitlines()[1:]
+    assert all(line.startswith("+") for line in file)
+    return "\n".join(line[1:] for line in file)
+
+
+def test_the_printed_op_is_an_op(monkeypatch):
+    monkeypatch.setattr("mlxrt.kernels.op.OPS", dict(REGISTRY))
+    space = {"__name__": "mlxrt.kernels.scale_rows", "__package__": "mlxrt.kernels"}
+    exec(compile(printed(), str(PAGE), "exec"), space)
+    op = space["scale_rows"]
+    assert "scale_rows" not in OPS  # the registry of everybody else is untouched
+    assert not lint(op.sources[0].helpers, op.sources[0].body)
+    for dtype in DTYPES:
+        for case in cases_of(op, dtype):
+            for order in (ASCENDING, DESCENDING):
+                sim = Simulator(order, portable=True)
+                proof = prove(op, case, gpu_of("metal", sim.metal_kernel), truth(op, case))
+                assert proof.holds(op.tolerance[dtype]), f"{dtype} {case.name}: {proof.told}"
+    [piece] = pieces({"scale_rows": op})
+    assert len(mutants(piece)) == 3

@@ -1,0 +1,119 @@
+"""Whole answers with the kernels in the path, run by the simulator, and with one of them wrong."""
+
+import mlx.core as mx
+import pytest
+
+import mlxrt
+from mlxrt import loader
+from mlxrt.cli import doctor, main
+from mlxrt.kernels import OPS, gpu_of
+
+from ..metal_sim import Simulator
+from ..weights.tiny_files import CONFIG, float_weights, write_folder
+
+QWEN = CONFIG | {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "tie_word_embeddings": True,
+    "quantization": {"group_size": 64, "bits": 4},
+}
+PROMPT = [3, 14, 15, 9, 2, 6]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A packed Qwen3, and an empty cache folder."""
+    monkeypatch.setenv("MLXRT_CACHE", str(tmp_path / "cache"))
+    arrays = {}
+    for name, array in float_weights(QWEN, seed=5).items():
+        if array.ndim == 1:
+            arrays[name] = mx.array(array)
+            continue
+        parts = mx.quantize(mx.array(array) * 0.3, group_size=64, bits=4)
+        arrays |= dict(zip((name, name.replace("weight", "scales"), name.replace("weight", "biases")), parts))
+    return write_folder(tmp_path / "model", arrays, QWEN)
+
+
+def spoiling(sim: Simulator, kernel: str | None):
+    """The simulator as a GPU whose compiler gets one kernel wrong: sums become maxima."""
+
+    def make(name, source, **rest):
+        return sim.metal_kernel(
+            name, source=source.replace("simd_sum", "simd_max") if name == kernel else source, **rest
+        )
+
+    return make
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    def stand_in(kernel: str | None = None) -> Simulator:
+        sim = Simulator(strict=False, portable=True)
+        monkeypatch.setattr(loader, "backend", lambda: "metal")
+        monkeypatch.setattr(loader, "gpu_of", lambda name: gpu_of(name, spoiling(sim, kernel)))
+        return sim
+
+    return stand_in
+
+
+def answer(folder, said, **config):
+    options = mlxrt.EngineConfig(dequantise=False, **config)
+    with mlxrt.load(str(folder), options, say=said.append) as engine:
+        return engine.generate(PROMPT, max_tokens=6).tokens, engine
+
+
+def test_generation_by_kernels_is_generation_by_plain_mlx(folder, on_gpu):
+    plain, _ = answer(folder, [], kernels="reference")
+    sim, said = on_gpu(), []
+    tokens, engine = answer(folder, said)
+    assert tokens == plain
+    assert not sim.errors()
+    kernels = engine.runner.model.kernels
+    assert {"matvec", "attend_pages", "embed_rows"} <= set(kernels.used)
+    assert not kernels.disabled and not kernels.fallbacks
+
+
+@pytest.mark.parametrize(("op", "text"), [("matvec", "mlxrt_matvec"), ("attend_pages", "mlxrt_attend")])
+def test_a_wrong_kernel_is_disabled_named_and_generation_stays_right(folder, on_gpu, op, text):
+    plain, _ = answer(folder, [], kernels="reference")
+    on_gpu(text)
+    for load in ("first", "second"):  # tried, then remembered
+        said = []
+        tokens, engine = answer(folder, said)
+        kernels = engine.runner.model.kernels
+        assert tokens == plain, load
+        assert list(kernels.disabled) == [op]
+        assert op not in kernels.used and kernels.used
+        assert [line for line in said if line.startswith(f"{op}: kernel disabled")]
+        assert bool([line for line in said if line.startswith("checking ")]) == (load == "first")
+
+
+def test_strict_refuses_to_run_without_a_kernel(folder, on_gpu):
+    on_gpu("mlxrt_matvec")
+    with pytest.raises(mlxrt.MlxrtError, match="matvec: its kernel is wrong on this machine"):
+        answer(folder, [], kernels="strict")
+
+
+def test_doctor_names_the_wrong_one(on_gpu, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("MLXRT_CACHE", str(tmp_path))
+    monkeypatch.setattr("mlxrt.kernels.verdict.FEW", 1)
+    monkeypatch.setattr("mlxrt.kernels.proof.DTYPES", {"float32": mx.float32})
+    on_gpu("mlxrt_matvec")
+    for name in ("backend", "gpu_of"):
+        monkeypatch.setattr("mlxrt.kernels." + name, getattr(loader, name))
+    assert main(["doctor", "--quick"]) == doctor.WRONG
+    out = capsys.readouterr().out
+    assert "disabled here: matvec" in out.splitlines()
+    rows = {line.split()[0]: line for line in out.splitlines() if line}
+    assert "plain MLX  disagrees" in rows["matvec"] and "off by" in rows["matvec"]
+    assert all("kernel     agrees" in rows[name] for name in OPS if name != "matvec" and OPS[name].launch)
+
+
+def test_doctor_on_a_machine_without_a_gpu(capsys):
+    assert main(["doctor"]) == doctor.FINE
+    out = capsys.readouterr().out
+    assert "nothing disagrees" in out
+    assert all(f"{name} " in out for name in OPS)

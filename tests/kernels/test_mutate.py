@@ -1,0 +1,95 @@
+"""The mutation of kernels is itself tried: what it makes, notices and lets pass. The whole run is a script."""
+
+import pytest
+
+from mlxrt.kernels import OPS
+
+from .hunt import REFUSED, SURVIVED, hunt
+from .mutants import Mutant, Piece, functions, mutants, pieces
+from .mutate import Result, all_mutants, explanations, judge
+
+TEXT = """
+    uint lane = thread_index_in_simdgroup; // lane < 3 is a comment
+    threadgroup float t[4];
+    if (lane < uint(K) && x[lane] >= 0.0f) t[0] = float((x[lane] >> (4 * i)) & 15u) + load8<T>(p);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    y[lane] = metal::min(simd_sum(t[0]), f(a, b)) + simd_shuffle_xor(v, 8);
+"""
+EXPECTED = {
+    "barrier": [
+        ";",
+        "threadgroup_barrier(mem_flags::mem_none);",
+        "simdgroup_barrier(mem_flags::mem_threadgroup);",
+    ],
+    "bound": ["lane <= uint(K)", "x[lane] > 0.0f", "lane < uint(K) || x", "(simd_sum(t[0])) + simd_shuffle"],
+    "lane": [
+        "uint lane = (thread_index_in_simdgroup + 1);",
+        "if ((lane + 1) < uint(K)",
+        "x[(lane + 1)] >=",
+        "float((x[(lane + 1)]",
+        "y[(lane + 1)]",
+        "metal::min((t[0]), f(a, b))",
+        "simd_shuffle_xor(v, (8) ^ 1)",
+    ],
+    "shift": [">> ((4 * i) + 1))", "<< (4 * i))", "& (15u >> 1)"],
+}
+
+
+def test_every_barrier_bound_lane_and_shift_is_changed_once():
+    made = mutants(Piece("toy", TEXT, ()))
+    for kind, texts in EXPECTED.items():
+        ours = [m for m in made if m.kind == kind]
+        assert len(ours) == len(texts), [m.line for m in ours]
+        for text in texts:
+            assert sum(text in m.line for m in ours) >= 1, text
+    assert all("a comment" not in m.line or "thread_index_in_simdgroup + 1" in m.line for m in made)
+
+
+def test_functions_are_found_whole():
+    declared = "template <int B> FN void g(int p);"
+    text = f"FN float f(float a) {{ if (a > 0) {{ return 1; }} return 2; }}\n{declared}\nFN int h() {{ return 0; }}"
+    assert [name for name, _ in functions(text)] == ["f", "h"]
+    assert dict(functions(text))["f"].endswith("return 2; }")
+
+
+def test_every_text_of_the_registry_is_a_piece():
+    names = {p.name for p in pieces()}
+    assert {source.name for op in OPS.values() for source in op.sources} <= names
+    assert all(set(p.users) <= set(OPS) and p.users for p in pieces())
+
+
+def test_a_mutant_is_noticed_and_the_original_is_not(tmp_path):
+    body = next(p for p in pieces() if p.name == "mlxrt_add_norm")
+    barrier = next(m for m in mutants(body) if m.line == ";")
+    assert hunt(barrier, tmp_path) in ("race-wr", "uninit-read")
+    assert hunt(Mutant(body, "bound", body.text + "oops", "oops"), tmp_path) == REFUSED
+    same = Mutant(body, "bound", body.text.replace("float total = 0.0f;", "float total = 0.0f + 0.0f;"), "same")
+    assert same.text != body.text and hunt(same, tmp_path) == SURVIVED
+
+
+def made(name: str, by: str) -> Result:
+    return Result(Mutant(Piece("k", "", ()), "bound", name, name), by)
+
+
+NINETEEN = [made(f"caught {i}", "numbers") for i in range(19)]
+OUTCOMES = {
+    "all noticed": (NINETEEN, {}, []),
+    "explained": ([*NINETEEN, made("s", SURVIVED)], {"k: s": "no matter"}, []),
+    "not explained": ([*NINETEEN, made("s", SURVIVED)], {}, ["not explained: k: s"]),
+    "too many": ([*NINETEEN[1:], made("s", SURVIVED)], {"k: s": ""}, ["18 of 19 noticed, 95% wanted"]),
+    "what does not compile does not count": ([*NINETEEN, made("c", REFUSED)], {}, []),
+    "stale: caught": (NINETEEN, {"k: caught 0": ""}, ["explains one that is caught: k: caught 0"]),
+    "stale: gone": (NINETEEN, {"k: gone": ""}, ["explains no mutant there is: k: gone"]),
+}
+
+
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_the_judge(name):
+    results, known, wrong = OUTCOMES[name]
+    assert judge(results, known, {r.mutant.label for r in results}, whole=True) == wrong
+
+
+def test_explanations_name_mutants_that_exist():
+    known, there = explanations(), {m.label for m in all_mutants()}
+    assert not known.keys() - there
+    assert all(len(reason) > 20 for reason in known.values())

@@ -1,0 +1,78 @@
+"""Every op of the registry: its Metal text in the simulator against its meaning in float32, with nothing found.
+
+`make test` takes one case per op and dtype, `make test-kernels` (MLXRT_KERNEL_CASES=all) every case in every dtype.
+"""
+
+import os
+
+import mlx.core as mx
+import pytest
+
+from mlxrt.kernels import OPS, backend, gpu_of
+from mlxrt.kernels.proof import DTYPES, cases_of, prove, truth, with_kernels
+
+from ..metal_sim import ASCENDING, DESCENDING, Simulator, spaces
+from ..metal_sim.lint import lint
+from .cases import all_cases
+
+EVERYTHING = os.environ.get("MLXRT_KERNEL_CASES") == "all"
+
+
+def chosen():
+    """(op, dtype, number of the case): where only some are taken, another case for each dtype."""
+    for name, op in with_kernels().items():
+        names = [case.name for case in all_cases(op, "float32")]
+        for turn, dtype in enumerate(DTYPES):
+            taken = range(len(names)) if EVERYTHING else [turn % len(names)]
+            for number in taken:
+                yield pytest.param(name, dtype, number, id=f"{name}-{dtype}-{names[number]}")
+
+
+@pytest.mark.parametrize(("name", "dtype", "number"), list(chosen()))
+def test_kernel_is_the_op(name, dtype, number):
+    op = OPS[name]
+    case = all_cases(op, dtype)[number]
+    assert not op.refuses(**case.arguments()), "a case its own kernel refuses proves nothing"
+    expected, texts = truth(op, case), set()
+    for order in (ASCENDING, DESCENDING):
+        sim = Simulator(order, portable=True)
+        proof = prove(op, case, gpu_of("metal", sim.metal_kernel), expected)
+        assert sim.launches
+        assert proof.holds(op.tolerance[dtype]), proof.told
+        texts |= {launch.text for launch in sim.launches}
+    if spaces.available():
+        assert not [line for text in texts for line in spaces.complaints(text)]
+
+
+@pytest.mark.skipif(backend() == "reference", reason="no GPU here: kernels run in the simulator")
+@pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for name in with_kernels() for dtype in DTYPES])
+def test_kernel_is_the_op_on_this_device(name, dtype):
+    op = OPS[name]
+    for case in cases_of(op, dtype, large=True):
+        proof = prove(op, case, gpu_of(backend()), truth(op, case))
+        assert proof.holds(op.tolerance[dtype]), f"{case.name}: {proof.told}"
+
+
+@pytest.mark.parametrize("name", with_kernels())
+def test_words_are_metal_s_and_cuda_s(name):
+    found = [line for source in OPS[name].sources for line in lint(source.helpers, source.body)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("name", with_kernels())
+def test_text_is_the_one_mlx_would_compile(name, tmp_path, capfd):
+    """MLX writes its text without Metal while a function is exported."""
+    op = OPS[name]
+    case = cases_of(op, "bfloat16")[0]
+    sim = Simulator(portable=True)
+    op.launch(gpu_of("metal", sim.metal_kernel), **case.arguments())
+
+    def telling(**definition):
+        kernel = mx.fast.metal_kernel(**definition)
+        return lambda **call: kernel(verbose=True, **call)
+
+    capfd.readouterr()
+    gpu = gpu_of("metal", telling)
+    mx.export_function(str(tmp_path / "op.mlxfn"), lambda: op.launch(gpu, **case.arguments()))
+    told = capfd.readouterr().out.split("```\n")[1::2]
+    assert [text.removesuffix("\n") for text in told] == [launch.text for launch in sim.launches]

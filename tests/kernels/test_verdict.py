@@ -1,0 +1,155 @@
+"""A machine that computes a kernel wrongly (here: the simulator): it is named, disabled and not asked again."""
+
+import json
+
+import mlx.core as mx
+import pytest
+
+from mlxrt.kernels import OPS, Case, Kernels, Op, Source, gpu_of
+from mlxrt.kernels import verdict as verdicts
+from mlxrt.kernels.proof import cases_of
+from mlxrt.kernels.verdict import Record, examine, verify
+
+from ..metal_sim import Simulator
+
+TWICE = Source(
+    "twice", ("x",), ("y",), "uint i = thread_position_in_threadgroup.x; y[i] = static_cast<T>(float(x[i]) * 2.0f);"
+)
+THRICE = Source("thrice", ("x",), ("y",), TWICE.body.replace("2.0f", "3.0f"))
+
+
+def toy(name: str, factor: float, source: Source) -> Op:
+    """x times a factor, by a text that may say something else."""
+
+    def cases(dtype):
+        yield Case("one row", {"x": mx.random.normal((32,)).astype(dtype)})
+        yield Case("zeros", {"x": mx.zeros((32,), dtype)})
+
+    def launch(gpu, x):
+        return gpu(source, [x], 1, 32, [(x.shape, x.dtype)], T=x.dtype)[0]
+
+    made = Op(name, lambda x: x * factor, cases, {"float32": 1e-6, "float16": 1e-3, "bfloat16": 1e-2})
+    made.kernel(source)(launch)
+    return made
+
+
+@pytest.fixture
+def two_ops(monkeypatch):
+    """A right one and a wrong one instead of the registry's."""
+    monkeypatch.setattr("mlxrt.kernels.proof.OPS", {"right": toy("right", 2, TWICE), "wrong": toy("wrong", 2, THRICE)})
+
+
+def machine() -> tuple[Kernels, Simulator, list[str]]:
+    sim, said = Simulator(), []
+    return Kernels("auto", gpu_of("metal", sim.metal_kernel), said.append), sim, said
+
+
+def test_the_wrong_one_is_disabled_named_and_not_used(two_ops, tmp_path):
+    kernels, _, said = machine()
+    found = verify(kernels, ["float32"], tmp_path, said.append)
+    assert {v.op: v.agrees for v in found} == {"right": True, "wrong": False}
+    assert list(kernels.disabled) == ["wrong"]
+    told = [line for line in said if line.startswith("wrong: kernel disabled")]
+    assert len(told) == 1 and "one row" in told[0] and "off by 0.5" in told[0]
+    x = mx.arange(32).astype(mx.float32)
+    for op in (toy("right", 2, TWICE), toy("wrong", 2, THRICE)):
+        assert mx.array_equal(kernels.run(op, x=x), 2 * x)
+    assert kernels.used == {"right": 1}
+    assert [op for op, _ in kernels.fallbacks] == ["wrong"]
+
+
+def test_the_second_load_remembers(two_ops, tmp_path):
+    first, _, _ = machine()
+    verify(first, ["float32"], tmp_path, lambda line: None)
+    second, sim, said = machine()
+    verify(second, ["float32"], tmp_path, said.append)
+    assert not sim.launches
+    assert list(second.disabled) == ["wrong"]
+    assert [line for line in said if "disabled" in line]  # said at every load
+    verify(second, ["float32", "float16"], tmp_path, said.append)
+    assert sim.launches  # another dtype is another question
+
+
+def test_another_text_or_machine_is_asked_again(two_ops, tmp_path, monkeypatch):
+    kernels, _, _ = machine()
+    verify(kernels, ["float32"], tmp_path, lambda line: None)
+    for change in (
+        ("HEADERS", {"metal": "// another header"}),
+        ("platform", type("P", (), {"system": str, "release": str})),
+    ):
+        with monkeypatch.context() as m:
+            m.setattr(verdicts, *change)
+            fresh, sim, said = machine()
+            verify(fresh, ["float32"], tmp_path, said.append)
+            assert sim.launches and said[0].startswith("checking 2 kernels")
+
+
+def test_a_text_that_does_not_compile_is_a_wrong_one(monkeypatch, tmp_path):
+    broken = toy("broken", 2, Source("broken", ("x",), ("y",), "thread_position_in_threadgroup; no such thing"))
+    monkeypatch.setattr("mlxrt.kernels.proof.OPS", {"broken": broken})
+    kernels, _, said = machine()
+    verify(kernels, ["bfloat16"], tmp_path, said.append)
+    assert "broken" in kernels.disabled
+
+
+def test_a_crash_while_trying_disables_the_kernel_next_time(two_ops, tmp_path, monkeypatch):
+    """The process dies inside the try: what it left in the file is what the next load reads."""
+    kernels, _, _ = machine()
+    left = {}
+
+    def dies(op, gpu, dtype, most):
+        left[op.name] = Record(tmp_path, gpu).path.read_bytes()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m:
+        m.setattr(verdicts, "examine", dies)
+        with pytest.raises(KeyboardInterrupt):
+            verify(kernels, ["float32"], tmp_path, lambda line: None)
+    record = Record(tmp_path, kernels.gpu)
+    assert not record.verdicts  # an interruption is no verdict
+    record.path.write_bytes(left["right"])
+    after, _, said = machine()
+    verify(after, ["float32"], tmp_path, said.append)
+    assert "process ended" in after.disabled["right"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"machine": 1, "verdicts": []}', '{"verdicts": {"a": {"b": 1}}}'])
+def test_a_spoiled_record_is_asked_for_again(two_ops, tmp_path, text):
+    kernels, sim, _ = machine()
+    Record(tmp_path, kernels.gpu).path.write_text(text)
+    verify(kernels, ["float32"], tmp_path, lambda line: None)
+    assert sim.launches and list(kernels.disabled) == ["wrong"]
+    assert len(json.loads(Record(tmp_path, kernels.gpu).path.read_text())["verdicts"]) == 2
+
+
+def test_no_place_to_remember_is_said(two_ops, tmp_path):
+    (tmp_path / "file").write_text("")
+    kernels, _, said = machine()
+    verify(kernels, ["float32"], tmp_path / "file", said.append)
+    assert list(kernels.disabled) == ["wrong"]
+    assert any(line.startswith("cannot remember kernel verdicts") for line in said)
+
+
+def test_nothing_is_tried_without_a_gpu(tmp_path):
+    assert verify(Kernels("auto", None), ["float32"], tmp_path, lambda line: None) == []
+
+
+def test_trying_leaves_the_random_state_alone():
+    mx.random.seed(7)
+    expected = mx.random.normal((3,))
+    mx.random.seed(7)
+    for op in OPS.values():
+        cases_of(op, "float16")
+    assert mx.array_equal(mx.random.normal((3,)), expected)
+
+
+def test_an_op_of_the_registry_is_judged_by_its_own_cases():
+    op = next(iter(OPS.values()))
+    gpu = gpu_of("metal", Simulator(portable=True).metal_kernel)
+    assert examine(op, gpu, "float16", most=2).agrees
+
+    def spoiled(source, **rest):
+        return Simulator(strict=False).metal_kernel(source=source.replace("simd_sum", "simd_max"), **rest)
+
+    found = examine(op, gpu_of("metal", spoiled), "float16", most=2)
+    assert not found.agrees and found.cases == 1 and found.told
