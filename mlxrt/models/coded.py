@@ -11,10 +11,12 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from ..kernels import Codes, coded_down, coded_gate_up, coded_rows, coded_unpack
+from ..kernels.codes import MANY, gathered
+from ..kernels.fields import WORD, unpack_fields, unpack_whole, words_for
+from .base import Computing
 from .levels import lloyd_max, odd_cubic
-from .packing import WORD, unpack_fields, unpack_whole, words_for
-from .rotation import Rotation, binary_blocks, rotate, unrotate
-from .turned import divided
+from .rotation import Rotation, binary_blocks, divided, rotate, unrotate
 
 HADAMARD32 = 32
 
@@ -56,90 +58,95 @@ class Coding:
 
     def matrix(self, words: mx.array, norms: mx.array) -> mx.array:
         """The rows themselves, float32 [..., out, width]."""
-        rows = decode(words, mx.array(self.levels), self) * norms.astype(mx.float32)[..., None]
+        rows = mx.array(self.levels)[self.unpack(words)] * norms.astype(mx.float32)[..., None]
         return rows if self.rotation is None else unrotate(rows, self.rotation.blocks, self.rotation.signs())
 
     def __str__(self) -> str:
         return f"{self.name} {self.bits} bit" + ("" if self.rotation else " not turned")
 
 
-def decode(words: mx.array, levels: mx.array, coding: Coding) -> mx.array:
-    """Levels [..., out, width] of codes, before norms and in the turned basis."""
-    return levels[coding.unpack(words)]
+class CodedLayer(Computing):
+    """Words and norms as stored; levels and signs, which follow from the coding, beside them."""
+
+    def __init__(self, coding: Coding, rows: tuple[int, ...], bias: bool, divisor: tuple[int, ...]):
+        super().__init__()
+        self.coding = coding
+        self.words = mx.zeros((*rows, coding.words), mx.uint32)
+        self.norms = mx.zeros(rows, mx.float16)
+        if bias:
+            self.bias = mx.zeros(rows)
+        if divisor:
+            self.divisor = mx.ones(divisor)
+        self._levels = mx.array(coding.levels)
+        self._signs = coding.rotation.signs() if coding.rotation else None
+
+    @property
+    def matrix(self) -> Codes:
+        c = self.coding
+        return Codes(self.words, self.norms, self._levels, c.bits, c.width, c.name == "jangtq")
+
+    def turned(self, x: mx.array) -> mx.array:
+        """x in the basis of the codes, float32."""
+        turns = self.coding.rotation
+        return x.astype(mx.float32) if turns is None else rotate(x, turns.blocks, self._signs, self.kernels)
+
+    def unpacked(self, dtype: mx.Dtype) -> mx.array:
+        return self.kernels.run(coded_unpack, matrix=self.matrix, dtype=dtype)
 
 
-def turn(x: mx.array, coding: Coding, signs: mx.array | None) -> mx.array:
-    """x in the basis of the codes, float32."""
-    return x.astype(mx.float32) if coding.rotation is None else rotate(x, coding.rotation.blocks, signs)
-
-
-def coded_matmul(x: mx.array, words: mx.array, norms: mx.array, levels: mx.array, coding: Coding) -> mx.array:
-    """Turned x [..., width] by one matrix: words [out, W], norms [out]. float32."""
-    return (x @ decode(words, levels, coding).T) * norms.astype(mx.float32)
-
-
-def gather_coded_matmul(
-    x: mx.array,
-    words: mx.array,
-    norms: mx.array,
-    levels: mx.array,
-    experts: mx.array,
-    coding: Coding,
-    *,
-    ordered: bool = False,
-) -> mx.array:
-    """Turned x [..., 1, width] by the matrices of `experts` [...]: words [E, out, W], norms [E, out]. float32.
-
-    Few pairs unpack the matrices they use; many would unpack most of them several times, so they unpack all once.
-    """
-    if experts.size < words.shape[0]:
-        y = x @ decode(words[experts], levels, coding).swapaxes(-1, -2)
-    else:
-        stack = decode(words, levels, coding).swapaxes(-1, -2)
-        y = mx.gather_mm(x, stack, rhs_indices=experts, sorted_indices=ordered)
-    return y * norms.astype(mx.float32)[experts][..., None, :]
-
-
-class CodedLinear(nn.Module):
+class CodedLinear(CodedLayer):
     """A linear layer whose matrix is coded. `divisor` [in], where there is one, divides the input before it turns."""
 
     def __init__(self, coding: Coding, outputs: int, *, bias: bool = False, divisor: tuple[int, ...] = ()):
-        super().__init__()
-        self.coding = coding
-        self.words = mx.zeros((outputs, coding.words), mx.uint32)
-        self.norms = mx.zeros((outputs,), mx.float16)
-        if bias:
-            self.bias = mx.zeros((outputs,))
-        if divisor:
-            self.divisor = mx.ones(divisor)
-        self._levels = mx.array(coding.levels)
-        self._signs = coding.rotation.signs() if coding.rotation else None
+        super().__init__(coding, (outputs,), bias, divisor)
 
     def __call__(self, x: mx.array) -> mx.array:
-        turned = turn(divided(x, self.get("divisor")), self.coding, self._signs)
-        y = coded_matmul(turned, self.words, self.norms, self._levels, self.coding).astype(x.dtype)
+        rows = self.turned(divided(x, self.get("divisor")).reshape(-1, x.shape[-1]))
+        if self.kernels.gpu is not None and rows.shape[0] > MANY:
+            y = rows.astype(x.dtype) @ self.unpacked(x.dtype).T
+        else:
+            y = self.kernels.run(coded_rows, x=rows, matrix=self.matrix, dtype=x.dtype)
+        y = y.reshape(*x.shape[:-1], -1)
         return y + self.bias if "bias" in self else y
 
 
-class CodedExpertLinear(nn.Module):
+class CodedExpertLinear(CodedLayer):
     """An ExpertLinear whose matrices are coded. `divisor` is one for all, or one per expert."""
 
     def __init__(self, coding: Coding, count: int, outputs: int, *, bias: bool = False, divisor: tuple[int, ...] = ()):
-        super().__init__()
-        self.coding = coding
-        self.words = mx.zeros((count, outputs, coding.words), mx.uint32)
-        self.norms = mx.zeros((count, outputs), mx.float16)
-        if bias:
-            self.bias = mx.zeros((count, outputs))
-        if divisor:
-            self.divisor = mx.ones(divisor)
-        self._levels = mx.array(coding.levels)
-        self._signs = coding.rotation.signs() if coding.rotation else None
+        super().__init__(coding, (count, outputs), bias, divisor)
 
     def __call__(self, x: mx.array, experts: mx.array, *, ordered: bool = False) -> mx.array:
         """x [..., 1, in] through the matrices of `experts` [...]."""
-        turned = turn(divided(x, self.get("divisor"), experts), self.coding, self._signs)
-        y = gather_coded_matmul(
-            turned, self.words, self.norms, self._levels, experts, self.coding, ordered=ordered
-        ).astype(x.dtype)
+        rows = self.turned(divided(x, self.get("divisor"), experts))
+        if self.kernels.gpu is not None and experts.size >= self.words.shape[0]:
+            stack = self.unpacked(x.dtype).swapaxes(-1, -2)
+            y = mx.gather_mm(rows.astype(x.dtype), stack, rhs_indices=experts, sorted_indices=ordered)
+        else:
+            y = gathered(rows, self.matrix, experts, ordered=ordered).astype(x.dtype)
         return y + self.bias[experts][..., None, :] if "bias" in self else y
+
+
+def launches(gate: nn.Module, up: nn.Module, down: nn.Module) -> bool:
+    """Whether three stacks of experts can be computed by two kernels."""
+    if not all(type(m) is CodedExpertLinear and not {"bias", "divisor"} & set(m) for m in (gate, up, down)):
+        return False
+    return gate.coding == up.coding
+
+
+def launch(
+    gate: CodedExpertLinear,
+    up: CodedExpertLinear,
+    down: CodedExpertLinear,
+    x: mx.array,
+    experts: mx.array,
+    weights: mx.array,
+    activation: str,
+    residual: mx.array | None,
+) -> mx.array:
+    """The weighted sum [N, dim] of what `experts` [N, k] make of x [N, dim]; + residual."""
+    run = gate.kernels.run
+    pair = {"gate": gate.matrix, "up": up.matrix, "activation": activation}
+    h = down.turned(run(coded_gate_up, x=gate.turned(x), experts=experts, **pair))
+    where = {"experts": experts, "weights": weights, "residual": residual}
+    return run(coded_down, x=h, matrix=down.matrix, dtype=x.dtype, **where)

@@ -10,6 +10,7 @@ import mlx.nn as nn
 
 from ..kernels import Matrix, expert_down, expert_gate_up, route
 from ..kernels.experts import MANY as FEW_TOKENS
+from . import coded
 from .base import Computing, Fusible
 from .product import matrix_of
 
@@ -151,9 +152,15 @@ class Experts(Fusible):
 
     def launches(self) -> bool:
         """Whether there are kernels for experts of this kind."""
-        return self.kernel is not None and "gate_up_proj" in self and stack_of(self.down_proj) is not None
+        if "gate_up_proj" in self:
+            return self.kernel is not None and stack_of(self.down_proj) is not None
+        return self.kernel is not None and coded.launches(self.gate_proj, self.up_proj, self.down_proj)
 
     def launch(self, x, experts, weights, norm, residual):
+        if "gate_up_proj" not in self:
+            h = x if norm is None else norm(x)
+            stacks = self.gate_proj, self.up_proj, self.down_proj
+            return coded.launch(*stacks, h, experts, weights, self.kernel, residual)
         first, last = self.gate_up_proj, self.down_proj
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         what = {"matrix": stack_of(first), "activation": self.kernel, "norm": weight, "eps": eps}

@@ -6,10 +6,13 @@ were. Knows no format: who quantised says which blocks and which signs.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, groupby
+from itertools import groupby
 
 import mlx.core as mx
 import numpy as np
+
+from ..kernels import PLAIN, Kernels, turn
+from ..kernels.turn import transform
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,9 @@ def random_signs(width: int, seed: int) -> np.ndarray:
     return np.where(bits.reshape(-1)[:width] == 1, 1.0, -1.0).astype(np.float32)
 
 
-def rotate(x: mx.array, blocks: tuple[int, ...], signs: mx.array | None) -> mx.array:
+def rotate(x: mx.array, blocks: tuple[int, ...], signs: mx.array | None, kernels: Kernels = PLAIN) -> mx.array:
     """x [..., width] turned, in float32."""
-    x = x.astype(mx.float32)
-    return transform(x if signs is None else x * signs, blocks)
+    return kernels.run(turn, x=x.reshape(-1, x.shape[-1]), blocks=blocks, signs=signs).reshape(x.shape)
 
 
 def unrotate(x: mx.array, blocks: tuple[int, ...], signs: mx.array | None) -> mx.array:
@@ -61,9 +63,8 @@ def unrotate(x: mx.array, blocks: tuple[int, ...], signs: mx.array | None) -> mx
     return x if signs is None else x * signs
 
 
-def transform(x: mx.array, blocks: tuple[int, ...]) -> mx.array:
-    """Every block transformed alone: the transform of the whole width at once is another matrix."""
-    if len(set(blocks)) == 1:
-        return mx.hadamard_transform(x.reshape(*x.shape[:-1], len(blocks), blocks[0])).flatten(-2)
-    parts = mx.split(x, list(accumulate(blocks))[:-1], axis=-1)
-    return mx.concatenate([mx.hadamard_transform(part) for part in parts], axis=-1)
+def divided(x: mx.array, divisor: mx.array | None, experts: mx.array | None = None) -> mx.array:
+    """x by a divisor [in]; or x [..., 1, in] by the `experts` [...] of a divisor [E, in]."""
+    if divisor is None:
+        return x
+    return x / (divisor if experts is None or divisor.ndim == 1 else divisor[experts][..., None, :])

@@ -7,18 +7,12 @@ multiplies by the rows of one of those alone would be wrong here.
 import mlx.core as mx
 import mlx.nn as nn
 
+from .base import Computing
 from .moe import ExpertLinear, PackedExpertLinear
-from .rotation import Rotation, rotate
+from .rotation import Rotation, divided, rotate
 
 
-def divided(x: mx.array, divisor: mx.array | None, experts: mx.array | None = None) -> mx.array:
-    """x by a divisor [in]; or x [..., 1, in] by the `experts` [...] of a divisor [E, in]."""
-    if divisor is None:
-        return x
-    return x / (divisor if experts is None or divisor.ndim == 1 else divisor[experts][..., None, :])
-
-
-class Turning(nn.Module):
+class Turning(Computing):
     """What happens to an input: `rotation` is None where only a divisor is needed; `divisor` is its shape."""
 
     def __init__(self, inner: nn.Module, rotation: Rotation | None, divisor: tuple[int, ...]):
@@ -32,7 +26,9 @@ class Turning(nn.Module):
 
     def turned(self, x: mx.array, experts: mx.array | None = None) -> mx.array:
         y = divided(x, self.get("divisor"), experts)
-        return y if self.rotation is None else rotate(y, self.rotation.blocks, self._signs).astype(x.dtype)
+        return (
+            y if self.rotation is None else rotate(y, self.rotation.blocks, self._signs, self.kernels).astype(x.dtype)
+        )
 
 
 class TurnedLinear(Turning):

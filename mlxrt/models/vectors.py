@@ -4,17 +4,10 @@ Refuses to know which files hold them: weights/codebook.py does.
 """
 
 import mlx.core as mx
-import mlx.nn as nn
 
-
-def expand(codes: mx.array, codebook: mx.array) -> mx.array:
-    """The rows [..., out, in] that codes [..., out, in / g] stand for."""
-    return codebook[codes].flatten(-2)
-
-
-def vector_matmul(x: mx.array, codes: mx.array, codebook: mx.array) -> mx.array:
-    """x [..., in] by one matrix: codes [out, in / g], codebook [n, g]. float32."""
-    return x.astype(mx.float32) @ expand(codes, codebook.astype(mx.float32)).T
+from ..kernels import vector_rows
+from ..kernels.vectors import MANY, expand
+from .base import Computing
 
 
 def gather_vector_matmul(
@@ -28,7 +21,7 @@ def gather_vector_matmul(
     return mx.gather_mm(x, stack, rhs_indices=experts, sorted_indices=ordered)
 
 
-class VectorLinear(nn.Module):
+class VectorLinear(Computing):
     """A linear layer of such a matrix. The shape and dtype of codes and codebook are as stored."""
 
     def __init__(self, codes: mx.array, codebook: mx.array, *, bias: bool = False):
@@ -39,11 +32,12 @@ class VectorLinear(nn.Module):
             self.bias = mx.zeros((codes.shape[-2],))
 
     def __call__(self, x: mx.array) -> mx.array:
-        y = vector_matmul(x, self.codes, self.codebook).astype(x.dtype)
+        what = {"codes": self.codes, "book": self.codebook, "dtype": x.dtype}
+        y = self.kernels.run(vector_rows, x=x.reshape(-1, x.shape[-1]), **what).reshape(*x.shape[:-1], -1)
         return y + self.bias if "bias" in self else y
 
 
-class VectorExpertLinear(nn.Module):
+class VectorExpertLinear(Computing):
     """An ExpertLinear of such matrices, which share a codebook."""
 
     def __init__(self, codes: mx.array, codebook: mx.array, *, bias: bool = False):
@@ -55,5 +49,16 @@ class VectorExpertLinear(nn.Module):
 
     def __call__(self, x: mx.array, experts: mx.array, *, ordered: bool = False) -> mx.array:
         """x [..., 1, in] through the matrices of `experts` [...]."""
-        y = gather_vector_matmul(x, self.codes, self.codebook, experts, ordered=ordered).astype(x.dtype)
+        if self.kernels.gpu is not None and experts.size <= MANY:
+            y = self.few(x, experts)
+        else:
+            y = gather_vector_matmul(x, self.codes, self.codebook, experts, ordered=ordered).astype(x.dtype)
         return y + self.bias[experts][..., None, :] if "bias" in self else y
+
+    def few(self, x: mx.array, experts: mx.array) -> mx.array:
+        """One row of x for each expert: those that tokens share are repeated, which costs nothing beside a matrix."""
+        rows = mx.broadcast_to(x, (*experts.shape, *x.shape[-2:])).reshape(-1, x.shape[-1])
+        what = {"codes": self.codes, "book": self.codebook, "dtype": x.dtype}
+        return self.kernels.run(vector_rows, x=rows, experts=experts.reshape(-1, 1), **what).reshape(
+            *experts.shape, 1, -1
+        )

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import UnsupportedModel, shown
-from ..models.packing import unpack_fields
+from ..kernels.fields import unpack_fields
 from .codes import Arrays, Codes, require, scales_of, words_of
 
 PARTS = ("qweight", "qzeros", "scales")

@@ -13,8 +13,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import BadCheckpoint, UnsupportedModel, shown
+from ..kernels.vectors import expand
 from ..models.moe import ExpertLinear
-from ..models.vectors import VectorExpertLinear, VectorLinear, expand
+from ..models.vectors import VectorExpertLinear, VectorLinear
 from .checkpoint import LARGEST_DIMENSION, Say
 from .codes import described
 from .quantised import FLOATS

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ..errors import BadCheckpoint
-from ..models.packing import pack
+from ..kernels.fields import pack
 from .quantised import AFFINE_BITS, AFFINE_GROUPS, FLOATS, kind
 
 Arrays = dict[str, mx.array]

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import BadCheckpoint, UnsupportedModel, shown
-from ..models.packing import unpack_fields
+from ..kernels.fields import unpack_fields
 from .codes import Arrays, Codes, checked_groups, described, require, scales_of, words_of
 from .quantised import FLOATS
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import mlx.core as mx
 import numpy as np
 
+from ..kernels.fields import pack_whole
 from ..models.coded import Coding
-from ..models.packing import pack_whole
 from ..models.rotation import Rotation, binary_blocks, rotate
 
 Arrays = dict[str, mx.array]

@@ -9,9 +9,9 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..kernels.fields import words_for
 from ..models.coded import Coding
 from ..models.levels import CUBIC
-from ..models.packing import words_for
 from .checkpoint import TensorInfo
 from .jang import Jang
 from .jangtq import BITS, PARTS, PARTS2, Coded

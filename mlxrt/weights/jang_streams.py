@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import BadCheckpoint, shown
-from ..models.packing import pack
+from ..kernels.fields import pack
 from .checkpoint import LARGEST_DIMENSION, Say
 from .codes import Arrays, described
 from .quantised import AFFINE_BITS, FLOATS

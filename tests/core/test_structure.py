@@ -31,7 +31,7 @@ LAYERS = {
     "kernels": "errors",
     "cache.memory": "errors kernels cache",
     "models": "errors kernels cache cache.memory",
-    "weights": "errors text models",
+    "weights": "errors text kernels models",
     "logits": "errors request",
     "sampling": "errors kernels request logits draw",
     "batch": "errors cache cache.memory request scheduler",

@@ -9,7 +9,11 @@ from mlxrt.cli import main
 from .makers import KINDS
 
 FORMATS = {
-    "mixed": ("JANG 2", "attention", {"affine 4 bit group 32": 4, "affine 5 bit group 32": 2, "affine 8 bit group 64": 2}),
+    "mixed": (
+        "JANG 2",
+        "attention",
+        {"affine 4 bit group 32": 4, "affine 5 bit group 32": 2, "affine 8 bit group 64": 2},
+    ),
     "turned_dense": ("JANG 2", "attention", {"affine 6 bit group 32 turned": 8, "F16": 8}),
     "coded": ("JANGTQ", "mlp", {"jangtq 2 bit": 4, "jangtq 4 bit": 2, "F16": 4}),
     "coded_singly": ("JANGTQ", "mlp", {"jangtq 2 bit": 16, "jangtq 4 bit": 8, "F16": 4}),

@@ -7,11 +7,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlxrt.kernels.fields import pack, pack_whole, unpack_fields, unpack_whole
+from mlxrt.kernels.vectors import expand, vector_rows
 from mlxrt.models.coded import CodedExpertLinear, CodedLinear, Coding
 from mlxrt.models.levels import CUBIC, lloyd_max, odd_cubic
-from mlxrt.models.packing import pack, pack_whole, unpack_fields, unpack_whole
 from mlxrt.models.rotation import Rotation, binary_blocks, random_signs, rotate, unrotate
-from mlxrt.models.vectors import expand, gather_vector_matmul, vector_matmul
+from mlxrt.models.vectors import gather_vector_matmul
 from mlxrt.weights.folder import FolderCheckpoint
 from mlxrt.weights.jang_streams import read_streams
 from mlxrt.weights.quantised import Layout
@@ -107,7 +108,7 @@ def test_one_bit():
 def test_vectors():
     stored = {name: mx.array(array) for name, array in under("vq").items()}
     assert mx.array_equal(expand(stored["indices"], stored["codebook"]), stored["deq"])
-    one = vector_matmul(stored["x"], stored["indices"][1], stored["codebook"])
+    one = vector_rows.reference(stored["x"], stored["indices"][1], stored["codebook"], mx.float32)
     assert mx.allclose(one, stored["y_expert1"], atol=1e-5)
     for count in (1, 6):  # fewer pairs than experts, and more
         x, experts = mx.repeat(stored["x"][:1], count, axis=0)[:, None], mx.ones((count,), mx.uint32)
