@@ -77,7 +77,8 @@ class CodedLayer(Computing):
             self.bias = mx.zeros(rows)
         if divisor:
             self.divisor = mx.ones(divisor)
-        self._levels = mx.array(coding.levels)
+        levels = mx.array(coding.levels)  # filled up to eight, below which kernels find arrays in another address space
+        self._levels = mx.pad(levels, (0, max(0, 8 - levels.size)))
         self._signs = coding.rotation.signs() if coding.rotation else None
 
     @property
@@ -135,16 +136,17 @@ def launches(gate: nn.Module, up: nn.Module, down: nn.Module) -> bool:
 
 
 def launch(
-    gate: CodedExpertLinear,
-    up: CodedExpertLinear,
-    down: CodedExpertLinear,
+    stacks: tuple[nn.Module, nn.Module, nn.Module],
     x: mx.array,
     experts: mx.array,
     weights: mx.array,
-    activation: str,
+    activation: str | None,
     residual: mx.array | None,
 ) -> mx.array:
-    """The weighted sum [N, dim] of what `experts` [N, k] make of x [N, dim]; + residual."""
+    """The weighted sum [N, dim] of what `experts` [N, k] make of x [N, dim]; + residual. `stacks`: gate, up, down."""
+    gate, up, down = stacks
+    assert isinstance(gate, CodedExpertLinear) and isinstance(up, CodedExpertLinear)
+    assert isinstance(down, CodedExpertLinear)
     run = gate.kernels.run
     pair = {"gate": gate.matrix, "up": up.matrix, "activation": activation}
     h = down.turned(run(coded_gate_up, x=gate.turned(x), experts=experts, **pair))

@@ -160,7 +160,7 @@ class Experts(Fusible):
         if "gate_up_proj" not in self:
             h = x if norm is None else norm(x)
             stacks = self.gate_proj, self.up_proj, self.down_proj
-            return coded.launch(*stacks, h, experts, weights, self.kernel, residual)
+            return coded.launch(stacks, h, experts, weights, self.kernel, residual)
         first, last = self.gate_up_proj, self.down_proj
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         what = {"matrix": stack_of(first), "activation": self.kernel, "norm": weight, "eps": eps}
