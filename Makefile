@@ -39,6 +39,8 @@ test-kernels: $(READY)
 # What takes minutes or downloads: see docs/numbers.md. Every line fails on a difference.
 test-all: test $(PEERS)
 	@$(BIN)/python -m tests.fuzz.run_fuzz --count 2000
+	@$(BIN)/python -m tests.jang.fuzz --count 1000
+	@$(BIN)/python -m bench.jang_quality
 	@$(BIN)/python tests/text/token_vectors.py
 	@$(BIN)/python tests/hub/check_macos_resolve.py
 	@$(BIN)/python -m tests.machine.run --programs 3000

@@ -1,6 +1,6 @@
 """Whether the harness can be believed: the same engine twice must be equal, and one that is 10 % slower must be slower.
 
-    python -m bench.aa [--repeats 20] [--slower 0.1] [--width 6] [--seconds 60]
+    python -m bench.aa [--repeats 20] [--slower 0.1] [--width 6] [--seconds 300]
 
 Through the decode suite on a small model of random weights, an engine a process, on this machine as it is. Exit 0:
 both hold (19 of 20 and 18 of 20, or the same parts of another number of repeats). 1: not so.
@@ -86,7 +86,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--slower", type=float, default=0.1, help="the part the seeded engine is slower by")
     parser.add_argument("--width", type=float, default=6.0, help="percent at which a comparison is sure enough")
-    parser.add_argument("--seconds", type=float, default=90.0, help="most time of one comparison")
+    parser.add_argument("--seconds", type=float, default=300.0, help="most time of one comparison")
     parser.add_argument("--tokens", type=int, default=8, help="decoded in a round")
     parser.add_argument("--restarts", type=int, default=3, help="of both engines within a comparison")
     parser.add_argument("--clock", choices=("wall", "processor"), help="default: as `mlxrt bench` chooses it")

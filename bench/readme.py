@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlxrt.bench.result import OURS, Figure, Report
-from mlxrt.bench.table import amount
+from mlxrt.bench.table import amount, told
 from mlxrt.errors import MlxrtError
 
 README = Path(__file__).resolve().parent.parent / "README.md"
@@ -24,7 +24,9 @@ def rows(report: Report, path: str) -> Iterator[str]:
     peers = [name for name, told in report.sides.items() if name != OURS and "absent" not in told]
     clock = report.settings["clock"]
     busy = "busy" if report.machine["before"]["busy"] else "quiet"
-    yield ""
+    minutes = report.settings["minutes"]
+    command = "make bench" if minutes == 8 else f'make bench BENCH="--minutes {minutes:g}"'
+    yield from ("", "```", command, "```", "")
     yield "| | mlxrt | " + " | ".join(peers) + " | " + " | ".join(f"ratio to {p}" for p in peers) + " | of roof |"
     yield "|---" * (3 + 2 * len(peers)) + "|"
     for f in report.figures:
@@ -34,14 +36,18 @@ def rows(report: Report, path: str) -> Iterator[str]:
     yield (
         f"{report.model['name']}, {report.created[:10]}, {report.machine['name']} ({busy}), "
         f"{report.settings['threads']} thread{'s' * (report.settings['threads'] > 1)} each, {clock} clock, "
-        f"ratios above 1: mlxrt is better, {100 * report.settings['level']:g} % intervals. [Report]({path})."
+        f"ratios above 1: mlxrt is better, {100 * report.settings['level']:g} % intervals where no other level is "
+        f"given. [Report]({path})."
     )
+    if not report.complete:
+        yield ""
+        yield "Time was up before every suite had its turn: the report says which are missing."
     yield ""
 
 
 def row(f: Figure, peers: list[str]) -> str:
     values = [amount(f.sides[name].median) if name in f.sides else "" for name in (OURS, *peers)]
-    ratios = [str(f.ratios[p]) if p in f.ratios else "" for p in peers]
+    ratios = [told(f.ratios[p]).lstrip("+-=?") if p in f.ratios else "" for p in peers]
     share = f.share(OURS)
     name = f"{f.suite} {f.case}" + ("" if f.what == f.suite else f", {f.what}")
     return "| " + " | ".join([f"{name}, {f.unit}", *values, *ratios, f"{share:.0%}" if share else ""]) + " |"

@@ -21,11 +21,11 @@ import numpy as np
 
 import mlxrt  # before MLX, under which it loads a BLAS
 from mlxrt import EngineConfig
+from mlxrt.bench.export import export
+from mlxrt.bench.machine import look_around
+from mlxrt.bench.side import Side
 
 from . import scheduler_overhead
-from .export import export
-from .stats import look_at_machine
-from .workers import Side
 
 VOCAB = 40_000  # of SmolLM2's tokens, those that are text
 PARTS = ("memory", "padding", "flood", "cap", "overhead")
@@ -144,7 +144,7 @@ def both(folder: Path, load: Load) -> tuple[dict[str, Any], dict[str, Any]]:
     """The same load on both, one after the other."""
     found = []
     for name in ("ours_batch", "mlx_lm_batch"):
-        with Side(name, str(folder)) as side:
+        with Side(name, {"folder": str(folder)}, program=f"bench.sides.{name}") as side:
             found.append(side.ask(**load.ask()))
     return found[0], found[1]
 
@@ -198,7 +198,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     options = parser.parse_args()
     parts, judged = options.part or PARTS, Judged()
-    print(f"before: {look_at_machine()}")
+    print(f"before: {look_around()}")
     try:
         with tempfile.TemporaryDirectory() as name:
             tiny = tiny_folder(Path(name)) if {"memory", "padding"} & set(parts) else Path(name)
@@ -208,7 +208,7 @@ def main() -> int:
     except mlxrt.MlxrtError as error:
         print(error, file=sys.stderr)
         return 2
-    print(f"after: {look_at_machine()}")
+    print(f"after: {look_around()}")
     if options.json:
         options.json.write_text(json.dumps(judged.found, indent=1), encoding="utf-8")
     print("every judged figure holds" if judged.good else "NOT every judged figure holds")

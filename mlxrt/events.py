@@ -1,6 +1,7 @@
 """The events of one call, for asyncio: an iterator with a bounded buffer between the engine's thread and its reader."""
 
 import asyncio
+import sys
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -110,8 +111,8 @@ class AsyncStream(AsyncIterator[Event]):
         if opening.exception() is None and self._left:
             self._engine.abandon(list(self._left))
 
-    def __del__(self):
-        if self._left and not self._closed:
+    def __del__(self, ending=sys.is_finalizing):
+        if self._left and not self._closed and not ending():
             self._engine.abandon(list(self._left), wait=False)
 
     async def __aenter__(self) -> Self:

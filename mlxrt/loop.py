@@ -271,16 +271,17 @@ class StepLoop:
                 self._stepping = False
 
     def _advance(self, began: float) -> bool:
-        for seq in self.scheduler.expire():
+        late = self.scheduler.expire()
+        for seq in late:
             self._end(seq, Finish.DEADLINE)
         step = self.scheduler.plan()
-        while self.scheduler.failed:
-            seq, error = self.scheduler.failed.pop()
+        failed, self.scheduler.failed = self.scheduler.failed, []
+        for seq, error in failed:
             self._end(seq, Finish.ERROR, error)
         if step:
             self._flights.append(self.runner.launch(step))
         if not self._flights:
-            return False
+            return bool(late or failed)
         given = 0
         if not step or len(self._flights) > self.config.ahead:
             given = self._land(self._flights.pop(0))

@@ -1,5 +1,6 @@
 """The events of one call, as an iterator that cancels what is left when it is closed."""
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Self
 
@@ -37,5 +38,6 @@ class Stream(Iterator[Event]):
     def __exit__(self, *_) -> None:
         self.close()
 
-    def __del__(self):
-        self._leave(wait=False)  # a finaliser runs anywhere, also where this very thread holds a lock
+    def __del__(self, ending=sys.is_finalizing):
+        if not ending():  # then nothing is left to give back
+            self._leave(wait=False)  # a finaliser runs anywhere, also where this very thread holds a lock

@@ -1,14 +1,13 @@
 """mlx-lm's BatchGenerator under the same load, its default settings, mlxrt's choice of BLAS under it.
 
-Argument: FOLDER. Questions and answers as those of ours_batch.py; positions and stalls are counted where the model is
+Setting: {folder}. Questions and answers as those of ours_batch.py; positions and stalls are counted where the model is
 called, padding included.
 """
 
-import sys
 import time
 from typing import Any
 
-from bench.sides.serving import serve
+from mlxrt.bench.sides.serving import serve
 
 
 class Counted:
@@ -66,17 +65,21 @@ def play(model: Counted, question: dict[str, Any], batch: Any) -> dict[str, Any]
     }
 
 
-def main() -> None:
-    [folder] = sys.argv[1:]
-    import mlxrt  # noqa: F401  it loads the BLAS before MLX
+class MlxLmUnderLoad:
+    def __init__(self, setting: dict[str, Any]):
+        from mlx_lm import load
 
-    from mlx_lm import load  # isort: skip
-    from mlx_lm.generate import BatchGenerator  # isort: skip
+        loaded, *_ = load(setting["folder"])
+        self._model = Counted(loaded)
 
-    loaded, *_ = load(folder)
-    model = Counted(loaded)
-    serve(lambda question: play(model, question, BatchGenerator(model)))
+    def told(self) -> dict[str, Any]:
+        return {"engine": "mlx-lm"}
+
+    def reply(self, question: dict[str, Any]) -> dict[str, Any]:
+        from mlx_lm.generate import BatchGenerator
+
+        return play(self._model, question, BatchGenerator(self._model))
 
 
 if __name__ == "__main__":
-    main()
+    serve(MlxLmUnderLoad)

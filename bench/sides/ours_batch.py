@@ -1,18 +1,16 @@
 """mlxrt under a load: streams that run, prompts that arrive, what was computed and held meanwhile.
 
-Argument: FOLDER [MEMORY]. Question: {first: [prompt], then: [prompt], last: [prompt], after, max_tokens: [n], stall,
-chunk, running}: `first` are running streams; when each has `after` tokens, `then` arrive, and after them `last`.
-Answer: see bench/serving.py: Played.
+Setting: {folder}. Question: {first: [prompt], then: [prompt], last: [prompt], after, max_tokens: [n], stall,
+chunk}: `first` are running streams; when each has `after` tokens, `then` arrive, and after them `last`.
+The answer is what `play` returns.
 """
 
-import sys
 import time
 from typing import Any
 
-from bench.sides.serving import serve
-
 import mlxrt
 from mlxrt import EngineConfig, Request, SamplingParams
+from mlxrt.bench.sides.serving import serve
 
 
 def ask(prompt: list[int], n: int) -> Request:
@@ -62,23 +60,25 @@ def play(engine: mlxrt.Engine, question: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    folder, *limit = sys.argv[1:]
-    engine: mlxrt.Engine | None = None
-    set_up: tuple = ()
+class OursUnderLoad:
+    """An engine, loaded anew when a question wants another chunk or bound."""
 
-    def reply(question: dict[str, Any]) -> Any:
-        nonlocal engine, set_up
-        wanted = (question.get("chunk"), question.get("stall"))
-        if engine is None or wanted != set_up:
-            if engine is not None:
-                engine.close()
-            config = EngineConfig(chunk=wanted[0], max_stall=wanted[1], memory=limit[0] if limit else None)
-            engine, set_up = mlxrt.load(folder, config), wanted
-        return play(engine, question)
+    def __init__(self, setting: dict[str, Any]):
+        self._folder = setting["folder"]
+        self._engine, self._wanted = None, None  # type: mlxrt.Engine | None, tuple | None
 
-    serve(reply)
+    def told(self) -> dict[str, Any]:
+        return {"engine": "mlxrt"}
+
+    def reply(self, question: dict[str, Any]) -> dict[str, Any]:
+        wanted = (question["chunk"], question["stall"])
+        if self._engine is None or wanted != self._wanted:
+            if self._engine is not None:
+                self._engine.close()
+            self._engine = mlxrt.load(self._folder, EngineConfig(chunk=wanted[0], max_stall=wanted[1]))
+            self._wanted = wanted
+        return play(self._engine, question)
 
 
 if __name__ == "__main__":
-    main()
+    serve(OursUnderLoad)

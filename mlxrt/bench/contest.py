@@ -60,6 +60,11 @@ class Contest:
     def context(self) -> int:
         return self.ours.told["context"]
 
+    @property
+    def on_cpu(self) -> bool:
+        """There anything warms an engine up; on a GPU every shape has kernels of its own to be made first."""
+        return self.ours.told["device"] == "cpu"
+
     def spent(self, reply: Reply, first: int, last: int) -> float:
         """Seconds between two of a reply's tokens, by the clock of this contest; -1 is the call."""
         ticks = reply[self.clock]

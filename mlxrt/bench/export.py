@@ -15,9 +15,7 @@ from mlx.utils import tree_flatten
 
 from ..errors import BadRequest
 from ..loader import open_checkpoint
-from ..text.gguf_vocab import bpe, split_words
-from ..text.metadata import Metadata
-from ..text.pretokenizers import scheme
+from ..text.gguf_folder import write_folder
 from ..weights import Checkpoint, GgufCheckpoint, build
 from ..weights.alias import ALIASES, DEFAULT
 from ..weights.cachedir import cache_root, writing
@@ -67,7 +65,7 @@ def fill(made: Path, checkpoint: Checkpoint, kind: str) -> None:
     mx.save_safetensors(str(made / "model.safetensors"), weights, metadata={"format": "mlx"})
     write(made / "config.json", config)
     if isinstance(checkpoint, GgufCheckpoint):
-        write_tokenizer(made, checkpoint)
+        write_folder(made, checkpoint.metadata)
     else:
         folder = Path(next(iter(checkpoint.files()))).parent
         for name in TOKENIZER_FILES:
@@ -89,28 +87,6 @@ def layouts(weights: dict[str, mx.array]) -> dict[str, Any]:
     most = max(set(bits.values()), key=list(bits.values()).count)
     others = {name: {"group_size": GROUP, "bits": b} for name, b in bits.items() if b != most}
     return {"group_size": GROUP, "bits": most, **others}
-
-
-def write_tokenizer(folder: Path, checkpoint: GgufCheckpoint) -> None:
-    from tokenizers import decoders
-
-    told = Metadata(checkpoint.metadata)
-    ids = told.tokens()
-    backend = bpe(told, ids, told.types(len(ids)), {})
-    split_words(backend, scheme(str(told.text("pre"))))
-    backend.decoder = decoders.ByteLevel()
-    backend.save(str(folder / "tokenizer.json"))
-    texts = list(ids)
-    names = {name: texts[token] for name in ("bos", "eos") if (token := told.token(name, len(ids))) is not None}
-    write(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": False,
-            "chat_template": told.templates()["default"],
-            **{f"{name}_token": text for name, text in names.items()},
-        },
-    )
 
 
 def write(path: Path, value: dict[str, Any]) -> None:

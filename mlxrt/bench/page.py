@@ -15,8 +15,8 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
   margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.6rem; margin: 0 0 .3rem } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem }
 p, .soft { color: var(--soft); margin: .2rem 0 }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .92rem }
-th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid var(--line) }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .88rem }
+th, td { padding: .3rem .5rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line) }
 th:first-child, td:first-child { text-align: left } th { color: var(--soft); font-weight: 600 }
 .wide { overflow-x: auto } .better { color: #0a7d4f } .worse { color: #c4450c } .unsure { color: var(--soft) }
 @media (prefers-color-scheme: dark) { .better { color: #4cc38a } .worse { color: #ff8a5c } }
@@ -27,6 +27,7 @@ svg text { font: 11px system-ui, sans-serif; fill: var(--ink) } svg .name { fill
 svg .grid { stroke: var(--line); fill: none } svg .axis { stroke: var(--soft); fill: none; stroke-width: 1.2 }
 .key { margin-right: 1rem; font-size: .85rem } .key i { display: inline-block; width: .7rem; height: .7rem;
   border-radius: 50%; margin-right: .35rem } .legend { margin-bottom: .3rem }
+.facts td { white-space: normal; overflow-wrap: anywhere }
 .alarm { border-left: 4px solid #c4450c; padding: .3rem .8rem; background: var(--card) }
 """
 CLASSES = {"faster": "better", "slower": "worse", "same": "unsure", "unsure": "unsure"}
@@ -117,4 +118,4 @@ def facts(report: Report) -> str:
     found = {"settings": report.settings, "machine": report.machine, "model": report.model, "engines": report.sides}
     flat = [(f"{group}: {key}", value) for group, values in found.items() for key, value in values.items()]
     rows = "".join(f"<tr><td>{escape(str(k))}</td><td>{escape(str(v)[:400])}</td></tr>" for k, v in flat)
-    return f'<div class="wide"><table>{rows}</table></div>'
+    return f'<div class="wide facts"><table>{rows}</table></div>'

@@ -118,17 +118,21 @@ def roofline(report: Report, figures: list[Figure], chosen: dict[str, str]) -> D
     most = report.roof[f"matmul_{dtype}_flops"]
     points = [(f.at["intensity"], s.median * f.at["flops"], name, f) for f in figures for name, s in f.sides.items()]
     xs = [p[0] for p in points] + [most / copy]
-    x, y = Axis.around(xs, log=True), Axis.around([p[1] for p in points] + [most, min(xs) * copy], log=True)
+    x, y = (
+        Axis.around([*xs, 1.6 * max(xs)], log=True),
+        Axis.around([p[1] for p in points] + [most, min(xs) * copy], log=True),
+    )
     plot = Plot(x, y, "operations per byte", "operations per second", width=940, height=320)
     knee = most / copy
     plot.line([(x.low, x.low * copy), (knee, most), (x.high, most)], "currentColor", dashed=True)
     for intensity, rate, name, f in points:
         told = f"{name}: {f.suite} {f.case}, {brief(rate)} a second at {intensity:.3g} a byte"
         plot.point(intensity, rate, chosen[name], told)
-    for f in figures:
-        best = max(s.median for s in f.sides.values()) * f.at["flops"]
-        anchor = "start" if plot.x.part(f.at["intensity"]) < 0.8 else "end"
-        plot.label(f.at["intensity"], best, f"{f.suite} {f.case}", anchor=anchor)
+    named = {round(f.at["intensity"], 1): f for f in figures}  # decode reads all for one token, whatever its context
+    for intensity, f in named.items():
+        slowest = min(s.median for s in f.sides.values()) * f.at["flops"]
+        alone = f.suite == "prefill"
+        plot.label(f.at["intensity"], slowest, f"{f.suite} {f.case}" if alone or intensity > 1 else f.suite)
     names = list(dict.fromkeys(p[2] for p in points))
     remark = f"Dashed: {copy / 1e9:,.1f} GB/s copied and {most / 1e9:,.0f} GFLOP/s multiplied, measured before the run."
     return Drawing("Roofline", legend(names, chosen) + plot.text(), remark)

@@ -22,7 +22,7 @@ CROWDED = 0.5  # of a core: below it prompts are shorter
 # Prompt lengths, tokens of a round, requests of a batch.
 SIZES = {
     "crowded": ((32, 96, 256), 8, 4),
-    "cpu": ((64, 256, 768), 12, 4),
+    "cpu": ((64, 256, 512), 12, 4),
     "metal": ((128, 2048, 8192), 64, 8),
     "cuda": ((128, 2048, 8192), 64, 16),
 }
@@ -75,10 +75,11 @@ def run(plan: Plan, report: Report, say: Say, stop: Callable[[], bool]) -> None:
         say(line)
     if not wanted:
         raise BadRequest("no suite is left to run")
+    under = Subject.find(plan.model)
+    under.check_fits(1)
+    report.model = under.to_dict()
     try:
         look(plan, report)
-        under = Subject.find(plan.model)
-        report.model = under.to_dict()
         with_sides(plan, wanted, under, report, say, stop, began)
     finally:
         report.seconds = time.perf_counter() - began

@@ -18,6 +18,12 @@ MODULES = {"mlx-lm": "mlx_lm", "llama.cpp": "xllamacpp"}
 ROOM = 1.15  # of the weights: caches, activations, what loading needs besides
 
 
+class TooLarge(WontFit):
+    """The model does not fit beside its peers: the call was wrong, nothing was tried."""
+
+    exit_code = 2
+
+
 @dataclass(frozen=True)
 class Subject:
     located: Located
@@ -34,7 +40,7 @@ class Subject:
         total, free = device.memory()
         need = int(self.work.resident * ROOM) * sides
         if need > free:
-            raise WontFit(
+            raise TooLarge(
                 f"{self.located.name} needs {need / 1e9:.1f} GB for {sides} engine{'s' * (sides > 1)}, "
                 f"{free / 1e9:.1f} of {total / 1e9:.1f} GB are free; take a smaller model, fewer bits or fewer peers"
             )

@@ -64,7 +64,7 @@ def brief(value: float) -> str:
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (size if unit != 'k' else 1e3):.3g}{unit}"
-    return f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 @dataclass
@@ -98,12 +98,10 @@ class Plot:
             f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4" fill="{colour}"><title>{escape(told)}</title></circle>'
         )
 
-    def label(self, x: float, y: float, text: str, colour: str = "currentColor", anchor: str = "start") -> None:
+    def label(self, x: float, y: float, text: str) -> None:
+        """Below a point."""
         a, b = self.at(x, y)
-        move = 7 if anchor == "start" else -7
-        self.parts.append(
-            f'<text x="{a + move:.1f}" y="{b + 4:.1f}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'
-        )
+        self.parts.append(f'<text x="{a:.1f}" y="{b + 18:.1f}" text-anchor="middle">{escape(text)}</text>')
 
     def bar(self, left: float, width: float, y: float, colour: str, told: str) -> None:
         """In places, not values, along x: bars stand beside each other."""

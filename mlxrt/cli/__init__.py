@@ -15,6 +15,7 @@ COMMANDS = {
     "generate": "answer one prompt",
     "chat": "talk with a model, turn by turn",
     "pull": "fetch a model into the cache",
+    "convert": "write a model in another format",
     "info": "say what a model needs and what this machine has",
     "bench": "measure engines side by side",
     "doctor": "check this machine, and our kernels on it",

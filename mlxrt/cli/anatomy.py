@@ -18,11 +18,14 @@ from ..config import EngineConfig
 from ..loader import DTYPES, is_packed, unpacked_fits
 from ..models import CausalLM, find
 from ..weights import Checkpoint, TensorInfo
-from ..weights.fill import check_depth
+from ..weights.fill import check_depth, in_our_names
 from ..weights.gguf_tensors import PACKED
-from ..weights.quantised import layout_of, refuse_methods
+from ..weights.headers import BESIDE, layouts_told, refuted, told_format
+from ..weights.jang import jang_of
+from ..weights.quantised import refuse_methods
 from ..weights.randomise import packs
 from ..weights.shapes import Shape
+from ..weights.stored import Stored
 from .memory import SequenceCost
 from .terminal import note
 
@@ -52,6 +55,8 @@ class Anatomy:
     resident: int  # bytes of weights in memory when it runs here
     on_gpu: int  # and on a GPU: packed as stored, floats in two bytes
     dtype: str
+    format: dict[str, Any] | None = None  # of a JANG bundle or a codebook
+    contradictions: tuple[str, ...] = ()  # between labels and tensors
 
     @property
     def cost(self) -> SequenceCost:
@@ -64,7 +69,7 @@ class Anatomy:
 def class_of(name: str) -> str:
     """Which class a parameter belongs to, by its name."""
     path = name.split(".")
-    if any("norm" in step for step in path):
+    if any("norm" in step for step in path[:-1]):  # the last step names a part of it: tq_norms
         return "norm"
     for step, found in (("embed_tokens", "embedding"), ("lm_head", "head"), ("self_attn", "attention"), ("mlp", "mlp")):
         if step in path:
@@ -95,6 +100,7 @@ def of_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> Anatomy:
     if not family.adapted:
         check_depth(checkpoint, family.rename)
     sizes = {family.rename(name): info for name, info in checkpoint.sizes().items()}
+    bundle = jang_of(checkpoint.config)
     dtype = compute_dtype(config, sizes.values(), family)
     model = outlined(checkpoint.config, dtype)
     parameters = flat(model)
@@ -103,7 +109,10 @@ def of_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> Anatomy:
     else:
         resident = sum(in_memory(info, dtype) for info in sizes.values())
     on_gpu = sum(in_memory(info, mx.bfloat16) for info in sizes.values())
-    return Anatomy(model, measured(parameters, sizes), resident, on_gpu, word(dtype))
+    found = layouts_told({name: array.shape for name, array in parameters.items()}, sizes, bundle)
+    named = in_our_names(checkpoint.config, family.rename)
+    told = told_format(found, bundle), tuple(refuted(found, named, bundle))
+    return Anatomy(model, measured(parameters, sizes, found), resident, on_gpu, word(dtype), *told)
 
 
 def in_memory(info: TensorInfo, dtype: mx.Dtype) -> int:
@@ -133,28 +142,18 @@ def unpacks(checkpoint: Checkpoint, config: EngineConfig, dtype: mx.Dtype) -> bo
     return device.kind() == "cpu" and unpacked_fits(checkpoint, dtype, note)
 
 
-def measured(parameters: Mapping[str, mx.array], sizes: Mapping[str, TensorInfo]) -> dict[str, Part]:
+def measured(
+    parameters: Mapping[str, mx.array], sizes: Mapping[str, TensorInfo], found: Mapping[str, Stored | str]
+) -> dict[str, Part]:
     parts = {name: Part() for name in CLASSES}
     for name, array in parameters.items():
         parts[class_of(name)].parameters += array.size
     for name, info in sizes.items():
         part = parts[class_of(name)]
         part.nbytes += info.nbytes
-        if not name.endswith((".scales", ".biases")):
-            part.kinds[stored_kind(name, info, parameters, sizes)] += 1
+        if not name.endswith(BESIDE):
+            part.kinds[str(found.get(name, info.dtype))] += 1
     return {name: part for name, part in parts.items() if part.parameters or part.nbytes}
-
-
-def stored_kind(
-    name: str, info: TensorInfo, parameters: Mapping[str, mx.array], sizes: Mapping[str, TensorInfo]
-) -> str:
-    """The file's word for it, or the layout of a packed MLX matrix."""
-    path = name.removesuffix(".weight")
-    if f"{path}.scales" not in sizes or name not in parameters:
-        return info.dtype
-    described = {f"{path}.{part}": sizes.get(f"{path}.{part}") for part in ("weight", "scales", "biases")}
-    lazy = {k: mx.zeros(i.shape, STORED[i.dtype]) for k, i in described.items() if i and i.dtype in STORED}
-    return str(layout_of(path, parameters[name].shape[-1], lazy))
 
 
 def of_shape(shape: Shape, config: EngineConfig) -> Anatomy:
@@ -185,4 +184,5 @@ def of_outline(raw: dict[str, Any], config: EngineConfig, shape: Shape, chosen: 
     sizes = {name: TensorInfo(array.shape, named[array.dtype], array.nbytes) for name, array in flat(stored).items()}
     resident = sum(info.nbytes for info in sizes.values())
     on_gpu = sum(in_memory(info, mx.bfloat16) for info in sizes.values())
-    return Anatomy(model, measured(flat(model), sizes), resident, on_gpu, word(dtype))
+    found = layouts_told({name: array.shape for name, array in flat(model).items()}, sizes, None)
+    return Anatomy(model, measured(flat(model), sizes, found), resident, on_gpu, word(dtype))

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from ..bench import SUITES
 from ..errors import BadRequest
+from ..interrupt import Interrupt
 from .flags import Parser, real, whole, whole_list
-from .interrupt import Interrupt
 from .outcome import INTERRUPTED
 from .terminal import note
 

@@ -76,6 +76,8 @@ def facts(anatomy: "Anatomy", raw: dict[str, Any], free: int) -> dict[str, Any]:
         "weight_bytes": sum(part.nbytes for part in anatomy.parts.values()),
         "weight_bytes_in_memory": anatomy.resident,
         "bits": {name: part.told() for name, part in anatomy.parts.items()},
+        "format": anatomy.format,
+        "contradictions": list(anatomy.contradictions),
         "compute_dtype": anatomy.dtype,
         "layers": c.num_hidden_layers,
         "hidden_size": c.hidden_size,

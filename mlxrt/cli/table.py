@@ -33,6 +33,8 @@ def machine_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
 def model_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("architecture", f"{m['architecture']} ({m['model_type']})"),
+        *([("format", format_text(m["format"]))] if m["format"] else []),
+        *(("contradiction", line) for line in m["contradictions"]),
         ("parameters", f"{m['parameters']:,}"),
         ("weights", f"{amount(m['weight_bytes'])} stored, {amount(m['weight_bytes_in_memory'])} in memory"),
         *((f"  {name}", part_text(part)) for name, part in m["bits"].items()),
@@ -50,6 +52,12 @@ def model_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         ("  on Macs of", macs_text(m["longest_context_on_macs"])),
     ]
     return rows if "path" not in m else [("path", m["path"]), *rows]
+
+
+def format_text(found: dict[str, Any]) -> str:
+    profile = f", profile {found['profile']}" if found["profile"] else ""
+    labels = f", labelled {found['labels']}" if found["labels"] else ""
+    return found["name"] + profile + labels + (", rows turned (hadamard)" if found["hadamard"] else "")
 
 
 def part_text(part: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from .add_norm import add_norm
 from .attention import attend_pages
+from .codes import Codes, coded_down, coded_gate_up, coded_rows, coded_unpack
 from .embed import embed_rows
 from .experts import expert_down, expert_gate_up
 from .greedy import greedy
@@ -13,12 +14,15 @@ from .op import OPS, Case, Op, Source
 from .packed_attention import PackedPages, attend_packed
 from .packing import Matrix
 from .router import route
+from .turn import turn
+from .vectors import vector_rows
 
 __all__ = [
     "MODES",
     "OPS",
     "PLAIN",
     "Case",
+    "Codes",
     "Gpu",
     "Heads",
     "Kernels",
@@ -31,6 +35,10 @@ __all__ = [
     "attend_packed",
     "attend_pages",
     "backend",
+    "coded_down",
+    "coded_gate_up",
+    "coded_rows",
+    "coded_unpack",
     "embed_rows",
     "expert_down",
     "expert_gate_up",
@@ -39,4 +47,6 @@ __all__ = [
     "matmul",
     "matvec",
     "route",
+    "turn",
+    "vector_rows",
 ]

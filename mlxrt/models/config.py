@@ -22,8 +22,9 @@ NOISE = frozenset(
     max_window_layers original_max_position_embeddings cache_implementation sep_token_id decoder_start_token_id
     chunk_size_feed_forward vocab_size_padded tf_legacy_loss attn_implementation _attn_implementation_autoset
     use_return_dict torchscript use_bfloat16 pruned_heads prefix add_cross_attention tie_encoder_decoder
-    cross_attention_hidden_size""".split()
-)
+    cross_attention_hidden_size jang_config jang codebook_config mxtq_bits mxtq_seed weight_format jangtq jangt
+    jang_norms_pre_shifted jang_mup_folded jang_expert_pruning""".split()
+)  # those of JANG and codebooks say how weights are stored: mlxrt/weights reads them
 PINNED: dict[str, tuple] = {
     "hidden_act": ("silu", "swish"),
     "pretraining_tp": (1,),

@@ -13,7 +13,9 @@ from ..errors import BadCheckpoint, UnsupportedModel, shown
 Arrays = dict[str, mx.array]
 
 SINGLE = re.compile(r"(.*\bexperts)\.(\d{1,6})\.(.+)")  # one tensor per expert
-FUSED = re.compile(r"(.*\bexperts)\.gate_up_proj(|\.weight|\.scales|\.biases|\.bias)")
+ROWS = ("", ".weight", ".scales", ".biases", ".bias", ".tq_packed", ".tq_norms", ".tq2_packed", ".tq2_scales", ".codes")
+SHARED = (".tq_bits", ".codebook", ".awq_scale", ".awq_scales")
+FUSED = re.compile(rf"(.*\bexperts)\.gate_up_proj({'|'.join(map(re.escape, (*SHARED, *ROWS)))})")
 BARE = re.compile(r".*\bexperts\.(gate|up|down)_proj")  # a parameter without a module around it
 
 NAMES = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
@@ -27,21 +29,31 @@ def rename_experts(key: str) -> str:
 
 def stack_experts(arrays: Arrays, count: int) -> Arrays:
     """Single experts stacked, [E, 2I, ...] split into gate and up, names completed. Takes `arrays` apart."""
-    arranged: Arrays = {}
+    together: Arrays = {}
     singles: dict[str, dict[int, mx.array]] = defaultdict(dict)
     for name in list(arrays):
         array = arrays.pop(name)
         if found := SINGLE.fullmatch(name):
             put_single(singles[f"{found[1]}.{found[3]}"], name, int(found[2]), array)
-        elif found := FUSED.fullmatch(name):
-            gate, up = halves(name, array)
-            put(arranged, f"{found[1]}.gate_proj{found[2] or '.weight'}", gate)
-            put(arranged, f"{found[1]}.up_proj{found[2] or '.weight'}", up)
         else:
-            put(arranged, f"{name}.weight" if BARE.fullmatch(name) else name, array)
+            put(together, f"{name}.weight" if BARE.fullmatch(name) else name, array)
     for name, parts in singles.items():
-        put(arranged, name, stacked(name, parts, count))
-    return arranged
+        put(together, name, stacked(name, parts, count))
+    return split_gate_up(together)
+
+
+def split_gate_up(arrays: Arrays) -> Arrays:
+    """Fused gates and ups apart, whatever they are stored in: rows are halved, what all rows share goes to both."""
+    apart: Arrays = {}
+    for name, array in arrays.items():
+        if found := FUSED.fullmatch(name):
+            shared = found[2] in SHARED
+            gate, up = (array, array) if shared else halves(name, array)
+            put(apart, f"{found[1]}.gate_proj{found[2] or '.weight'}", gate)
+            put(apart, f"{found[1]}.up_proj{found[2] or '.weight'}", up)
+        else:
+            put(apart, name, array)
+    return apart
 
 
 def put(arranged: Arrays, name: str, array: mx.array) -> None:

@@ -21,9 +21,10 @@ class Router(Computing):
         self.per_expert_scale = mx.ones((c.num_experts,))
 
     def __call__(self, h):
-        if self.kernels.gpu is not None:
+        matrix = matrix_of(self.proj)
+        if self.kernels.gpu is not None and matrix is not None:
             norm = {"norm": self.scale, "eps": self.eps, "normalise": True, "scales": self.per_expert_scale}
-            return self.kernels.run(route, x=h, matrix=matrix_of(self.proj), k=self.k, **norm)
+            return self.kernels.run(route, x=h, matrix=matrix, k=self.k, **norm)
         experts, weights = choose_then_softmax(self.proj(mx.fast.rms_norm(h, self.scale, self.eps)), self.k)
         return experts, weights * self.per_expert_scale[experts]
 

@@ -16,6 +16,7 @@ from .layers import Attention, Block
 from .llama import Llama
 from .moe import FEW_TOKENS, Experts, choose_then_softmax, route_by
 from .moe_config import ROUTING_NOISE, MoEConfig
+from .product import matrix_of
 
 # What a config without rope_scaling means (Hugging Face's default for this family).
 SCALING = {
@@ -75,7 +76,7 @@ class BiasedMixture(Computing):
         )
 
     def __call__(self, x, *, norm=None, residual=None):
-        if self.kernels.gpu is not None and x.shape[0] <= FEW_TOKENS:
+        if self.kernels.gpu is not None and x.shape[0] <= FEW_TOKENS and matrix_of(self.router) is not None:
             chosen = route_by(self, self.router, x, self.used, norm=norm, normalise=True)
             return self.experts(x, *chosen, norm=norm, residual=residual)
         h = x if norm is None else norm(x)

@@ -22,7 +22,7 @@ CONV = re.compile(r".*\.linear_attn\.conv1d\.weight")
 
 def plain_layout(config, arrays: Arrays) -> Arrays:
     """Convolutions as [channels, width], norms as the gain itself, projections apart. Takes `arrays` apart."""
-    add = 0.0 if gains_are_whole(arrays) else 1.0
+    add = 0.0 if gains_are_whole(config, arrays) else 1.0
     arranged: Arrays = {}
     for name in list(arrays):
         array = arrays.pop(name)
@@ -52,11 +52,14 @@ def flat_conv(conv: mx.array) -> mx.array:
     return conv.squeeze(1) if conv.ndim == 3 and conv.shape[1] == 1 else conv
 
 
-def gains_are_whole(arrays: Arrays) -> bool:
-    """The original never has the 1 in its norms. Of those who convert it for MLX some add it: their average tells."""
+def gains_are_whole(config, arrays: Arrays) -> bool:
+    """The original never has the 1 in its norms. Of those who convert it for MLX some add it: a stamp or the average
+    tells. JANG also leaves convolutions as they were, so for its bundles they say nothing."""
+    if config.jang_norms_pre_shifted:
+        return True
     convs = [array for name, array in arrays.items() if CONV.fullmatch(name)]
-    norms = [array for name, array in arrays.items() if AROUND.fullmatch(name)]
-    if not norms or not any(map(by_mlx, convs)):
+    norms = [array for name, array in arrays.items() if AROUND.fullmatch(name) and array.dtype in FLOATS]
+    if not norms or not (config.by_jang or any(map(by_mlx, convs))):
         return False
     gains = mx.concatenate([norm.astype(mx.float32).flatten() for norm in norms])
     return bool((gains.mean() > 0.5).item())

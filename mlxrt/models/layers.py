@@ -11,6 +11,8 @@ from .rope import RoPE
 
 def joined(linears: list[nn.Module]) -> nn.Module | None:
     """One matrix whose outputs are those of several, or None where they are stored differently."""
+    if not all(type(m) in (nn.Linear, nn.QuantizedLinear) for m in linears):
+        return None  # what else there is has more than rows in it
     kinds = {
         (type(m), *(m.bits, m.group_size, m.mode)) if isinstance(m, nn.QuantizedLinear) else (type(m),) for m in linears
     }

@@ -10,6 +10,7 @@ import mlx.nn as nn
 
 from ..kernels import Matrix, expert_down, expert_gate_up, route
 from ..kernels.experts import MANY as FEW_TOKENS
+from . import coded
 from .base import Computing, Fusible
 from .product import matrix_of
 
@@ -86,15 +87,18 @@ class PackedExpertLinear(nn.Module):
         return y + self.bias[experts][..., None, :] if "bias" in self else y
 
 
-def stack_of(linear: nn.Module) -> Matrix:
-    if not isinstance(linear, PackedExpertLinear):
+def stack_of(linear: nn.Module) -> Matrix | None:
+    """What kernels multiply by; None for experts that are stored some other way."""
+    if type(linear) is ExpertLinear:
         return Matrix(linear["weight"])
+    if type(linear) is not PackedExpertLinear:
+        return None
     return Matrix(linear.weight, linear.scales, linear.get("biases"), linear.bits, linear.group_size, linear.mode)
 
 
 def alike(a: nn.Module, b: nn.Module) -> bool:
     """Whether two stacks are stored the same way, so that their rows can lie in one."""
-    if type(a) is not type(b) or set(a) != set(b):
+    if type(a) is not type(b) or set(a) != set(b) or type(a) not in (ExpertLinear, PackedExpertLinear):
         return False
     return not isinstance(a, PackedExpertLinear) or (a.bits, a.group_size, a.mode) == (b.bits, b.group_size, b.mode)
 
@@ -136,7 +140,7 @@ class Experts(Fusible):
         residual: mx.array | None = None,
     ) -> mx.array:
         """The weighted sum [N, dim] of what `experts` [N, K] make of norm(x) [N, dim]; weights [N, K]; + residual."""
-        if self.kernels.gpu is not None and self.kernel and "gate_up_proj" in self and x.shape[0] <= FEW_TOKENS:
+        if self.kernels.gpu is not None and x.shape[0] <= FEW_TOKENS and self.launches():
             return self.launch(x, experts, weights, norm, residual)
         x = x if norm is None else norm(x)
         if experts.size < MANY:
@@ -149,7 +153,17 @@ class Experts(Fusible):
         y = (y * weights.astype(y.dtype)[..., None]).sum(axis=1)
         return y if residual is None else residual + y
 
+    def launches(self) -> bool:
+        """Whether there are kernels for experts of this kind."""
+        if "gate_up_proj" in self:
+            return self.kernel is not None and stack_of(self.down_proj) is not None
+        return self.kernel is not None and coded.launches(self.gate_proj, self.up_proj, self.down_proj)
+
     def launch(self, x, experts, weights, norm, residual):
+        if "gate_up_proj" not in self:
+            h = x if norm is None else norm(x)
+            stacks = self.gate_proj, self.up_proj, self.down_proj
+            return coded.launch(stacks, h, experts, weights, self.kernel, residual)
         first, last = self.gate_up_proj, self.down_proj
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         what = {"matrix": stack_of(first), "activation": self.kernel, "norm": weight, "eps": eps}
@@ -175,7 +189,7 @@ class Mixture(Computing):
         self.experts = Experts(count, dim, hidden)
 
     def __call__(self, x: mx.array, *, norm: nn.RMSNorm | None = None, residual: mx.array | None = None) -> mx.array:
-        if self.kernels.gpu is not None and x.shape[0] <= FEW_TOKENS:
+        if self.kernels.gpu is not None and x.shape[0] <= FEW_TOKENS and matrix_of(self.gate) is not None:
             chosen = route_by(self, self.gate, x, self.used, norm=norm, normalise=self.normalise)
             return self.experts(x, *chosen, norm=norm, residual=residual)
         h = x if norm is None else norm(x)

@@ -11,9 +11,12 @@ from ..kernels.matmul import MANY
 from ..kernels.matvec import FEW, activate
 
 
-def matrix_of(linear: nn.Module) -> Matrix:
-    if not isinstance(linear, (nn.QuantizedLinear, nn.QuantizedEmbedding)):
+def matrix_of(linear: nn.Module) -> Matrix | None:
+    """What kernels multiply by; None for a layer that does more with its input, or stores other than rows."""
+    if type(linear) in (nn.Linear, nn.Embedding):
         return Matrix(linear["weight"])
+    if type(linear) is not nn.QuantizedLinear and not isinstance(linear, nn.QuantizedEmbedding):
+        return None
     return Matrix(linear["weight"], linear["scales"], linear.get("biases"), linear.bits, linear.group_size, linear.mode)
 
 
@@ -30,13 +33,14 @@ def product(
 ) -> mx.array:
     """linear(norm(x)); `pair`: its first half is a gate for the second; `times`: it is a gate for that; + residual."""
     after = {"activation": activation, "pair": pair, "times": times, "residual": residual}
-    if kernels.gpu is not None and x.shape[0] <= MANY:
+    matrix = matrix_of(linear) if kernels.gpu is not None else None
+    if matrix is not None and x.shape[0] <= MANY:
         bias = linear.get("bias")
         if x.shape[0] <= FEW:
             weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-            return kernels.run(matvec, x=x, matrix=matrix_of(linear), norm=weight, eps=eps, bias=bias, **after)
+            return kernels.run(matvec, x=x, matrix=matrix, norm=weight, eps=eps, bias=bias, **after)
         h = x if norm is None else norm(x)
-        return kernels.run(matmul, x=h, matrix=matrix_of(linear), bias=bias, **after)
+        return kernels.run(matmul, x=h, matrix=matrix, bias=bias, **after)
     h = x if norm is None else norm(x)
     y = whole(linear, h) if kernels.gpu is not None else linear(h)
     if activation is not None:

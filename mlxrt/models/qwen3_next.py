@@ -30,6 +30,7 @@ LINEAR, FULL = "linear_attention", "full_attention"
 class HybridConfig(ModelConfig):
     """What Qwen3-Next and Qwen3.5 share."""
 
+    made: ClassVar[frozenset[str]] = ModelConfig.made | {"by_jang"}
     noise: ClassVar[frozenset[str]] = frozenset({"partial_rotary_factor"})
     pinned: ClassVar[Mapping[str, tuple]] = {k: v for k, v in PINNED.items() if k != "partial_rotary_factor"} | {
         "attn_output_gate": (True,),
@@ -42,6 +43,8 @@ class HybridConfig(ModelConfig):
     linear_key_head_dim: int
     linear_value_head_dim: int
     full_attention_interval: int = 4  # as transformers has it; says nothing where layer_types is given
+    jang_norms_pre_shifted: bool | None = None  # JANG's stamp: norms have their 1
+    by_jang: bool = False  # written by JANG, which leaves norms as they were or adds the 1
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any], say: Say, pinned: Mapping[str, tuple] | None = None) -> Self:
@@ -54,6 +57,7 @@ class HybridConfig(ModelConfig):
                 f"linear_num_key_heads {self.linear_num_key_heads}"
             )
         object.__setattr__(self, "layer_types", self._kinds())
+        object.__setattr__(self, "by_jang", "jang_config" in raw or "jang" in raw)
         return super()._complete(raw)
 
     def _kinds(self) -> tuple[str, ...]:

@@ -24,6 +24,8 @@ OUTER = frozenset(
     vision_start_token_id vision_end_token_id vision_soft_tokens_per_image audio_soft_tokens_per_image processor_class
     tie_word_embeddings vocab_size""".split()
 )
+# Said of the whole file, used by the text model.
+STAMPS = frozenset({"jang_config", "jang", "jang_norms_pre_shifted"})
 INNER = re.compile(r"(?:model\.)?language_model\.(?:model\.)?(lm_head\.)?(.*)", re.DOTALL)
 
 
@@ -38,6 +40,8 @@ def text_part(raw: Mapping[str, Any], say: Say) -> dict[str, Any]:
     text = dict(inner)
     if "tie_word_embeddings" in raw:  # the head belongs to the whole, so the outer word counts
         text["tie_word_embeddings"] = raw["tie_word_embeddings"]
+    for key in STAMPS & set(raw):
+        text[key] = raw[key]
     if "vocab_size" in raw:  # mirrored by some tools; a resized table is told inside
         text.setdefault("vocab_size", raw["vocab_size"])
     return text

@@ -9,7 +9,8 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import UnsupportedModel, shown
-from .codes import Arrays, Codes, require, scales_of, unpack_fields, words_of
+from ..kernels.fields import unpack_fields
+from .codes import Arrays, Codes, require, scales_of, words_of
 
 PARTS = ("qweight", "qzeros", "scales")
 BITS = 4

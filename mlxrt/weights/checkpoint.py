@@ -50,9 +50,17 @@ class Checkpoint(ABC):
     def load(self, say: Say = tell) -> dict[str, mx.array]:
         """Every tensor; a quantised X.weight comes packed with X.scales and, when affine, X.biases."""
 
+    def beside(self, name: str) -> dict[str, mx.array] | None:
+        """The tensors of a file that lies beside the weights and is none of them; None where there is none."""
+        return None
+
     @abstractmethod
     def tokenizer(self) -> "Tokenizer":
         """The tokenizer stored with the weights; NoTokenizer when there is none."""
+
+    @abstractmethod
+    def save_tokenizer(self, folder: Path, say: Say) -> None:
+        """The tokenizer's files into another folder, for a converter; a line where they cannot be had."""
 
     @abstractmethod
     def files(self) -> list[Path]:

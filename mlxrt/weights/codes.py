@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ..errors import BadCheckpoint
+from ..kernels.fields import pack
 from .quantised import AFFINE_BITS, AFFINE_GROUPS, FLOATS, kind
 
 Arrays = dict[str, mx.array]
-WORD = 32
 
 
 @dataclass(frozen=True)
@@ -40,26 +40,6 @@ class Codes:
         times = columns // groups // run
         scale, zero = (mx.repeat(x, times, axis=1) for x in (self.scale, self.zero))
         return pack(self.q, self.bits), scale, -zero * scale
-
-
-def unpack_fields(words: mx.array, bits: int) -> mx.array:
-    """uint32 [..., n] -> the numbers in it, [..., n * 32 / bits]: a stream of bits, the lowest first."""
-    if WORD % bits == 0:
-        each = (words[..., None] >> mx.arange(0, WORD, bits, dtype=mx.uint32)) & mx.array((1 << bits) - 1, mx.uint32)
-        return each.flatten(-2)
-    stream = ((words[..., None] >> mx.arange(WORD, dtype=mx.uint32)) & mx.array(1, mx.uint32)).flatten(-2)
-    each = stream.reshape(*words.shape[:-1], -1, bits)
-    return (each << mx.arange(bits, dtype=mx.uint32)).sum(axis=-1).astype(mx.uint32)
-
-
-def pack(q: mx.array, bits: int) -> mx.array:
-    """uint32 numbers [..., n] -> words [..., n * bits / 32], as unpack_fields reads them."""
-    if WORD % bits == 0:
-        each = q.reshape(*q.shape[:-1], -1, WORD // bits) << mx.arange(0, WORD, bits, dtype=mx.uint32)
-        return each.sum(axis=-1).astype(mx.uint32)
-    stream = (q[..., None] >> mx.arange(bits, dtype=mx.uint32)) & mx.array(1, mx.uint32)
-    each = stream.reshape(*q.shape[:-1], -1, WORD) << mx.arange(WORD, dtype=mx.uint32)
-    return each.sum(axis=-1).astype(mx.uint32)
 
 
 def in_order(group_of: mx.array, groups: int) -> bool:

@@ -10,7 +10,8 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import BadCheckpoint, UnsupportedModel, shown
-from .codes import Arrays, Codes, checked_groups, described, require, scales_of, unpack_fields, words_of
+from ..kernels.fields import unpack_fields
+from .codes import Arrays, Codes, checked_groups, described, require, scales_of, words_of
 from .quantised import FLOATS
 
 PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")

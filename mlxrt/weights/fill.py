@@ -12,16 +12,22 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ..errors import BadCheckpoint, UnsupportedModel, shown
+from ..errors import BadCheckpoint, shown
 from ..models import CausalLM, find
-from ..models.moe import ExpertLinear
+from . import jang
 from .checkpoint import Checkpoint, Say, tell
+from .codebook import listed
 from .converted import convert, method_of
 from .fp8 import SCALE, has_fp8, unpack_fp8
-from .quantised import FLOATS, Layout, contradictions, kind, layout_of, packed, refuse_methods, unpack
+from .jang_streams import has_streams, read_streams
+from .jangtq import check_sidecar
+from .layouts import Hints, find_layouts
+from .quantised import FLOATS, Layout, contradictions, kind, refuse_methods
+from .stored import Stored
 
 Arrays = dict[str, mx.array]
 HEAD, TABLE = "lm_head.", "embed_tokens."
+AS_STORED = (".norms", ".codebook")  # read into float32 where they are used: a cast to bfloat16 would lose bits
 
 
 def build(
@@ -46,22 +52,40 @@ def fill(
     check_depth(checkpoint, family.rename)
     model = family(config)  # type: ignore[call-arg]  # every family takes its config; nn.Module takes nothing
     loaded, dtype = load(checkpoint, dtype, say, family)
-    arrays = select(family, loaded)
+    bundle = jang.jang_of(checkpoint.config)
+    arrays = select(family, loaded, jang.DROPS if bundle else ())
     if has_fp8(arrays):
         dtype = dtype or fitting_dtype(family, arrays, say)
         arrays = unpack_fp8(arrays, checkpoint.config, dtype, say)
     arrays = family.arrange(config, arrays)
     drop_tied_head(model, arrays)
     dtype = dtype or fitting_dtype(family, arrays, say)
-    layouts = find_layouts(model, arrays)
-    if line := contradictions(in_our_names(checkpoint.config, family.rename), layouts):
+    hints = Hints(in_our_names(checkpoint.config, family.rename), bundle)
+    layouts = find_layouts(model, arrays, hints)
+    for line in contradicted(hints, layouts):
         say(line)
-    if dequantise:
-        arrays = dequantised(arrays, layouts, dtype)
-    else:
-        replace(model, layouts, dtype)
-    place(model, arrays, dtype)
+    plain = layouts if dequantise else tables(model, layouts, say)
+    arrays = dequantised(arrays, plain, dtype)
+    packed = {path: layout for path, layout in layouts.items() if path not in plain}
+    place(model, replace(model, arrays, packed, dtype), dtype)
     return model
+
+
+def contradicted(hints: Hints, layouts: Mapping[str, Stored]) -> Iterable[str]:
+    """A line for everything that labels say and tensors refute."""
+    if line := contradictions(hints.config, {path: x for path, x in layouts.items() if isinstance(x, Layout)}):
+        yield line
+    if hints.jang is not None:
+        yield from hints.jang.contradictions(layouts)
+
+
+def tables(model: nn.Module, layouts: Mapping[str, Stored], say: Say) -> dict[str, Stored]:
+    """Embeddings in layouts that have no embedding of their own: these are unpacked."""
+    modules = dict(model.named_modules())
+    found = {p: x for p, x in layouts.items() if isinstance(modules[p], nn.Embedding) and not isinstance(x, Layout)}
+    for path, layout in found.items():
+        say(f"{path} is {layout}; as an embedding it is kept unpacked")
+    return found
 
 
 def load(
@@ -69,6 +93,14 @@ def load(
 ) -> tuple[Arrays, mx.Dtype | None]:
     """Every tensor, those of other quantisers as MLX's; and the dtype, which is chosen before new floats are made."""
     arrays = checkpoint.load(say)
+    if jang.jang_of(checkpoint.config) is not None:
+        jang.check_finite(arrays)
+        if (sidecar := checkpoint.beside(jang.SIDECAR)) is not None:
+            check_sidecar(jang.SIDECAR, sidecar)
+    arrays = listed(checkpoint.config, arrays, say)
+    if has_streams(arrays):
+        dtype = dtype or fitting_dtype(family, arrays, say)
+        return read_streams(arrays, dtype, say), dtype
     if method_of(checkpoint.config) is None:
         return arrays, dtype
     dtype = dtype or fitting_dtype(family, arrays, say)
@@ -87,15 +119,16 @@ def check_depth(checkpoint: Checkpoint, rename: Callable[[str], str]) -> None:
 def in_our_names(config: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
     """The config with the modules that its quantisation names called as in our model."""
     keys = [key for key in ("quantization", "quantization_config") if isinstance(config.get(key), Mapping)]
-    ours = {key: {rename(k) if isinstance(v, Mapping) else k: v for k, v in config[key].items()} for key in keys}
+    named = lambda path: rename(f"{path}.weight").removesuffix(".weight")  # noqa: E731  renaming is of tensors
+    ours = {key: {named(k) if isinstance(v, Mapping) else k: v for k, v in config[key].items()} for key in keys}
     return {**config, **ours}
 
 
-def select(family: type[CausalLM], arrays: Arrays) -> Arrays:
+def select(family: type[CausalLM], arrays: Arrays, drops: tuple[tuple[str, str], ...] = ()) -> Arrays:
     """The arrays that are kept, under the model's names."""
     kept: Arrays = {}
     for key, array in arrays.items():
-        if any(re.search(pattern, key) for pattern, _ in family.DROPS):
+        if any(re.search(pattern, key) for pattern, _ in (*family.DROPS, *drops)):
             continue
         name = family.rename(key)
         if name in kept:
@@ -140,30 +173,23 @@ def main_dtype(arrays: Arrays) -> mx.Dtype:
     return held.most_common(1)[0][0]
 
 
-def find_layouts(model: nn.Module, arrays: Arrays) -> dict[str, Layout]:
-    """The packed modules: those with scales."""
-    layouts: dict[str, Layout] = {}
+def dequantised(arrays: Arrays, layouts: Mapping[str, Stored], dtype: mx.Dtype) -> Arrays:
+    whole = {f"{path}.weight": layout.matrix(path, arrays).astype(dtype) for path, layout in layouts.items()}
+    return {name: array for name, array in arrays.items() if name not in parts(layouts)} | whole
+
+
+def parts(layouts: Mapping[str, Stored]) -> set[str]:
+    """The tensors that layouts are made of."""
+    return {f"{path}.{part}" for path, layout in layouts.items() for part in layout.parts}
+
+
+def replace(model: nn.Module, arrays: Arrays, layouts: Mapping[str, Stored], dtype: mx.Dtype) -> Arrays:
+    """Modules that compute with the stored forms in place of plain ones; the arrays under those modules' names."""
     modules = dict(model.named_modules())
-    for path in [name.removesuffix(".scales") for name in arrays if name.endswith(".scales")]:
-        if path not in modules:
-            continue  # listed among the leftovers
-        module = modules[path]
-        if not isinstance(module, nn.Linear | nn.Embedding | ExpertLinear):
-            raise UnsupportedModel(f"{path} is packed, but it is a {type(module).__name__}: only matrices can be")
-        layouts[path] = layout_of(path, module["weight"].shape[-1], arrays)
-    return layouts
-
-
-def dequantised(arrays: Arrays, layouts: Mapping[str, Layout], dtype: mx.Dtype) -> Arrays:
-    whole = {f"{path}.weight": unpack(path, layout, arrays, dtype) for path, layout in layouts.items()}
-    gone = {f"{path}.{part}" for path in layouts for part in ("scales", "biases")}
-    return {name: array for name, array in (arrays | whole).items() if name not in gone}
-
-
-def replace(model: nn.Module, layouts: Mapping[str, Layout], dtype: mx.Dtype) -> None:
-    modules = dict(model.named_modules())
-    made = [(path, packed(modules[path], layout, dtype)) for path, layout in layouts.items()]
+    made = [(path, layout.module(modules[path], dtype)) for path, layout in layouts.items()]
     model.update_modules(tree_unflatten(made))
+    named = {f"{p}.{name}": a for p, x in layouts.items() for name, a in x.tensors(p, arrays).items()}
+    return {name: array for name, array in arrays.items() if name not in parts(layouts)} | named
 
 
 def place(model: CausalLM, arrays: Arrays, dtype: mx.Dtype) -> None:
@@ -179,8 +205,9 @@ def place(model: CausalLM, arrays: Arrays, dtype: mx.Dtype) -> None:
     cast = {
         name: array.astype(mx.float32 if wide.search(name) else dtype) if array.dtype in FLOATS else array
         for name, array in arrays.items()
+        if not name.endswith(AS_STORED)
     }
-    model.update(tree_unflatten(list(cast.items())))
+    model.update(tree_unflatten(list((arrays | cast).items())))
     mx.eval(model.parameters())
 
 

@@ -4,6 +4,7 @@ Knows file names and how an index maps to shards. Refuses to know architectures 
 """
 
 import re
+import shutil
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import mlx.core as mx
 
 from ..errors import BadCheckpoint, ModelNotFound, UnsupportedModel, shown
+from . import codebook, jang
 from .checkpoint import Checkpoint, Say, TensorInfo, tell
 from .fp8 import SCALE
 from .json_text import parse_object
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from ..text import Tokenizer
 
 INDEX = "model.safetensors.index.json"
+INDEXES = (INDEX, "model.jang.index.json", "model.jjqf.index.json", "model.mxq.index.json")  # the others: JANG 1
 SINGLE = "model.safetensors"
 LARGEST_JSON = 64 << 20
 TEXT_FILES = (
@@ -50,9 +53,18 @@ class FolderCheckpoint(Checkpoint):
         if not self.path.is_dir():
             raise ModelNotFound(f"{self.path}: no such folder")
         self.name = name or self.path.resolve().name
-        self.config = read_json(self.path / "config.json")
+        self.config = read_json(self.path / "config.json") | self.labels()
         generation = self.path / "generation_config.json"
         self.generation = read_json(generation) if generation.exists() else {}
+
+    def labels(self) -> dict[str, Any]:
+        """What files beside config.json say of the weights, under the names it has inside."""
+        said = {}
+        if name := next((name for name in jang.FILES if (self.path / name).is_file()), None):
+            said[jang.EMBEDDED[0]] = read_json(self.path / name)
+        if (self.path / codebook.CONFIG).is_file():
+            said[codebook.LISTS] = read_json(self.path / codebook.CONFIG)
+        return said
 
     @cached_property
     def shards(self) -> dict[str, dict[str, TensorInfo]]:
@@ -62,8 +74,18 @@ class FolderCheckpoint(Checkpoint):
         shards = {name: read_header(self.path / name) for name in names}
         for tensor, name in mapped.items():
             if tensor not in shards[name]:
-                raise BadCheckpoint(f"{self.path / INDEX}: puts {shown(tensor)} in {name}, which does not hold it")
-        return shards
+                raise BadCheckpoint(
+                    f"{self.path / index_of(self.path)}: puts {shown(tensor)} in {name}, which does not hold it"
+                )
+        return shards | {name: self.codebook_header(name) for name in self.codebook_files() if name not in shards}
+
+    def codebook_files(self) -> list[str]:
+        return sorted(path.name for path in self.path.glob("codebook-layer-*") if codebook.FILE.fullmatch(path.name))
+
+    def codebook_header(self, file: str) -> dict[str, TensorInfo]:
+        infos = read_header(self.path / file)
+        names = codebook.tensor_names(file, {name: info.shape for name, info in infos.items()})
+        return {names[name]: info for name, info in infos.items()}
 
     def sizes(self) -> dict[str, TensorInfo]:
         sizes: dict[str, TensorInfo] = {}
@@ -84,33 +106,58 @@ class FolderCheckpoint(Checkpoint):
                 raise UnsupportedModel(f"{shown(tensor)} is stored as {info.dtype}; convert it to F32, F16 or BF16")
         arrays: dict[str, mx.array] = {}
         for name in self.shards:
-            try:
-                arrays |= cast(dict[str, mx.array], mx.load(str(self.path / name)))
-            except RuntimeError as bad:  # our check passed, MLX's did not
-                raise BadCheckpoint(f"{self.path / name}: MLX refuses the file ({bad})") from None
+            found = self.read(name)
+            if codebook.FILE.fullmatch(name):
+                names = codebook.tensor_names(name, {key: array.shape for key, array in found.items()})
+                found = {names[key]: array for key, array in found.items()}
+            arrays |= found
         return arrays
+
+    def read(self, name: str) -> dict[str, mx.array]:
+        """The tensors of one file."""
+        try:
+            return cast(dict[str, mx.array], mx.load(str(self.path / name)))
+        except RuntimeError as bad:  # our check passed, MLX's did not
+            raise BadCheckpoint(f"{self.path / name}: MLX refuses the file ({bad})") from None
+
+    def beside(self, name: str) -> dict[str, mx.array] | None:
+        if not (self.path / name).is_file():
+            return None
+        read_header(self.path / name)
+        return self.read(name)
 
     def tokenizer(self) -> "Tokenizer":
         from ..text import Tokenizer
 
         return Tokenizer.from_folder(self.path)
 
+    def save_tokenizer(self, folder: Path, say: Say) -> None:
+        for name in TEXT_FILES:
+            if (self.path / name).is_file():
+                shutil.copyfile(self.path / name, folder / name)
+
     def files(self) -> list[Path]:
-        beside = ("config.json", "generation_config.json", INDEX, *TEXT_FILES)
+        beside = ("config.json", "generation_config.json", *INDEXES, *jang.FILES, codebook.CONFIG, *TEXT_FILES)
         return [self.path / n for n in (*beside, *self.shards) if (self.path / n).is_file()]
+
+
+def index_of(folder: Path) -> str:
+    """The name of a folder's index; the usual one where there is none."""
+    return next((name for name in INDEXES if (folder / name).exists()), INDEX)
 
 
 def read_index(folder: Path) -> dict[str, str]:
     """Tensor -> shard; empty when one file holds everything."""
-    if not (folder / INDEX).exists():
+    index = folder / index_of(folder)
+    if not index.exists():
         return {}
-    mapped = read_json(folder / INDEX).get("weight_map")
+    mapped = read_json(index).get("weight_map")
     if not isinstance(mapped, dict) or not mapped:
-        raise BadCheckpoint(f"{folder / INDEX}: weight_map must be an object of tensor -> file")
+        raise BadCheckpoint(f"{index}: weight_map must be an object of tensor -> file")
     for shard in mapped.values():
         # Only plain names: an index must not make us read outside its folder.
         if not isinstance(shard, str) or not re.fullmatch(r"[\w][\w.+-]*\.safetensors", shard):
-            raise BadCheckpoint(f"{folder / INDEX}: {shown(shard)} is not the name of a safetensors file")
+            raise BadCheckpoint(f"{index}: {shown(shard)} is not the name of a safetensors file")
     shards = set(mapped.values())
     if SINGLE not in shards and (folder / SINGLE).is_file():
         return {}  # an index left over from before the shards were joined; Hugging Face takes the single file too
@@ -137,6 +184,6 @@ def find_weights(folder: Path) -> list[str]:
 def check_complete(folder: Path, names: list[str]) -> None:
     """Shards that count themselves (-00001-of-00003) are all there."""
     for name in names:
-        found = re.search(r"-\d{1,5}-of-(\d{1,5})\.safetensors$", name)
+        found = re.search(r"-\d{1,5}-of-(\d{1,5})(?:\.jang|\.jjqf|\.mxq)?\.safetensors$", name)
         if found and int(found[1]) != len(names):
             raise BadCheckpoint(f"{folder}: {len(names)} of {int(found[1])} shards are here; download the others")

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 FREQUENCIES = "rope_freqs.weight"  # llama3's scaling, already turned into one factor per rope pair
 
 
+PROBE = "It's 3,141 — naïve  <s>日本\n\n  def f(x):\treturn 'ok'"  # on which two tokenizers that differ do differ
+
+
 class GgufCheckpoint(Checkpoint):
     """One .gguf file. `metadata` holds its keys as plain Python values."""
 
@@ -109,6 +112,17 @@ class GgufCheckpoint(Checkpoint):
                 f"{self.path} holds no tokenizer (no key tokenizer.ggml.model); give token ids instead of text"
             )
         return Tokenizer.from_gguf(self.metadata)
+
+    def save_tokenizer(self, folder: Path, say: Say) -> None:
+        from ..text import Tokenizer
+        from ..text.gguf_folder import write_folder
+
+        same = "tokenizer.ggml.model" in self.metadata and write_folder(folder, self.metadata)
+        if same and Tokenizer.from_folder(folder).encode(PROBE) == self.tokenizer().encode(PROBE):
+            return
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (folder / name).unlink(missing_ok=True)
+        say(f"{self.name}: its vocabulary has no form as tokenizer.json; copy the original's tokenizer files beside")
 
     def files(self) -> list[Path]:
         return [self.path]

@@ -10,7 +10,8 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import BadCheckpoint, UnsupportedModel, shown
-from .codes import Arrays, Codes, checked_groups, described, require, scales_of, unpack_fields, words_of
+from ..kernels.fields import unpack_fields
+from .codes import Arrays, Codes, checked_groups, described, require, scales_of, words_of
 
 PARTS = ("qweight", "qzeros", "scales", "g_idx")
 BITS = (2, 3, 4, 8)

@@ -12,6 +12,7 @@ import mlx.nn as nn
 
 from ..errors import BadCheckpoint, UnsupportedModel, shown
 from ..models.moe import ExpertLinear
+from .stored import Stored
 
 AFFINE_BITS, AFFINE_GROUPS = (1, 2, 3, 4, 5, 6, 8), (32, 64, 128)
 BLOCK_MODES = {(4, 32): "mxfp4", (8, 32): "mxfp8", (4, 16): "nvfp4"}  # (bits, group) of the layouts without biases
@@ -21,8 +22,8 @@ METHODS = ("mxfp4", "fp8", "gptq", "awq", "compressed-tensors")
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How a matrix is packed."""
+class Layout(Stored):
+    """One of MLX's own."""
 
     mode: str
     bits: int
@@ -30,6 +31,30 @@ class Layout:
 
     def __str__(self) -> str:
         return f"{self.mode} {self.bits} bit group {self.group}"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ("weight", "scales", "biases") if self.mode == "affine" else ("weight", "scales")
+
+    def module(self, plain: nn.Module, dtype: mx.Dtype) -> nn.Module:
+        if isinstance(plain, ExpertLinear):
+            return plain.to_quantized(self.group, self.bits, self.mode)
+        rows, width = plain["weight"].shape
+        if isinstance(plain, nn.Embedding):
+            return PackedEmbedding(rows, width, self, dtype)
+        return nn.QuantizedLinear(width, rows, "bias" in plain, self.group, self.bits, self.mode)
+
+    def tensors(self, path: str, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
+        return {part: arrays[f"{path}.{part}"] for part in self.parts}
+
+    def matrix(self, path: str, arrays: Mapping[str, mx.array]) -> mx.array:
+        """Scales are widened first: products rounded in half precision would not be what was stored."""
+        scales, biases = arrays[f"{path}.scales"], arrays.get(f"{path}.biases")
+        if self.mode == "affine" and biases is not None:
+            scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+        return mx.dequantize(
+            arrays[f"{path}.weight"], scales, biases, self.group, self.bits, self.mode, dtype=mx.float32
+        )
 
 
 class PackedEmbedding(nn.QuantizedEmbedding):
@@ -55,12 +80,16 @@ def layout_of(path: str, width: int, arrays: Mapping[str, mx.array]) -> Layout:
         raise BadCheckpoint(
             f"{path}: {words} words and {groups} scales per row do not fit its {width} features in whole bits"
         )
+    expected = [*weight.shape[:-1], groups]
+    for part, array in (("scales", scales), ("biases", biases)):
+        if array is not None and list(array.shape) != expected:
+            raise BadCheckpoint(f"{path}.{part}: expected shape {expected}, found {list(array.shape)}")
     bits, group = 32 * words // width, width // groups
     return Layout(mode_of(path, bits, group, scales, biases), bits, group)
 
 
 def mode_of(path: str, bits: int, group: int, scales: mx.array, biases: mx.array | None) -> str:
-    if biases is not None and scales.dtype in FLOATS:
+    if biases is not None and scales.dtype in FLOATS and biases.dtype in FLOATS:
         if bits in AFFINE_BITS and group in AFFINE_GROUPS:
             return "affine"
         have = f"affine layouts have {list(AFFINE_BITS)} bit in groups of {list(AFFINE_GROUPS)}"
@@ -78,27 +107,6 @@ def mode_of(path: str, bits: int, group: int, scales: mx.array, biases: mx.array
 
 def kind(array: mx.array) -> str:
     return str(array.dtype).removeprefix("mlx.core.")
-
-
-def packed(module: nn.Module, layout: Layout, dtype: mx.Dtype) -> nn.Module:
-    """The module that computes what `module` does from a packed weight."""
-    if isinstance(module, ExpertLinear):
-        return module.to_quantized(layout.group, layout.bits, layout.mode)
-    rows, width = module["weight"].shape
-    if isinstance(module, nn.Embedding):
-        return PackedEmbedding(rows, width, layout, dtype)
-    return nn.QuantizedLinear(width, rows, "bias" in module, layout.group, layout.bits, layout.mode)
-
-
-def unpack(path: str, layout: Layout, arrays: Mapping[str, mx.array], dtype: mx.Dtype) -> mx.array:
-    """The matrix itself. Scales are widened first: products rounded in half precision would not be what was stored."""
-    scales, biases = arrays[f"{path}.scales"], arrays.get(f"{path}.biases")
-    if layout.mode == "affine" and biases is not None:
-        scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
-    matrix = mx.dequantize(
-        arrays[f"{path}.weight"], scales, biases, layout.group, layout.bits, layout.mode, dtype=mx.float32
-    )
-    return matrix.astype(dtype)
 
 
 def refuse_methods(config: Mapping[str, Any]) -> None:

@@ -19,6 +19,8 @@ from mlxrt.bench.statistics import Patience
 from mlxrt.bench.subject import Subject
 from mlxrt.weights.source import locate
 
+from .liar import PLACE as liar_place
+
 FAST = ("--lengths", "12,16", "--tokens", "4", "--rounds", "2", "--minutes", "5", "--threads", "1")
 
 
@@ -69,17 +71,20 @@ def test_a_wrong_call_is_one_line(cli, argv, told):
 
 
 @pytest.mark.parametrize("model", ["shape:qwen9-1b", "shape:qwen3-8b@7bit", "./nowhere"])
-def test_an_unknown_model_is_one_line(cli, model, monkeypatch):
-    monkeypatch.setattr("mlxrt.bench.run.look", lambda plan, report: None)
-    assert "mlxrt: " in (result := cli("bench", "decode", "-m", model)).err and result.code == 2
-    assert "Traceback" not in result.err
+def test_an_unknown_model_is_one_line(cli, model):
+    cli("bench", "decode", "-m", model).refused(2)
+
+
+def test_a_model_that_does_not_fit_is_one_line(cli):
+    assert "GB are free" in cli("bench", "decode", "-m", "shape:gpt-oss-120b").refused(2)
 
 
 def test_a_model_that_does_not_fit_is_told_before_it_is_made():
     under = Subject.find("shape:gpt-oss-120b")
     assert under.work.resident > 2e11
-    with pytest.raises(mlxrt.WontFit, match="GB are free"):
+    with pytest.raises(mlxrt.WontFit, match="GB are free") as caught:
         under.check_fits(2)
+    assert caught.value.exit_code == 2
 
 
 def test_work_of_a_shape_is_that_of_its_matrices():
@@ -156,6 +161,19 @@ def test_a_server_behind_a_url(cli, two_rounds, folder, server, tmp_path, spoilt
     assert all(url in f.sides for f in report.figures if f.what != "peak memory")
     remarks = [r for f in report.figures for r in (f.agreement or {}).get("remarks", ())]
     assert any("not our text" in r for r in remarks) == spoilt, remarks
+
+
+def test_a_wrong_token_of_an_engine_is_caught(cli, two_rounds, folder, tmp_path, monkeypatch):
+    """Another mlxrt stands in for mlx-lm, and changes one token of every answer."""
+    liar = lambda *_: Side("mlx-lm", {"model": str(folder)}, program="tests.bench.liar")  # noqa: E731
+    monkeypatch.setattr("mlxrt.bench.run.start_peer", liar)
+    out = tmp_path / "a.json"
+    result = cli("bench", "decode", "-m", folder, "--peer", "mlx-lm", "--json", out, *FAST)
+    report = Report.load(out)
+    assert result.code == 1 and "(WRONG)" in result.out and "0 of 4 answers of peers are ours" in result.out
+    assert report.wrong == [f"decode / after {n}: mlx-lm differs at token {liar_place}" for n in (12, 16)]
+    hashes = report.figures[0].agreement["hashes"]
+    assert len(hashes[OURS]) == len(hashes["mlx-lm"]) == 1 and hashes[OURS] != hashes["mlx-lm"]
 
 
 def test_a_side_that_dies_says_why():

@@ -97,6 +97,17 @@ def test_a_stop_seen_late_leaves_a_prefix_that_can_be_used(kind, ahead):
     assert again.cached_tokens >= len(P) + len(done.tokens) - 1 and again.tokens == truth(model, longer, 5)
 
 
+@pytest.mark.parametrize("kind", ["hybrid", "recurrent", "everything", "ring"])
+def test_a_checkpoint_made_while_decoding_can_be_taken_up(kind):
+    model = KINDS[kind]()
+    engine = Engine(model, EngineConfig(ahead=2))
+    said = engine.generate(P, max_tokens=26).tokens
+    for n in (3, 11, 14, 25):
+        longer = (*P, *said[:n], 3)
+        again = engine.generate(longer, max_tokens=4)
+        assert again.cached_tokens >= 8 and again.tokens == truth(model, longer, 4)
+
+
 def test_eos_stops_unless_ignored(model):
     end = truth(model, P, 4)[3]
     engine = Engine(model, source=Source(eos=frozenset([end])))

@@ -34,7 +34,7 @@ LAYERS = {
     "kernels": "errors",
     "cache.memory": "errors kernels cache",
     "models": "errors kernels cache cache.memory",
-    "weights": "errors text models",
+    "weights": "errors text kernels models",
     "logits": "errors request",
     "sampling": "errors kernels request logits draw",
     "batch": "errors cache cache.memory request scheduler",
@@ -88,6 +88,7 @@ BROAD = {
     "mlxrt.async_engine._run": "the step that failed has told every caller; the thread only ends",
     "mlxrt.text.rust.rust_call": "the Rust library raises Exception itself, and panics as a BaseException",
     "tests.fuzz.child.judge": "what is not ours is the failure that is looked for",
+    "tests.jang.fuzz.serve": "what is not ours is the failure that is looked for",
     "tests.fuzz.pool.work": "carried out of a thread and raised by whoever closes the pool",
 }
 ABSTRACT = ("mlxrt.models.base", "mlxrt.models.gemma")  # nn.Module has a metaclass of its own: no abc there

@@ -111,7 +111,7 @@ class Machine(StateOps, TalkOps):
         events = list(one.stream)
         self.asked.remove(one)
         if seq.finish == "error":
-            self.give_way(events.pop().error)
+            self.give_way(events.pop().error, held=False)
         said = [e.token for e in events]
         self.trace.append(f"request {seq.id} ended ({seq.finish}, {seq.cached} cached): {said}")
         invariants.require(said == seq.tokens[len(seq.prompt) :], f"request {seq.id}: events and tokens differ")

@@ -137,10 +137,10 @@ FAULTS = (
         "hybrid ring",
     ),
     fault(
-        "preempted while tokens are on their way",
+        "a prompt that is cut samples",
         "scheduler.py",
-        "if not want or any(s.pending for s in self.running):",
-        "if not want:",
+        "seq.length - n, seq.length, n == todo)",
+        "seq.length - n, seq.length, True)",
         "full gemma",
     ),
     fault("logits of another row are sampled", "runner.py", "else hidden[mx.array(ends)]", "else hidden[: len(ends)]"),

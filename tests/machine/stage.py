@@ -24,6 +24,7 @@ class Stage:
         self.trace: list[str] = []
         self.texts: list[tuple[int, ...]] = list(kinds.stems())
         self.holds: list[SequenceState] = []
+        self.forgiven: list[Exception | None] = []  # requests' errors that were this machine's own doing
         self.sessions: list[Session] = []
         self.saved: dict[Path, tuple] = {}  # the turns that each file must give back
         self.engine = self.start(program.ahead, program.chunk)
@@ -77,12 +78,20 @@ class Stage:
         self.tally["steps"] += 1
         ahead = len(self.engine._flights)
         self.tally[f"steps with {ahead} in the air"] += 1
-        return self.engine.step()
+        held = bool(self.holds)
+        moved = self.engine.step()
+        for ticket in self.engine._tickets.values():
+            if ticket.seq.finish == "error" and ticket.inbox:
+                self.give_way(ticket.inbox[-1].error, held)
+        return moved
 
-    def give_way(self, error: Exception | None) -> None:
-        """A request ended for want of room: right only where this machine itself holds values. It lets them go."""
+    def give_way(self, error: Exception | None, held: bool) -> None:
+        """A request ended for want of room: right only where this machine itself held values. It lets them go."""
+        if error in self.forgiven:
+            return
         invariants.require(isinstance(error, WontFit), f"a request ended with {error!r}")
-        invariants.require(bool(self.holds), f"nobody but the request holds memory, and it ended: {error}")
+        invariants.require(held, f"nobody but the request held memory, and it ended: {error}")
+        self.forgiven.append(error)
         self.holds.clear()
         self.tally["requests ended for room"] += 1
         self.trace.append("no room for a request: all held values dropped")

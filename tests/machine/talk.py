@@ -59,7 +59,7 @@ class TalkOps(Stage):
         try:
             self.event(reply, seq.id)
         except WontFit as error:
-            self.give_way(error)
+            self.give_way(error, held=False)
         reply.close()
         self.trace.append("an answer is stopped after its first token")
         self.judge.check(seq, "an answer stopped halfway")
@@ -72,7 +72,7 @@ class TalkOps(Stage):
             while reply._stream.ids:
                 self.event(reply, seq.id)
         except WontFit as error:
-            self.give_way(error)
+            self.give_way(error, held=False)
             return
         said = reply.completion
         invariants.require(session.tokens == tuple(seq.tokens), "a session keeps other tokens than were fed")

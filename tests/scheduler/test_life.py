@@ -256,3 +256,16 @@ def test_stats_count(model):
     }
     assert stats.first_token_ms[50] <= stats.first_token_ms[99]
     assert stats.bytes["weights"] > 0 and stats.bytes["kv"] == stats.kv_allocated and stats.buffers > 8
+
+
+def test_requests_without_room_end_with_numbers_and_the_engine_goes_on(model):
+    engine = Engine(model, EngineConfig(max_running=1, kv_memory="4M"))
+    held = [g.pool.take(g.pool.idle) for g in engine.groups]
+    streams = [engine.stream(ask(k, 4)) for k in (1, 2)]
+    assert engine.step() and not engine.step()
+    for stream in streams:
+        [last] = list(stream)
+        assert last.finish_reason == "error" and isinstance(last.error, mlxrt.WontFit)
+        assert "0 of 12 tokens in memory" in str(last.error) and "blocks: 0 of" in str(last.error)
+    held.clear()
+    assert engine.generate(ask(3, 4)).tokens == truth(model, prompt(3), 4)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mlxrt.errors import BadCheckpoint, MlxrtError, UnsupportedModel
+from mlxrt.kernels.fields import pack, unpack_fields
 from mlxrt.weights import FolderCheckpoint, build
-from mlxrt.weights.codes import pack, unpack_fields
 
 from . import other_packers as packers
 from .tiny_files import CONFIG, MATRICES, float_weights, write_folder

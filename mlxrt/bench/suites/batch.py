@@ -53,7 +53,7 @@ def run(contest: Contest, spaced: bool, name: str) -> Iterator[Figure]:
         spacing = once["seconds"] / contest.options.requests
     requests = mixture(contest, spacing)
     speed, asked = partial(rate, contest), {"do": "batch", "requests": requests}
-    first = asked | {"requests": requests[:1]}  # warms up
+    first = asked | {"requests": requests[:1]} if contest.on_cpu else asked
     rounds = contest.alternate(f"batch, {name}", lambda side, r: [asked if r >= 0 else first], [speed])
     case = f"{name}, {len(requests)} requests"
     ms = {side: [1e3 * w for reply in replies for w in waits(reply)] for side, replies in rounds.replies.items()}

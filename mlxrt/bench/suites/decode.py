@@ -48,7 +48,7 @@ def run(contest: Contest, n: int) -> Iterator[Figure]:
     n = min(n, contest.context - contest.options.decoded - 1)
     prompt = contest.prompts(n, 0)
     asked = {"do": "generate", "prompt": prompt, "max_tokens": contest.options.decoded + 1, "fresh": False}
-    short = asked | {"max_tokens": 3}  # warming up is for the prompt
+    short = asked | {"max_tokens": 3} if contest.on_cpu else asked  # warming up is for the prompt
     speed = partial(rate, contest)
     rounds = contest.alternate(f"decode after {n}", lambda name, r: [asked if r >= 0 else short], [speed])
     work, middle = contest.subject.work, n + contest.options.decoded / 2

@@ -35,10 +35,11 @@ def run(contest: Contest, n: int) -> Iterator[Figure]:
     prompt = contest.prompts(n, 1)
     players, configs = contenders(contest)
     asked = {"do": "generate", "prompt": prompt, "max_tokens": contest.options.decoded + 1, "fresh": False}
+    short = asked | {"max_tokens": 3} if contest.on_cpu else asked
     speed = partial(decode.rate, contest)
     rounds = contest.alternate(
         "kv",
-        lambda name, r: [asked | {"config": configs[name]} | ({} if r >= 0 else {"max_tokens": 3})],
+        lambda name, r: [(short if r < 0 else asked) | {"config": configs[name]}],
         [speed],
         players=players,
         judged=False,

@@ -53,7 +53,7 @@ def run(contest: Contest, name: str, prompts: Any) -> Iterator[Figure]:
             return  # weights that are drawn have no digest but their own bytes': reading them would be measured
 
     def questions(side: str, r: int) -> list[dict[str, Any]]:
-        before, now = prompts(contest, n if r >= 0 else 32, r + 1)
+        before, now = prompts(contest, 32 if r < 0 and contest.on_cpu else n, r + 1)
         cold = {"do": "generate", "prompt": now, "max_tokens": ANSWER, "fresh": True}
         if name == "restart":
             return [cold, {"do": "restart", "history": before, "prompt": now, "max_tokens": ANSWER}]

@@ -1,0 +1,164 @@
+"""JANGTQ on a GPU: kernels against their meaning, then a stack of MiniMax-M2-shaped experts, decoding and prefilling.
+
+usage: python -m bench.gpu.jang [--layers N] [--experts E] [--dtype float16|bfloat16] [--bits 2] [--repeat N]
+Prints a JSON object per line. decode: all layers for one token, by our kernels and in affine 2 bit by MLX's gather_qmm.
+prefill: 512 tokens, by unpacking each expert once and by a matvec per row. Exit 1 when a kernel is wrong.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+
+# isort: off
+import mlxrt  # noqa: F401  before MLX
+import mlx.core as mx
+# isort: on
+
+from mlxrt.kernels import OPS, PLAIN, Kernels, backend, gpu_of
+from mlxrt.kernels.codes import coded_down, coded_gate_up
+from mlxrt.kernels.proof import DTYPES, cases_of, prove, truth
+from mlxrt.models.coded import CodedExpertLinear, Coding
+from mlxrt.models.moe import ExpertLinear, Experts, PackedExpertLinear
+
+HIDDEN, INNER, USED, TOKENS = 3072, 1536, 8, 512
+MINE = ("turn", "coded_rows", "coded_gate_up", "coded_down", "coded_unpack", "vector_rows")
+SHAPES = (("gate_proj", HIDDEN, INNER), ("up_proj", HIDDEN, INNER), ("down_proj", INNER, HIDDEN))
+
+
+def say(**told) -> None:
+    print(json.dumps(told), flush=True)
+
+
+def proven(kernels: Kernels) -> bool:
+    """Every kernel of this family on all its cases."""
+    fine = True
+    for name in MINE:
+        for dtype in DTYPES:
+            for case in cases_of(OPS[name], dtype, large=True):
+                proof = prove(OPS[name], case, kernels.gpu, truth(OPS[name], case))
+                holds = proof.holds(OPS[name].tolerance[dtype])
+                fine &= holds
+                if not holds:
+                    say(op=name, dtype=dtype, case=case.name, error=proof.error, told=proof.told)
+    say(proved=list(MINE), right=fine)
+    return fine
+
+
+def random_words(shape: tuple[int, ...]) -> mx.array:
+    return mx.random.randint(-(1 << 31), (1 << 31) - 1, shape).view(mx.uint32)
+
+
+def coded_layer(count: int, bits: int) -> Experts:
+    layer = Experts(count, 32, 32)
+    for name, width, outs in SHAPES:
+        linear = CodedExpertLinear(Coding.jangtq(bits, width, 42), count, outs)
+        linear.words = random_words(linear.words.shape)
+        linear.norms = mx.random.uniform(0.5, 1.5, linear.norms.shape).astype(mx.float16)
+        mx.eval(linear.words, linear.norms)
+        layer[name] = linear
+    return layer
+
+
+def affine_layer(count: int, dtype: mx.Dtype) -> Experts:
+    layer = Experts(count, 32, 32)
+    for name, width, outs in SHAPES:
+        linear = PackedExpertLinear(ExpertLinear(1, 64, 1), 64, 2, "affine")
+        linear.weight = random_words((count, outs, width // 16))
+        linear.scales = (mx.random.uniform(0.5, 1.5, (count, outs, width // 64)) * width**-0.5).astype(dtype)
+        linear.biases = -1.5 * linear.scales
+        mx.eval(linear.parameters())
+        layer[name] = linear
+    return layer
+
+
+def handed(layers: list[Experts], kernels: Kernels) -> list[Experts]:
+    for layer in layers:
+        for part in layer.modules():
+            part.kernels = kernels
+    return layers
+
+
+def milliseconds(run: Callable[[], mx.array], repeat: int) -> float:
+    for _ in range(3):
+        mx.eval(run())
+    mx.synchronize()
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        for _ in range(repeat):
+            mx.eval(run())
+        mx.synchronize()
+        best = min(best, (time.perf_counter() - start) / repeat)
+    return 1e3 * best
+
+
+def through(layers: list[Experts], x: mx.array, routes: list[tuple[mx.array, mx.array]]) -> mx.array:
+    for layer, (experts, weights) in zip(layers, routes, strict=True):
+        x = layer(x, experts, weights, residual=x)
+        x = x / mx.maximum(mx.abs(x).max(), 1)
+    return x
+
+
+def routes_for(layers: int, tokens: int, count: int) -> list[tuple[mx.array, mx.array]]:
+    made = []
+    for _ in range(layers):
+        experts = mx.argsort(mx.random.uniform(shape=(tokens, count)), axis=-1)[:, :USED].astype(mx.uint32)
+        made.append((experts, mx.softmax(mx.random.normal((tokens, USED)), axis=-1)))
+    mx.eval(made)
+    return made
+
+
+def by_rows(layer: Experts, x: mx.array, experts: mx.array, weights: mx.array, gpu) -> mx.array:
+    """Every row by the decode kernels, however many there are: what prefill would cost without a path of its own."""
+    gate, up, down = layer.gate_proj, layer.up_proj, layer.down_proj
+    h = coded_gate_up.launch(gpu, gate.turned(x), experts, gate.matrix, up.matrix, "silu")
+    return coded_down.launch(gpu, down.turned(h), experts, weights, down.matrix, x.dtype)
+
+
+def agree(ours: mx.array, other: mx.array) -> float:
+    return (mx.abs(ours - other).max() / mx.abs(other).max()).astype(mx.float32).item()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--experts", type=int, default=256)
+    parser.add_argument("--bits", type=int, default=2)
+    parser.add_argument("--dtype", default="bfloat16", choices=("float16", "bfloat16"))
+    parser.add_argument("--repeat", type=int, default=30)
+    options = parser.parse_args()
+    if backend() == "reference":
+        print("bench.gpu.jang needs a GPU", file=sys.stderr)
+        return 2
+    kernels = Kernels("strict", gpu_of(backend()))
+    fine = proven(kernels)
+    mx.random.seed(0)
+    coded = handed([coded_layer(options.experts, options.bits) for _ in range(options.layers)], kernels)
+    decode(coded, DTYPES[options.dtype], options)
+    mx.clear_cache()
+    return 0 if prefill(coded[0], kernels, DTYPES[options.dtype], options) and fine else 1
+
+
+def decode(coded: list[Experts], dtype: mx.Dtype, options: argparse.Namespace) -> None:
+    routes, x = routes_for(len(coded), 1, options.experts), mx.random.normal((1, HIDDEN)).astype(dtype)
+    ours = milliseconds(lambda: through(coded, x, routes), options.repeat)
+    affine = handed([affine_layer(options.experts, dtype) for _ in coded], PLAIN)
+    theirs = milliseconds(lambda: through(affine, x, routes), options.repeat)
+    say(decode_ms=ours, affine2_gather_qmm_ms=theirs, ratio=theirs / ours, layers=len(coded), bits=options.bits)
+
+
+def prefill(layer: Experts, kernels: Kernels, dtype: mx.Dtype, options: argparse.Namespace) -> bool:
+    [(experts, weights)] = routes_for(1, TOKENS, options.experts)
+    rows = mx.random.normal((TOKENS, HIDDEN)).astype(dtype)
+    off = agree(by_rows(layer, rows, experts, weights, kernels.gpu), layer(rows, experts, weights))
+    repeat = max(3, options.repeat // 6)
+    tiles = milliseconds(lambda: layer(rows, experts, weights), repeat)
+    single = milliseconds(lambda: by_rows(layer, rows, experts, weights, kernels.gpu), repeat)
+    say(prefill_tokens=TOKENS, prefill_ms=tiles, per_row_ms=single, ratio=single / tiles, both_agree_to=off)
+    return off < 0.05
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""Matrices into their stored form: MLX's affine words, JANGTQ codes, codebooks. The inverse of what loading reads.
+
+Knows numbers, no names. A stack of experts is encoded expert by expert: what is in between never grows with it.
+"""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import numpy as np
+
+from ..kernels.fields import pack_whole
+from ..models.coded import Coding
+from ..models.rotation import Rotation, binary_blocks, rotate
+
+Arrays = dict[str, mx.array]
+SEED = 42
+ROUNDS, SAMPLE, AT_ONCE = 8, 1 << 15, 1 << 12
+
+
+def each_expert(w: mx.array, encode: Callable[[mx.array], Arrays]) -> Arrays:
+    if w.ndim == 2:
+        return encode(w)
+    made = []
+    for expert in w:
+        made.append(encode(expert))
+        mx.eval(made[-1])
+    return {name: mx.stack([one[name] for one in made]) for name in made[0]}
+
+
+def affine(w: mx.array, bits: int, group: int, dtype: mx.Dtype, rotation: Rotation | None = None) -> Arrays:
+    """Words, scales and biases of MLX's own quantiser; turned first where a rotation is given."""
+
+    def encode(rows: mx.array) -> Arrays:
+        if rotation is not None:
+            rows = rotate(rows, rotation.blocks, rotation.signs())
+        words, scales, biases = mx.quantize(rows.astype(dtype), group, bits)
+        return {"weight": words, "scales": scales, "biases": biases}
+
+    return each_expert(w, encode)
+
+
+def jangtq(w: mx.array, bits: int) -> Arrays:
+    """Codes and norms in the turned basis: a code is the number of borders between levels below its value."""
+    coding = Coding.jangtq(bits, w.shape[-1], SEED)
+    levels = mx.array(coding.levels)
+    borders = (levels[:-1] + levels[1:]) / 2.0
+
+    def encode(rows: mx.array) -> Arrays:
+        assert coding.rotation is not None
+        turned = rotate(rows, coding.rotation.blocks, coding.rotation.signs())
+        norms = mx.sqrt(mx.sum(turned * turned, axis=1, keepdims=True))
+        unit = turned / mx.maximum(norms, 1e-10)
+        codes = mx.zeros(unit.shape, mx.uint32)
+        for border in borders:
+            codes = codes + (unit > border).astype(mx.uint32)
+        return {"tq_packed": pack_whole(codes, bits), "tq_norms": norms.squeeze(-1).astype(mx.float16)}
+
+    return each_expert(w, encode) | {"tq_bits": mx.array([bits], mx.uint8)}
+
+
+def codebook(w: mx.array, length: int, most: int) -> Arrays:
+    """Vectors shared by all rows (and experts), and the nearest one's number for every run of `length` weights.
+
+    No more vectors than a sixteenth of the runs: a table of that size still costs less than the numbers.
+    """
+    runs = w.astype(mx.float32).reshape(-1, length)
+    count = min(most, 1 << max(1, (runs.shape[0] // 16).bit_length() - 1))
+    book = learn(runs, count)
+    codes = nearest(runs, book.astype(mx.float32))
+    return {"codebook": book, "indices": codes.astype(mx.uint16).reshape(*w.shape[:-1], -1)}
+
+
+def learn(runs: mx.array, count: int) -> mx.array:
+    """k-means, float16 [count, length]. Vectors that nothing is near to start again at a run drawn at random."""
+    draw = np.random.default_rng(SEED)
+    chosen = draw.permutation(runs.shape[0])[: max(SAMPLE, 8 * count)]
+    sample = runs[mx.array(chosen)]
+    values = np.array(sample)
+    book = values[:count].copy()
+    for _ in range(ROUNDS):
+        codes = np.array(nearest(sample, mx.array(book)))
+        sizes = np.bincount(codes, minlength=count)
+        sums = np.stack([np.bincount(codes, values[:, i], count) for i in range(values.shape[1])], axis=1)
+        book = np.where(sizes[:, None] > 0, sums / np.maximum(sizes, 1)[:, None], 0).astype(np.float32)
+        if (empty := np.flatnonzero(sizes == 0)).size:
+            book[empty] = values[draw.integers(0, len(values), empty.size)]
+    return mx.array(book).astype(mx.float16)
+
+
+def nearest(runs: mx.array, book: mx.array) -> mx.array:
+    """The number of the nearest vector: the largest of x c - |c|^2 / 2."""
+    half = (book * book).sum(axis=1) / 2
+    found = []
+    for at in range(0, runs.shape[0], AT_ONCE):
+        found.append(mx.argmax(runs[at : at + AT_ONCE] @ book.T - half, axis=1))
+        mx.eval(found[-1])
+    return mx.concatenate(found)
+
+
+def turning(width: int) -> Rotation:
+    """JANG's hadamard_rotation."""
+    return Rotation(binary_blocks(width), SEED)

@@ -1,0 +1,1 @@
+"""JANG, JANGTQ and codebook bundles: read exactly, refused in one line, written so that others read them."""
