@@ -35,7 +35,7 @@ FORMS = {
     "JANG_4M": Recipe("jang", profile="JANG_4M"),
     "JANGTQ4": Recipe("jangtq", profile="JANGTQ4"),
     "JANGTQ2": Recipe("jangtq", profile="JANGTQ2"),
-    "codebook": Recipe("codebook", codes=4096),
+    "codebook": Recipe("codebook", codes=1024),
 }
 # name -> (what it is compared with, the largest ratio of perplexities)
 LIMITS = {"JANG_4M": ("affine, widths of JANG_4M", 1.03), "JANGTQ4": ("affine 4", 1.12), "codebook": ("affine 2", 1.0)}

@@ -14,7 +14,7 @@ from ..models.rotation import Rotation, binary_blocks, rotate
 
 Arrays = dict[str, mx.array]
 SEED = 42
-ROUNDS, SAMPLE, AT_ONCE = 8, 1 << 15, 1 << 12
+ROUNDS, SAMPLE, AT_ONCE = 8, 1 << 15, 1 << 9
 
 
 def each_expert(w: mx.array, encode: Callable[[mx.array], Arrays]) -> Arrays:

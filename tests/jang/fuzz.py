@@ -23,6 +23,7 @@ from .mutations import Damage, damaged, sound
 
 TOKENS = np.random.default_rng(9).integers(0, 96, 12).tolist()
 LIMIT, SECONDS = 1e-4, 60
+FRESH = 100  # bundles a child loads, twice each: MLX keeps a thread for every stream an engine made
 
 
 def serve(pipe, log: str) -> None:
@@ -103,7 +104,7 @@ def fuzz(count: int, number: int, save: Path | None = None) -> tuple[Counter, li
             kind, seed, damage = damaged(draw, i, folder)
             child = child or Child(place / "log", serve)
             verdict, details = child.load(folder, SECONDS)
-            if verdict in ("died", "hung"):
+            if verdict in ("died", "hung") or i % FRESH == FRESH - 1:
                 child.stop()
                 child = None
             verdicts[damage.must, verdict] += 1
