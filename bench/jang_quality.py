@@ -32,6 +32,7 @@ FORMS = {
     "affine 4": Recipe("mlx", bits=4),
     "affine 2": Recipe("mlx", bits=2),
     "affine, widths of JANG_4M": Recipe("mlx", rules=SAME_WIDTHS),
+    "affine 2 in the MLPs, 8 elsewhere": Recipe("mlx", rules=((r"\.mlp\.", {"bits": 2}), (r".", {"bits": 8}))),
     "JANG_4M": Recipe("jang", profile="JANG_4M"),
     "JANGTQ4": Recipe("jangtq", profile="JANGTQ4"),
     "JANGTQ2": Recipe("jangtq", profile="JANGTQ2"),
