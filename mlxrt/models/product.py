@@ -51,6 +51,8 @@ def product(
 
 def whole(linear: nn.Module, x: mx.array) -> mx.array:
     """Many rows on a GPU: unpacked once, so that MLX's fast matrix product runs (docs/decisions/0006)."""
+    if isinstance(linear, (nn.Embedding, nn.QuantizedEmbedding)):
+        return linear.as_linear(x)  # a tied head: calling it would look rows up
     if not isinstance(linear, nn.QuantizedLinear):
         return linear(x)
     w = mx.dequantize(
