@@ -6,6 +6,7 @@ undone there no other can compute. Knows nothing of prompts, text or conversatio
 
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import Any, Self
 
 import mlx.core as mx
 
-from . import device, pace
+from . import device, lane, pace
 from .budget import MlxLimits, buffers, check_buffers, divide
 from .cache import LayerState, PrefixStore
 from .cache.memory import choose, plan
@@ -63,7 +64,8 @@ class StepLoop:
         on_event: Callable[[EngineEvent], None] | None = None,
     ):
         self.model, self.config, self.source, self._tokenizer, self._say = model, config, source, tokenizer, say
-        self._turns, self._lane = Turns(), mx.new_thread_unsafe_stream(mx.default_device())
+        self._turns, self._lane = Turns(), lane.borrow()
+        self._return_lane = weakref.finalize(self, lane.give_back, self._lane)  # at the latest when nobody holds us
         self._desk, self.metrics, self._watch = Desk(self.step), Metrics(), Watch(on_event, say)
         self._tickets = self._desk.tickets
         self._flights: list[Flight] = []
@@ -363,6 +365,7 @@ class StepLoop:
         self.runner.tail = None
         self._limits.restore()
         mx.clear_cache()
+        self._return_lane()
 
     def __enter__(self) -> Self:
         return self

@@ -3,7 +3,7 @@
     python -m bench.gpu.serving [--shape qwen3-0.6b@4bit] [--length 4096] [--json FILE]
 
 Weights are random and of one shape; BatchGenerator gets the same prompts in the same process, afterwards. Also
-prints the line that the choice of `chunk` gives at load. Decode rates by batch: `python -m bench.gpu.engine`.
+prints the line that the choice of `chunk` gives at load. Decode rates by batch: `python -m bench.gpu.decode`.
 """
 
 import argparse

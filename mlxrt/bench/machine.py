@@ -89,3 +89,8 @@ def processor() -> str:
         return platform.processor()
     found = re.search(r"^(?:model name|Hardware)\s*:\s*(.+)$", told, re.M)
     return found[1] if found else platform.processor() or platform.machine()
+
+
+def library(told: str) -> str:
+    """What a library says of itself, its file without the folder: reports are shown to others."""
+    return re.sub(r"\(/.*/", "(", told)

@@ -247,7 +247,7 @@ def refuses(qkv, heads, pages, **rest) -> str | None:
 def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
     rows, h, kv, dim = qkv.shape[0], heads.queries, heads.keys, heads.dim
     new = qkv.shape[1] > h * dim
-    together, simdgroups, splits = shape_of(rows, h, kv, dim, pages, qkv.dtype)
+    together, simdgroups, splits = shape_of(rows, h, kv, dim, pages)
     out = ((rows, h * dim), qkv.dtype) if splits == 1 else ((rows, h, splits, dim + 2), mx.float32)
     spare = qkv  # stands in for what there is not; never read
     given = [heads.speeds, heads.q_norm, heads.k_norm, sinks]
@@ -284,22 +284,30 @@ def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None)
         EPS=bits_of(heads.eps),
         TURN=0 if heads.speeds is None else heads.speeds.shape[0],
         MAGNITUDE=bits_of(heads.magnitude),
-        SCALE=bits_of(scale),
-        WINDOW=window or 0,
-        CAP=bits_of(softcap) if softcap is not None else 0,
-        SINKS=sinks is not None,
         TAIL=pages.tail.shape[2],
-        S=pages.pool.shape[2],
-        W=pages.table.shape[1],
+        **seen(pages, scale, window, softcap, sinks),
     )
-    if splits > 1:
-        joined = [((rows, h * dim), qkv.dtype)]
-        sizes = {"T": qkv.dtype, "H": h, "D": dim, "SPLITS": splits, "SIZE": 128, "SINKS": sinks is not None}
-        found[0] = gpu(JOIN, [found[0], spare if sinks is None else sinks], rows * h, 128, joined, **sizes)[0]
-    return found[0], found[1] if new else pages.tail
+    return join(gpu, found[0], qkv, heads, sinks), found[1] if new else pages.tail
 
 
-def shape_of(rows: int, h: int, kv: int, dim: int, pages: Pages, dtype: mx.Dtype) -> tuple[int, int, int]:
+def seen(pages, scale, window, softcap, sinks) -> dict[str, int]:
+    """Which keys count and how, as constants of the kernel."""
+    cap = 0 if softcap is None else bits_of(softcap)
+    form = {"SCALE": bits_of(scale), "WINDOW": window or 0, "CAP": cap, "SINKS": sinks is not None}
+    return {**form, "S": pages.pool.shape[2], "W": pages.table.shape[1]}
+
+
+def join(gpu, parts: mx.array, x: mx.array, heads, sinks: mx.array | None) -> mx.array:
+    """Attention's output [R, queries * dim], from the parts of the keys where they were split: parts are of rank 4."""
+    if parts.ndim == 2:
+        return parts
+    (rows, h, splits, _), dim = parts.shape, heads.dim
+    sizes = {"T": x.dtype, "H": h, "D": dim, "SPLITS": splits, "SIZE": 128, "SINKS": sinks is not None}
+    spare = x if sinks is None else sinks
+    return gpu(JOIN, [parts, spare], rows * h, 128, [((rows, h * dim), x.dtype)], **sizes)[0]
+
+
+def shape_of(rows: int, h: int, kv: int, dim: int, pages: Pages) -> tuple[int, int, int]:
     """(query heads a threadgroup takes together, its simdgroups, parts of the keys)."""
     group = h // kv
     together = 1

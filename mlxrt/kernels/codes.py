@@ -22,8 +22,8 @@ template <int PER, int K, typename P> FN void numbers(P x, uint at, uint k, thre
     #pragma unroll
     for (int c = 0; c < PER; c++) v[c] = K % PER == 0 || k + uint(c) < uint(K) ? float(x[at + k + uint(c)]) : 0.0f;
 }
-template <int BITS, int PER>
-FN float dot_word(uint word, const thread float (&v)[PER], const threadgroup float* levels, float sum) {
+template <int BITS, int PER, typename L>
+FN float dot_word(uint word, const thread float (&v)[PER], L levels, float sum) {
     #pragma unroll
     for (int c = 0; c < PER; c++) sum += v[c] * levels[(word >> (c * BITS)) & ((1u << BITS) - 1u)];
     return sum;

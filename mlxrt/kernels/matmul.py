@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .matvec import ACTIVATE, ACTIVATIONS, FEW, matvec
+from .matvec import ACTIVATE, FEW, after, matvec
 from .op import Case, Source, op
 from .packing import READ, Matrix
 
@@ -78,7 +78,7 @@ BODY = r"""
             if (PAIR) { a = gated<ACT>(a, u); }
             else if (ACT > 0) { a = gated<ACT>(a, TIMES ? float(other[m * O + o]) : 1.0f); }
             if (RES) a += float(other[m * O + o]);
-            y[m * O + o] = static_cast<OUT>(a);
+            y[m * O + o] = static_cast<T>(a);
         }
     }
 """
@@ -113,11 +113,9 @@ def matmul_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 
 @op(matmul_cases)
-def matmul(x, matrix, bias=None, activation=None, pair=False, times=None, residual=None, wide=False):
+def matmul(x, matrix, bias=None, activation=None, pair=False, times=None, residual=None):
     """What `matvec` computes without its norm, for more rows."""
-    return matvec.reference(
-        x, matrix, bias=bias, activation=activation, pair=pair, times=times, residual=residual, wide=wide
-    )
+    return matvec.reference(x, matrix, bias=bias, activation=activation, pair=pair, times=times, residual=residual)
 
 
 def refuses(x, matrix, **rest) -> str | None:
@@ -135,20 +133,18 @@ def pays(x, matrix, **rest) -> bool:
 
 
 @matmul.kernel(MATMUL, refuses=refuses, pays=pays)
-def launch(gpu, x, matrix, bias=None, activation=None, pair=False, times=None, residual=None, wide=False):
+def launch(gpu, x, matrix, bias=None, activation=None, pair=False, times=None, residual=None):
     rows, m = matrix.rows // 2 if pair else matrix.rows, x.shape[0]
     tiles = math.ceil(m / 8)
     groups, parts = split(rows, matrix.width, tiles)
     other = times if times is not None else residual
-    out = mx.float32 if wide else x.dtype
     [y] = gpu(
         MATMUL,
         [x, *matrix.inputs(x), x if bias is None else bias, x if other is None else other],
         math.ceil(rows / (groups * (8 if pair else 16))),
         32 * groups * parts,
-        [((m, rows), out)],
+        [((m, rows), x.dtype)],
         T=x.dtype,
-        OUT=out,
         M=m,
         MT=tiles,
         K=matrix.width,
@@ -156,11 +152,7 @@ def launch(gpu, x, matrix, bias=None, activation=None, pair=False, times=None, r
         RG=groups,
         KS=parts,
         **matrix.constants(),
-        BIAS=bias is not None,
-        ACT=ACTIVATIONS[activation],
-        PAIR=pair,
-        TIMES=times is not None,
-        RES=residual is not None,
+        **after(bias, activation, pair, times, residual),
     )
     return y
 

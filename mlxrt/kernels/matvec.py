@@ -174,7 +174,7 @@ BODY = r"""
                         a = gated<ACT>(a, TIMES ? float(other[m * O + o]) : 1.0f);
                     }
                     if (RES) a += float(other[m * O + o]);
-                    y[m * O + o] = static_cast<OUT>(a);
+                    y[m * O + o] = static_cast<T>(a);
                 }
             }
         }
@@ -231,9 +231,7 @@ def matvec_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 
 @op(matvec_cases)
-def matvec(
-    x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=False, times=None, residual=None, wide=False
-):
+def matvec(x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=False, times=None, residual=None):
     """x [N, K] -> [N, O]: normed first, then the matrix, bias, activation (of gate times up with `pair`), residual."""
     h = x if norm is None else mx.fast.rms_norm(x, norm, eps)
     y = matrix.multiply(h)
@@ -244,7 +242,7 @@ def matvec(
         y = activate(activation, gate, up)
     if residual is not None:
         y = residual + y
-    return y.astype(mx.float32) if wide else y
+    return y
 
 
 def refuses(x, matrix, **rest) -> str | None:
@@ -256,22 +254,18 @@ def pays(x, **rest) -> bool:
 
 
 @matvec.kernel(MATVEC, refuses=refuses, pays=pays)
-def launch(
-    gpu, x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=False, times=None, residual=None, wide=False
-):
+def launch(gpu, x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=False, times=None, residual=None):
     rows, m = matrix.rows // 2 if pair else matrix.rows, x.shape[0]
     each = rows_each(rows, m, pair)
     size = 8  # simdgroups
     other = times if times is not None else residual
-    out = mx.float32 if wide else x.dtype
     [y] = gpu(
         MATVEC,
         [x, *matrix.inputs(x), x if norm is None else norm, x if bias is None else bias, x if other is None else other],
         math.ceil(rows / (size * each)),
         32 * size,
-        [((m, rows), out)],
+        [((m, rows), x.dtype)],
         T=x.dtype,
-        OUT=out,
         M=m,
         K=matrix.width,
         O=rows,
@@ -281,13 +275,15 @@ def launch(
         **matrix.constants(),
         NORM=norm is not None,
         EPS=bits_of(eps) if norm is not None else 0,
-        BIAS=bias is not None,
-        ACT=ACTIVATIONS[activation],
-        PAIR=pair,
-        TIMES=times is not None,
-        RES=residual is not None,
+        **after(bias, activation, pair, times, residual),
     )
     return y
+
+
+def after(bias, activation, pair, times, residual) -> dict[str, int]:
+    """What follows a product, as constants of its kernel."""
+    given = {"BIAS": bias is not None, "TIMES": times is not None, "RES": residual is not None}
+    return {**given, "ACT": ACTIVATIONS[activation], "PAIR": pair}
 
 
 def tile(width: int, m: int) -> int:

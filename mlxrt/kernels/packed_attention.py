@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .attention import BEGIN, JOIN, MEET, REST, WIDTHS, shape_of
+from .attention import BEGIN, JOIN, MEET, REST, WIDTHS, join, seen, shape_of
 from .attention import attend_pages as plain_attention
 from .heads import Heads, Pages
 from .matvec import bits_of
@@ -282,7 +282,7 @@ def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None)
         TURN=0 if heads.speeds is None else heads.speeds.shape[0],
         MAGNITUDE=bits_of(heads.magnitude),
     )
-    together, simdgroups, splits = shape_of(rows, h, kv, dim, pages, dtype)
+    together, simdgroups, splits = shape_of(rows, h, kv, dim, pages)
     out = ((rows, h * dim), dtype) if splits == 1 else ((rows, h, splits, dim + 2), mx.float32)
     where = [pages.table, pages.base, pages.start, pages.used]
     [found] = gpu(
@@ -306,15 +306,6 @@ def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None)
         EPS=0,
         TURN=0,
         MAGNITUDE=0,
-        SCALE=bits_of(scale),
-        WINDOW=window or 0,
-        CAP=bits_of(softcap) if softcap is not None else 0,
-        SINKS=sinks is not None,
-        S=pages.pool.shape[2],
-        W=pages.table.shape[1],
+        **seen(pages, scale, window, softcap, sinks),
     )
-    if splits > 1:
-        sizes = {"T": dtype, "H": h, "D": dim, "SPLITS": splits, "SIZE": 128, "SINKS": sinks is not None}
-        joined = [((rows, h * dim), dtype)]
-        found = gpu(JOIN, [found, q if sinks is None else sinks], rows * h, 128, joined, **sizes)[0]
-    return found, tuple(tails)
+    return join(gpu, found, q, heads, sinks), tuple(tails)

@@ -54,8 +54,9 @@ LAYERS = {
     "snapshot": "errors cache runner identity sealed",
     "disk": "errors cache cache.memory runner identity sealed",
     "session": "errors request ticket stream snapshot bundle",
-    "loop": """errors config device cache cache.memory request scheduler text models runner ticket turns desk metrics
-        watch budget pace identity disk interrupt""",
+    "lane": "",
+    "loop": """errors config device lane cache cache.memory request scheduler text models runner ticket turns desk
+        metrics watch budget pace identity disk interrupt""",
     "stats": "budget disk",
     "engine": """errors cache request scheduler text models sampling stream ticket budget stats session loop""",
     "loader": "errors blas config device kernels cache.memory request text models weights engine",

@@ -1,5 +1,6 @@
 """Threads that share an engine: right tokens, typed errors, nobody kept out, nothing left behind."""
 
+import os
 import signal
 import threading
 import time
@@ -199,3 +200,16 @@ def test_ctrl_c_waits_for_the_end_of_a_step(hears_ctrl_c):
     assert len(calls) == 3 and engine.stats().running == 0
     assert engine.generate(prompt(1), max_tokens=20).tokens == truth(model, prompt(1), 20)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_engines_that_are_closed_leave_no_threads_behind():
+    def threads():
+        return len(os.listdir("/proc/self/task"))
+
+    if not os.path.isdir("/proc/self/task"):
+        pytest.skip("the threads of a process can be counted on Linux only")
+    Engine(KINDS["full"]()).close()
+    before = threads()
+    for _ in range(6):
+        Engine(KINDS["full"]()).close()
+    assert threads() <= before + 1

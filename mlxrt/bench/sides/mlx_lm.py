@@ -12,6 +12,7 @@ from typing import Any
 
 import mlxrt
 from mlxrt import blas
+from mlxrt.bench.machine import library
 from mlxrt.bench.sides.serving import Clock, serve
 
 RENAMED = (("block_sparse_moe", "mlp"), ("experts.switch_glu", "experts"), ("switch_mlp", "experts"))
@@ -43,7 +44,7 @@ class MlxLm:
             "said": [],
             "load_s": self.load_s,
             "load_peak": self.load_peak,
-            "blas": blas.running(),
+            "blas": library(blas.running()),
         }
 
     def reply(self, question: dict[str, Any]) -> Any:

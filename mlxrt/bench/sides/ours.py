@@ -16,6 +16,7 @@ from typing import Any
 
 import mlxrt
 from mlxrt import Event, Request, SamplingParams, blas
+from mlxrt.bench.machine import library
 from mlxrt.bench.sides.serving import Clock, serve
 
 
@@ -46,7 +47,7 @@ class Ours:
             "load_peak": self.load_peak,
             "device": device.kind(),
             "device_name": str(info.get("device_name", "")),
-            "blas": blas.running() if device.kind() == "cpu" else None,
+            "blas": library(blas.running()) if device.kind() == "cpu" else None,
             "dtype": str(engine.model.dtype).removeprefix("mlx.core."),
             "vocab": engine.model.config.vocab_size,
             "context": engine.context,
