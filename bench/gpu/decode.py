@@ -1,8 +1,9 @@
 """Decode and prefill through the engine beside mlx-lm, on the same random weights.
 
-    python -m bench.gpu.decode SHAPE ... [--batches 1,8,32] [--prompts 512] [--json FILE] [--profile]
+    python -m bench.gpu.decode SHAPE ... [--batches 1,8,32] [--prompts 512] [--rounds 3] [--json FILE] [--profile]
 
 The same prompt and greedy tokens: where they first differ, the gap between both choices in our own logits is shown.
+Launches are counted in one decode step that is not compiled; bytes are those of the weights a token needs.
 """
 
 import argparse
@@ -61,6 +62,35 @@ def peer_of(asked, arrays):
     return model
 
 
+def bytes_read(model) -> int:
+    """Of the weights, by one token: all but rows of the embedding it does not ask for and experts it does not use."""
+    config, total = model.config, 0
+    tied = getattr(config, "tie_word_embeddings", False)
+    for name, a in tree_flatten(model.parameters()):
+        share = 1.0
+        if ".experts." in name or ".switch_mlp." in name:
+            share = config.num_experts_per_tok / a.shape[0]
+        elif "embed_tokens_per_layer" in name or ("embed_tokens" in name and not tied):
+            share = 1 / a.shape[0]
+        total += int(a.nbytes * share)
+    return total
+
+
+def launches(model, prompt) -> int:
+    """Kernels of ours a token takes."""
+    config = EngineConfig(max_context=128, chunk=64, compile=False, ahead=0, prefix_cache=False)
+    gpu = model.kernels.gpu
+    if gpu is None:
+        return 0
+    with Engine(model, config, source=Source("counted"), say=lambda line: None) as engine:
+        counts = []
+        for n in (2, 10):
+            before = gpu.launches
+            engine.generate(ask(prompt[:8], n))
+            counts.append(gpu.launches - before)
+    return (counts[1] - counts[0]) // 8
+
+
 def prompts_of(vocab, batch, length):
     return [[(i * 131 + j * 7 + (j * j) % 11) % (vocab - 10) for j in range(length)] for i in range(batch)]
 
@@ -69,7 +99,7 @@ def ask(tokens, n):
     return Request(tokens=tuple(tokens), params=SamplingParams(max_tokens=n, ignore_eos=True))
 
 
-def ours(engine, prompts, n, rounds=3):
+def ours(engine, prompts, n, rounds):
     engine.generate([ask(p[: 20 + i], 40) for i, p in enumerate(prompts)])
     rates, prefills, tokens = [], [], {}
     for _ in range(rounds):
@@ -88,7 +118,7 @@ def ours(engine, prompts, n, rounds=3):
     return statistics.median(rates), statistics.median(prefills), [tokens[i] for i in order]
 
 
-def theirs(model, prompts, n, rounds=3):
+def theirs(model, prompts, n, rounds):
     from mlx_lm.generate import BatchGenerator, generate_step
 
     rates, prefills, tokens = [], [], []
@@ -145,6 +175,7 @@ def main():
     parser.add_argument("--batches", default="1")
     parser.add_argument("--prompts", default="512")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mode", default="auto")
     parser.add_argument("--json")
     parser.add_argument("--profile", action="store_true")
@@ -157,12 +188,18 @@ def main():
         began = time.perf_counter()
         engine, peer = build(shape, args.mode, max(lengths) + 2 * args.tokens)
         vocab = engine.model.config.vocab_size
-        print(f"{shape}: built in {time.perf_counter() - began:.1f} s", flush=True)
+        read, count = bytes_read(engine.model), launches(engine.model, prompts_of(vocab, 1, 8)[0])
+        print(
+            f"{shape}: built in {time.perf_counter() - began:.1f} s; a token takes {count} launches and reads "
+            f"{read / 1e6:.0f} MB of weights",
+            flush=True,
+        )
         for length in lengths:
             for batch in batches:
                 prompts = prompts_of(vocab, batch, length)
-                a, b = ours(engine, prompts, args.tokens), theirs(peer, prompts, args.tokens)
+                a, b = ours(engine, prompts, args.tokens, args.rounds), theirs(peer, prompts, args.tokens, args.rounds)
                 row = dict(shape=shape, batch=batch, prompt=length, ours=a[:2], mlx_lm=b[:2])
+                row |= dict(launches=count, bytes=read, share=a[0] / batch * read / roof)
                 if batch == 1:
                     row["agreement"] = agreement(engine, prompts[0], a[2][0], b[2][0])
                 kernels = engine.model.kernels
@@ -170,7 +207,7 @@ def main():
                 rows.append(row)
                 print(
                     f"{shape} batch {batch} prompt {length}: decode {a[0]:.0f} against {b[0]:.0f} "
-                    f"({a[0] / b[0]:.2f}x), "
+                    f"({a[0] / b[0]:.2f}x), {row['share']:.0%} of the roof, "
                     f"prefill {a[1]:.0f} against {b[1]:.0f} ({a[1] / b[1]:.2f}x) {row.get('agreement', '')}",
                     flush=True,
                 )

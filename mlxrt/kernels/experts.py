@@ -6,9 +6,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from .matvec import ACTIVATE, ACTIVATIONS, DOT, activate, bits_of, tile
+from .matvec import ACTIVATE, ACTIVATIONS, activate, bits_of
 from .op import Case, Source, op
 from .packing import READ, Matrix
+from .staged import DOT, tile
 
 MANY = 64  # tokens up to which a matvec for each of their experts is the faster way
 

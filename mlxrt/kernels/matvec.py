@@ -1,8 +1,8 @@
-"""A few rows of x times a matrix, packed or plain, in one launch: norm before, bias, activation and residual after.
+"""A row or two of x times a matrix, packed or plain, in one launch: norm before, bias, activation and residual after.
 
-A matvec lives on bytes in flight and on few instructions a weight: a simdgroup reads several rows of the matrix at
-once, 16 bytes a lane, and finds x unpacked in threadgroup memory. RMSNorm costs no pass of its own, because its divisor
-is a factor of the result.
+A matvec lives on bytes in flight. A lane keeps its numbers of x in registers and sees row after row of the matrix: the
+words of the next rows are on their way while it multiplies those it has, and no barrier stands between. RMSNorm costs
+no pass of its own, because its divisor is a factor of the result.
 """
 
 import math
@@ -15,7 +15,9 @@ import mlx.nn as nn
 from .op import Case, Source, op
 from .packing import READ, Matrix
 
-FEW = 4  # rows of x up to which this is the faster way
+FEW = 2  # rows of x up to which this is the faster way
+WIDEST = 32768  # numbers of a row
+TOGETHER = 256  # threadgroups that run at once; an H200 has room for two in each of its 132 cores
 NONE, SILU, GELU, CLAMPED = 0, 1, 2, 3
 ACTIVATIONS = {None: NONE, "silu": SILU, "gelu": GELU, "clamped": CLAMPED}
 
@@ -33,154 +35,172 @@ template <int ACT> FN float gated(float g, float u) {
 }
 """
 
-DOT = r"""
-// A tile of x lies in threadgroup memory as floats, four to a place: those a simdgroup's lanes read together lie together.
-FN uint place_of(uint k) { return (k / 1024 * 8 + k % 32 / 4) * 32 + k % 1024 / 32; }
-// Numbers 8 i ... 8 i + 7 of a row of x, times the norm's weight, into the tile; their sums by 32 beside it.
-// Four neighbouring threads must call it together. Returns the sum of squares.
-template <typename T, bool NORM, typename X, typename G, typename P, typename S>
-FN float stage8(X x, uint from, G g, uint at, uint i, bool live, P xs, S sums) {
-    float v[8]; float w[8]; float squares = 0.0f; float sum = 0.0f;
-    if (live) {
-        load8<T>(x, (from + at) / 8 + i, v);
-        if (NORM) load8<T>(g, at / 8 + i, w);
+ROWS = r"""
+// N words: numbers k ... k + 31 of a row, which begins at number `from`.
+template <typename T, int FORM, int BITS, int N, typename P> FN void load_words(P w, uint from, thread uint (&p)[N]) {
+    const int B = FORM == 2 ? 8 * sizeof(T) : BITS;
+    uint i = from / 32 * B;
+    if (N % 4 == 0) {
+        #pragma unroll
+        for (int c = 0; c < N / 4; c++) {
+            auto v = ((const device uint4*)(w))[i / 4 + c];
+            p[4 * c] = v.x; p[(4 * c + 1) % N] = v.y; p[(4 * c + 2) % N] = v.z; p[(4 * c + 3) % N] = v.w;
+        }
+    } else {
+        #pragma unroll
+        for (int c = 0; c < N; c++) p[c] = ((const device uint*)(w))[i + c];
     }
-    #pragma unroll
-    for (int n = 0; n < 8; n++) {
-        v[n] = live ? v[n] : 0.0f;
-        squares += v[n] * v[n];
-        if (NORM) v[n] *= live ? w[n] : 0.0f;
-        sum += v[n];
-    }
-    sum += simd_shuffle_xor(sum, 1); sum += simd_shuffle_xor(sum, 2);
-    if (live) {
-        xs[place_of(8 * i)] = four(v[0], v[1], v[2], v[3]); xs[place_of(8 * i + 4)] = four(v[4], v[5], v[6], v[7]);
-        if (i % 4 == 0) sums[i / 4] = sum;
-    }
-    return squares;
 }
-// acc[m][r] += row r of w (from number k on, 32 of them) . x[m], whose tile has them from number kt on
-template <typename T, int FORM, int BITS, int GROUP, int K, int PLACES, int M, int R, typename W, typename S, typename Z, typename P, typename Q>
-FN void rows_dot(W w, S s, Z z, const thread uint (&row)[R], uint k, uint kt, P xs, Q sums, thread float (&acc)[M][R]) {
-    uint p[R][BITS]; float scale[R]; float zero[R]; float d[M][R];
-    uint lane = kt % 1024 / 32;
-    if (FORM != 2) {
-        #pragma unroll
-        for (int r = 0; r < R; r++) {
-            load_codes<BITS>(w, (row[r] * K + k) / 32, p[r]);
-            scale[r] = scale_at<FORM>(s, (row[r] * K + k) / GROUP);
-            zero[r] = zero_at<FORM, BITS>(z, (row[r] * K + k) / GROUP, scale[r]);
-        }
-    }
+// Q rows from the words of a piece on: their codes, scales and zeros.
+template <typename T, int FORM, int BITS, int GROUP, int K, int Q, int N, typename W, typename S, typename Z>
+FN void load_rows(W w, S s, Z z, const thread uint (&row)[Q], uint k, thread uint (&p)[Q][N], thread float (&scale)[Q], thread float (&zero)[Q]) {
     #pragma unroll
-    for (int m = 0; m < M; m++) {
-        #pragma unroll
-        for (int r = 0; r < R; r++) d[m][r] = 0.0f;
+    for (int r = 0; r < Q; r++) {
+        uint from = row[r] * K + k;
+        load_words<T, FORM, BITS>(w, from, p[r]);
+        scale[r] = FORM == 2 ? 1.0f : scale_at<FORM>(s, from / GROUP);
+        zero[r] = zero_at<FORM, BITS>(z, from / GROUP, scale[r]);
     }
-    #pragma unroll
-    for (uint c = 0; c < 8; c++) {
-        float y[R][4];
+}
+// Numbers 4 c ... 4 c + 3 of a piece.
+template <typename T, int FORM, int BITS, int N> FN void numbers4(const thread uint (&p)[N], int c, thread float* y) {
+    const int U = 4 / sizeof(T);
+    if (FORM == 2) {
         #pragma unroll
-        for (int r = 0; r < R; r++) {
-            if (FORM == 2) {
-                load4<T>(w, (row[r] * K + k) / 4 + c, y[r]);
-            } else {
-                #pragma unroll
-                for (uint n = 0; n < 4; n++) y[r][n] = number<FORM, BITS>(p[r], 4 * c + n);
-            }
-        }
+        for (int i = 0; i < 4 / U; i++) unpack2<T>(p[(4 / U * c + i) % N], y + U * i);
+    } else {
         #pragma unroll
-        for (int m = 0; m < M; m++) {
-            float4 v = xs[m * PLACES + (kt / 1024 * 8 + c) * 32 + lane];
-            #pragma unroll
-            for (int r = 0; r < R; r++) d[m][r] += y[r][0] * v.x + y[r][1] * v.y + y[r][2] * v.z + y[r][3] * v.w;
-        }
-    }
-    #pragma unroll
-    for (int m = 0; m < M; m++) {
-        #pragma unroll
-        for (int r = 0; r < R; r++) {
-            acc[m][r] += FORM == 2 ? d[m][r] : scale[r] * d[m][r] + zero[r] * sums[m * (PLACES / 8) + kt / 32];
-        }
+        for (int n = 0; n < 4; n++) y[n] = number<FORM, BITS>(p, 4 * c + n);
     }
 }
 """
 
-# A simdgroup makes R outputs of each row of x; with PAIR an output is a gate and the up that belongs to it.
+# KW simdgroups share a row, NP pieces of 32 numbers in each lane; SG / KW of those have LOOPS times R rows each. With
+# PAIR a row is a gate and the up that belongs to it.
 BODY = r"""
     uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
     uint t = thread_position_in_threadgroup.x;
-    uint first = (threadgroup_position_in_grid.x * SG + sg) * R;
-    const int Q = PAIR ? 2 * R : R; const int PLACES = TILE / 4;
-    threadgroup float4 xs[M * PLACES]; threadgroup float sums[M * TILE / 32]; threadgroup float part[M][SG];
-    uint row[Q]; float acc[M][Q]; float squares[M];
+    uint kw = sg % uint(KW); uint rg = sg / uint(KW);
+    const int Q = PAIR ? 2 * R : R; const int N = FORM == 2 ? 8 * sizeof(T) : BITS; const int MINE = LOOPS * R;
+    threadgroup float part[M][SG / KW * LOOPS * Q][KW]; threadgroup float norms[M][KW];
+    uint first = (threadgroup_position_in_grid.x * uint(SG / KW) + rg) * uint(MINE);
+    uint k[NP]; uint row[Q]; uint p[NP][Q][N]; float scale[NP][Q]; float zero[NP][Q];
     #pragma unroll
     for (int r = 0; r < R; r++) {
         row[r] = metal::min(first + uint(r), uint(O - 1));
         if (PAIR) row[Q - R + r] = row[r] + uint(O);
     }
     #pragma unroll
-    for (int m = 0; m < M; m++) {
-        squares[m] = 0.0f;
-        #pragma unroll
-        for (int r = 0; r < Q; r++) acc[m][r] = 0.0f;
+    for (int n = 0; n < NP; n++) {
+        k[n] = ((uint(n) * uint(KW) + kw) * 32 + lane) * 32;
+        load_rows<T, FORM, BITS, GROUP, K, Q, N>(w, s, z, row, k[n] < uint(K) ? k[n] : 0, p[n], scale[n], zero[n]);
     }
-    for (uint k0 = 0; k0 < uint(K); k0 += TILE) {
-        if (k0 > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
-        #pragma unroll
-        for (int m = 0; m < M; m++) {
-            for (uint i = t; i < uint(TILE / 8); i += uint(SG * 32)) {
-                bool live = k0 + 8 * i < uint(K);
-                squares[m] += stage8<T, NORM>(x, m * K, g, k0, i, live, &xs[m * PLACES], &sums[m * (TILE / 32)]);
-            }
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        uint end = metal::min(uint(TILE), uint(K) - k0);
-        for (uint k = lane * 32; k < end; k += 1024) {
-            rows_dot<T, FORM, BITS, GROUP, K, PLACES, M, Q>(w, s, z, row, k0 + k, k, &xs[0], &sums[0], acc);
-        }
-    }
-    if (NORM) {
-        #pragma unroll
-        for (int m = 0; m < M; m++) {
-            float ss = simd_sum(squares[m]);
-            if (lane == 0) part[m][sg] = ss;
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-    }
+    float v[M][NP][32]; float sums[M][NP];
     #pragma unroll
     for (int m = 0; m < M; m++) {
-        float inv = 1.0f;
-        if (NORM) {
-            float total = 0.0f;
-            for (int i = 0; i < SG; i++) total += part[m][i];
-            inv = metal::rsqrt(total / float(K) + as_type<float>(uint(EPS)));
-        }
-        float y0[Q];
+        float squares = 0.0f;
         #pragma unroll
-        for (int r = 0; r < Q; r++) y0[r] = simd_sum(acc[m][r]) * inv;
-        if (lane == 0) {
+        for (int n = 0; n < NP; n++) {
+            bool live = k[n] < uint(K); uint at = live ? k[n] / 8 : 0;
+            sums[m][n] = 0.0f;
+            #pragma unroll
+            for (int c = 0; c < 4; c++) {
+                float a[8]; float b[8];
+                load8<T>(x, m * (K / 8) + at + c, a);
+                if (NORM) load8<T>(g, at + c, b);
+                #pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    float e = live ? a[i] : 0.0f;
+                    squares += e * e;
+                    if (NORM) e *= b[i];
+                    v[m][n][8 * c + i] = e; sums[m][n] += e;
+                }
+            }
+        }
+        if (NORM) {
+            squares = simd_sum(squares);
+            if (lane == 0 && rg == 0) norms[m][kw] = squares;
+        }
+    }
+    for (uint l = 0; l < uint(LOOPS); l++) {
+        uint p1[NP][Q][N]; float scale1[NP][Q]; float zero1[NP][Q];
+        if (LOOPS > 1) {
             #pragma unroll
             for (int r = 0; r < R; r++) {
-                uint o = first + uint(r);
-                if (o < uint(O)) {
-                    float a = y0[r];
-                    if (BIAS) a += float(bias[o]);
-                    if (PAIR) {
-                        float u = y0[Q - R + r];
-                        if (BIAS) u += float(bias[O + o]);
-                        a = gated<ACT>(a, u);
-                    } else if (ACT > 0) {
-                        a = gated<ACT>(a, TIMES ? float(other[m * O + o]) : 1.0f);
+                row[r] = metal::min(first + metal::min(l + 1, uint(LOOPS - 1)) * uint(R) + uint(r), uint(O - 1));
+                if (PAIR) row[Q - R + r] = row[r] + uint(O);
+            }
+            #pragma unroll
+            for (int n = 0; n < NP; n++) {
+                load_rows<T, FORM, BITS, GROUP, K, Q, N>(w, s, z, row, k[n] < uint(K) ? k[n] : 0, p1[n], scale1[n], zero1[n]);
+            }
+        }
+        #pragma unroll
+        for (int r = 0; r < Q; r++) {
+            float a[M];
+            #pragma unroll
+            for (int m = 0; m < M; m++) a[m] = 0.0f;
+            #pragma unroll
+            for (int n = 0; n < NP; n++) {
+                float d[M];
+                #pragma unroll
+                for (int m = 0; m < M; m++) d[m] = 0.0f;
+                #pragma unroll
+                for (int c = 0; c < 8; c++) {
+                    float y[4];
+                    numbers4<T, FORM, BITS>(p[n][r], c, y);
+                    #pragma unroll
+                    for (int m = 0; m < M; m++) {
+                        #pragma unroll
+                        for (int i = 0; i < 4; i++) d[m] += y[i] * v[m][n][4 * c + i];
                     }
-                    if (RES) a += float(other[m * O + o]);
-                    y[m * O + o] = static_cast<T>(a);
+                }
+                #pragma unroll
+                for (int m = 0; m < M; m++) a[m] += FORM == 2 ? d[m] : scale[n][r] * d[m] + zero[n][r] * sums[m][n];
+            }
+            #pragma unroll
+            for (int m = 0; m < M; m++) {
+                float whole = simd_sum(a[m]);
+                if (lane == 0) part[m][(rg * uint(LOOPS) + l) * uint(Q) + uint(r)][kw] = whole;
+            }
+        }
+        if (LOOPS > 1) {
+            #pragma unroll
+            for (int n = 0; n < NP; n++) {
+                #pragma unroll
+                for (int r = 0; r < Q; r++) {
+                    #pragma unroll
+                    for (int c = 0; c < N; c++) p[n][r][c] = p1[n][r][c];
+                    scale[n][r] = scale1[n][r]; zero[n][r] = zero1[n][r];
                 }
             }
         }
     }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = t; i < uint(M * SG / KW * MINE); i += uint(SG * 32)) {
+        uint m = i / uint(SG / KW * MINE); uint j = i % uint(SG / KW * MINE);
+        uint o = threadgroup_position_in_grid.x * uint(SG / KW * MINE) + j;
+        if (o < uint(O)) {
+            uint at = j / uint(R) * uint(Q) + j % uint(R);
+            float a = 0.0f; float u = 0.0f; float total = 0.0f;
+            for (int c = 0; c < KW; c++) {
+                a += part[m][at][c];
+                if (PAIR) u += part[m][at + uint(Q - R)][c];
+                if (NORM) total += norms[m][c];
+            }
+            if (NORM) {
+                float inv = metal::rsqrt(total / float(K) + as_type<float>(uint(EPS)));
+                a *= inv; u *= inv;
+            }
+            if (BIAS) { a += float(bias[o]); if (PAIR) u += float(bias[O + o]); }
+            if (PAIR) { a = gated<ACT>(a, u); }
+            else if (ACT > 0) { a = gated<ACT>(a, TIMES ? float(other[m * O + o]) : 1.0f); }
+            if (RES) a += float(other[m * O + o]);
+            y[m * O + o] = static_cast<T>(a);
+        }
+    }
 """
-MATVEC = Source("mlxrt_matvec", ("x", "w", "s", "z", "g", "bias", "other"), ("y",), BODY, READ + ACTIVATE + DOT)
+MATVEC = Source("mlxrt_matvec", ("x", "w", "s", "z", "g", "bias", "other"), ("y",), BODY, READ + ACTIVATE + ROWS)
 
 
 def bits_of(value: float) -> int:
@@ -200,9 +220,9 @@ def activate(kind: str, gate: mx.array, up: mx.array | None) -> mx.array:
 def matvec_cases(dtype: mx.Dtype) -> Iterator[Case]:
     shapes: list[tuple[Any, ...]] = [
         ("affine", 4, 64, 40, 128, 1, {"norm": True, "eps": 1e-6}),
-        ("affine", 4, 32, 37, 1056, 3, {"residual": True}),
+        ("affine", 4, 32, 37, 1056, 2, {"residual": True}),
         ("affine", 8, 64, 24, 1088, 2, {"norm": True, "eps": 1e-5, "activation": "silu", "pair": True}),
-        ("affine", 3, 32, 9, 96, 4, {"bias": True}),
+        ("affine", 3, 32, 9, 96, 2, {"bias": True}),
         ("affine", 5, 64, 7, 192, 1, {"activation": "gelu", "times": True}),
         ("affine", 6, 128, 5, 256, 1, {"bias": True, "activation": "clamped", "pair": True}),
         ("affine", 2, 32, 16, 64, 2, {"residual": True, "bias": True}),
@@ -246,6 +266,8 @@ def matvec(x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=False
 
 
 def refuses(x, matrix, **rest) -> str | None:
+    if matrix.width > WIDEST:
+        return f"rows of {matrix.width} numbers: {WIDEST} fit a threadgroup"
     return matrix.refused(x)
 
 
@@ -256,22 +278,19 @@ def pays(x, **rest) -> bool:
 @matvec.kernel(MATVEC, refuses=refuses, pays=pays)
 def launch(gpu, x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=False, times=None, residual=None):
     rows, m = matrix.rows // 2 if pair else matrix.rows, x.shape[0]
-    each = rows_each(rows, m, pair)
-    size = 8  # simdgroups
+    way = share(rows, matrix, m, pair)
     other = times if times is not None else residual
     [y] = gpu(
         MATVEC,
         [x, *matrix.inputs(x), x if norm is None else norm, x if bias is None else bias, x if other is None else other],
-        math.ceil(rows / (size * each)),
-        32 * size,
+        math.ceil(rows / (way["SG"] // way["KW"] * way["LOOPS"] * way["R"])),
+        32 * way["SG"],
         [((m, rows), x.dtype)],
         T=x.dtype,
         M=m,
         K=matrix.width,
         O=rows,
-        R=each,
-        SG=size,
-        TILE=tile(matrix.width, m),
+        **way,
         **matrix.constants(),
         NORM=norm is not None,
         EPS=bits_of(eps) if norm is not None else 0,
@@ -280,21 +299,22 @@ def launch(gpu, x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=
     return y
 
 
+def share(rows: int, matrix: Matrix, m: int, pair: bool) -> dict[str, int]:
+    """How simdgroups share the work: no more threadgroups than run at once, and as many where there are rows enough."""
+    pieces = math.ceil(matrix.width / 1024)
+    deep = 1 if pieces <= 16 else 2
+    wide = math.ceil(pieces / deep)
+    side = max(1, 8 // wide)
+    each = 1 if not matrix.packed else (4 if wide <= 4 else 2) // deep // m // (2 if pair else 1)
+    each = max(1, each)
+    while each > 1 and rows < TOGETHER * side * each:
+        each //= 2
+    loops = max(1, math.ceil(rows / (side * each * TOGETHER)))
+    loops = min(loops, max(1, 4096 // (m * side * each * (2 if pair else 1) * wide)))  # 16 KB of partial sums
+    return {"SG": wide * side, "KW": wide, "NP": deep, "R": each, "LOOPS": loops}
+
+
 def after(bias, activation, pair, times, residual) -> dict[str, int]:
     """What follows a product, as constants of its kernel."""
     given = {"BIAS": bias is not None, "TIMES": times is not None, "RES": residual is not None}
     return {**given, "ACT": ACTIVATIONS[activation], "PAIR": pair}
-
-
-def tile(width: int, m: int) -> int:
-    """Numbers of each row of x in threadgroup memory at a time: whole passes of a simdgroup, 16 KB of floats."""
-    return 1024 * max(1, min(math.ceil(width / 1024), 4 // m))
-
-
-def rows_each(rows: int, m: int, pair: bool) -> int:
-    """Rows of the matrix (pairs of them) a simdgroup reads at once: many where there are enough to fill the device.
-
-    Measured on an H200 (docs/numbers.md): 4 only for heads, 2 from 4096 rows on, 1 below and with several rows of x.
-    """
-    most = 4 if rows >= 65536 and not pair else 2 if rows >= 4096 else 1
-    return max(1, min(most, 4 // m))

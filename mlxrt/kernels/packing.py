@@ -107,14 +107,14 @@ template <int BITS, typename P> FN void load_codes(P w, uint i, thread uint (&p)
         for (int c = 0; c < BITS; c++) p[c] = ((const device uint*)(w))[i * BITS + c];
     }
 }
-template <int BITS> FN uint code(const thread uint (&p)[BITS], int n) {
+template <int BITS, int N> FN uint code(const thread uint (&p)[N], int n) {
     int word = n * BITS / 32; int bit = n * BITS % 32;
     uint v = p[word] >> bit;
-    if (bit + BITS > 32) v |= p[(word + 1) % BITS] << ((32 - bit) % 32);
+    if (bit + BITS > 32) v |= p[(word + 1) % N] << ((32 - bit) % 32);
     return v & ((1u << BITS) - 1u);
 }
 // A code plus 2^BITS, as a float: the code is put into the mantissa, which costs no conversion. Those are slow on GPUs.
-template <int BITS> FN float lifted(const thread uint (&p)[BITS], int n) {
+template <int BITS, int N> FN float lifted(const thread uint (&p)[N], int n) {
     const int TOP = 23 - BITS; const uint MASK = ((1u << BITS) - 1u) << TOP; const uint ONE = uint(127 + BITS) << 23;
     int word = n * BITS / 32; int bit = n * BITS % 32;
     if (bit + BITS > 32) return as_type<float>((code<BITS>(p, n) << TOP) | ONE);
@@ -128,7 +128,7 @@ FN float small_float(uint c) {
     return (c & 8u) != 0u ? -v : v;
 }
 // A number is `number` times its group's scale plus what `zero_at` gives for it.
-template <int FORM, int BITS> FN float number(const thread uint (&p)[BITS], int n) {
+template <int FORM, int BITS, int N> FN float number(const thread uint (&p)[N], int n) {
     return FORM == 1 ? small_float(code<BITS>(p, n)) : lifted<BITS>(p, n);
 }
 template <int FORM, int BITS, typename Z> FN float zero_at(Z z, uint i, float scale) {

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from .matvec import DOT, bits_of
+from .matvec import bits_of
 from .op import Case, Source, op
 from .packing import READ, Matrix
+from .staged import DOT
 
 MOST = 512  # experts
 WIDEST = 7168  # numbers of a row: with the logits they fill 32 KB

@@ -22,7 +22,7 @@ TURN = Source(
     threadgroup float v[D];
     for (uint i = t; i < uint(D); i += THREADS) {
         float a = float(x[n * D + i]);
-        v[i] = SIGNS ? a * signs[i] : a;
+        v[i] = SIGNS ? a * float(signs[i]) : a;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint h = 1; h < uint(MOST); h *= 2) {

@@ -44,6 +44,14 @@ def tall(dtype: mx.Dtype) -> Iterator[Case]:
     """A simdgroup takes several rows at once, and some are left over."""
     for rows in (4101, 16387):
         yield Case(f"{rows} rows", {"x": normal(dtype, 1, 32)}, {"matrix": packed(dtype, rows, 32)})
+    options = {"matrix": packed(dtype, 8210, 32), "activation": "silu", "pair": True, "eps": 1e-6}
+    yield Case("2 x 4105 rows", {"x": normal(dtype, 2, 32), "norm": normal(dtype, 32)}, options)
+
+
+def wide(dtype: mx.Dtype) -> Iterator[Case]:
+    """A lane has two pieces of x, of which the last simdgroup's second is none."""
+    options = {"matrix": packed(dtype, 3, 17440), "eps": 1e-6}
+    yield Case("3 rows of 17440", {"x": normal(dtype, 2, 17440), "norm": normal(dtype, 17440)}, options)
 
 
 def tall_tiles(dtype: mx.Dtype) -> Iterator[Case]:
@@ -84,7 +92,7 @@ def tall_downs(dtype: mx.Dtype) -> Iterator[Case]:
     yield Case("4097 rows", arrays, {"matrix": packed(dtype, 3, 4097, 32)})
 
 
-MORE = {"matvec": (strong_gates,), "attend_pages": (one_norm,)}
+MORE = {"matvec": (strong_gates, wide), "attend_pages": (one_norm,)}
 WIDE = {
     "matvec": (tall,),
     "matmul": (tall_tiles,),

@@ -1,0 +1,70 @@
+"""Decoding after a long prompt with keys and values kept in bfloat16, 8 and 4 bit: Qwen3-8B-shaped, random weights.
+
+    python -m bench.gpu.context [--tokens 32768] [--layers 36] [--batch 1] [--kinds full,q8,q4] [--json FILE]
+
+Also how far logits are from those with bfloat16, relative to the largest, after 256 tokens.
+"""
+
+import argparse
+import gc
+import json
+
+import mlx.core as mx
+
+from bench.gpu.decode import ours, prompts_of
+from mlxrt import EngineConfig
+from mlxrt.engine import Engine, Source
+from mlxrt.kernels import Kernels, backend, gpu_of
+from mlxrt.models import find
+from mlxrt.weights.shapes import Shape, random_weights
+
+
+def build(layers):
+    asked = Shape.parse("shape:qwen3-8b@4bit")
+    config = {**asked.config, "num_hidden_layers": layers}
+    family = find(config)
+    model = family(family.parse(config, lambda line: None))
+    random_weights(model, asked.bits, mx.bfloat16, mode=asked.mode, group_size=asked.group_size)
+    model.fuse(Kernels("auto", gpu_of(backend()), print))
+    mx.eval(model.parameters())
+    return model
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=32768)
+    parser.add_argument("--layers", type=int, default=36)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--kinds", default="full,q8,q4")
+    parser.add_argument("--new", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    model = build(args.layers)
+    prompts = prompts_of(model.config.vocab_size, args.batch, args.tokens)
+    rows, plain = [], None
+    for kind in args.kinds.split(","):
+        context = args.tokens + 2 * args.new
+        room = args.batch * (context + 4096) * args.layers * 4096 * 5 // 4  # bytes a token and layer in bfloat16
+        config = EngineConfig(kv=kind, max_context=context, chunk=2048, max_running=args.batch, kv_memory=room)
+        with Engine(model, config, source=Source(kind), say=lambda line: None) as engine:
+            logits = engine.score(prompts[0][:256]).astype(mx.float32)
+            plain = logits if plain is None else plain
+            error = float((mx.abs(logits - plain).max() / mx.abs(plain).max()).item())
+            decode, prefill, _ = ours(engine, prompts, args.new, args.rounds)
+        row = dict(kind=kind, batch=args.batch, tokens=args.tokens, layers=args.layers, decode=decode, prefill=prefill)
+        rows.append(row | dict(error=error))
+        print(
+            f"{kind}: batch {args.batch}, {args.tokens} tokens, {args.layers} layers: decode {decode:.1f} tok/s "
+            f"({decode / rows[0]['decode']:.2f}x of bfloat16), prefill {prefill:.0f}, logits {error:.1e} off",
+            flush=True,
+        )
+        gc.collect()
+        mx.clear_cache()
+    if args.json:
+        with open(args.json, "w") as f:
+            json.dump(rows, f, indent=1)
+
+
+if __name__ == "__main__":
+    main()

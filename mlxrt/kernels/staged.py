@@ -1,0 +1,84 @@
+"""x in threadgroup memory, unpacked, and a simdgroup's rows of a matrix against it.
+
+For kernels whose threadgroup meets one x with many matrices, or many rows in turn: routers and experts.
+"""
+
+import math
+
+DOT = r"""
+// A tile of x lies in threadgroup memory as floats, four to a place: those a simdgroup's lanes read together lie together.
+FN uint place_of(uint k) { return (k / 1024 * 8 + k % 32 / 4) * 32 + k % 1024 / 32; }
+// Numbers 8 i ... 8 i + 7 of a row of x, times the norm's weight, into the tile; their sums by 32 beside it.
+// Four neighbouring threads must call it together. Returns the sum of squares.
+template <typename T, bool NORM, typename X, typename G, typename P, typename S>
+FN float stage8(X x, uint from, G g, uint at, uint i, bool live, P xs, S sums) {
+    float v[8]; float w[8]; float squares = 0.0f; float sum = 0.0f;
+    if (live) {
+        load8<T>(x, (from + at) / 8 + i, v);
+        if (NORM) load8<T>(g, at / 8 + i, w);
+    }
+    #pragma unroll
+    for (int n = 0; n < 8; n++) {
+        v[n] = live ? v[n] : 0.0f;
+        squares += v[n] * v[n];
+        if (NORM) v[n] *= live ? w[n] : 0.0f;
+        sum += v[n];
+    }
+    sum += simd_shuffle_xor(sum, 1); sum += simd_shuffle_xor(sum, 2);
+    if (live) {
+        xs[place_of(8 * i)] = four(v[0], v[1], v[2], v[3]); xs[place_of(8 * i + 4)] = four(v[4], v[5], v[6], v[7]);
+        if (i % 4 == 0) sums[i / 4] = sum;
+    }
+    return squares;
+}
+// acc[m][r] += row r of w (from number k on, 32 of them) . x[m], whose tile has them from number kt on
+template <typename T, int FORM, int BITS, int GROUP, int K, int PLACES, int M, int R, typename W, typename S, typename Z, typename P, typename Q>
+FN void rows_dot(W w, S s, Z z, const thread uint (&row)[R], uint k, uint kt, P xs, Q sums, thread float (&acc)[M][R]) {
+    uint p[R][BITS]; float scale[R]; float zero[R]; float d[M][R];
+    uint lane = kt % 1024 / 32;
+    if (FORM != 2) {
+        #pragma unroll
+        for (int r = 0; r < R; r++) {
+            load_codes<BITS>(w, (row[r] * K + k) / 32, p[r]);
+            scale[r] = scale_at<FORM>(s, (row[r] * K + k) / GROUP);
+            zero[r] = zero_at<FORM, BITS>(z, (row[r] * K + k) / GROUP, scale[r]);
+        }
+    }
+    #pragma unroll
+    for (int m = 0; m < M; m++) {
+        #pragma unroll
+        for (int r = 0; r < R; r++) d[m][r] = 0.0f;
+    }
+    #pragma unroll
+    for (uint c = 0; c < 8; c++) {
+        float y[R][4];
+        #pragma unroll
+        for (int r = 0; r < R; r++) {
+            if (FORM == 2) {
+                load4<T>(w, (row[r] * K + k) / 4 + c, y[r]);
+            } else {
+                #pragma unroll
+                for (uint n = 0; n < 4; n++) y[r][n] = number<FORM, BITS>(p[r], 4 * c + n);
+            }
+        }
+        #pragma unroll
+        for (int m = 0; m < M; m++) {
+            float4 v = xs[m * PLACES + (kt / 1024 * 8 + c) * 32 + lane];
+            #pragma unroll
+            for (int r = 0; r < R; r++) d[m][r] += y[r][0] * v.x + y[r][1] * v.y + y[r][2] * v.z + y[r][3] * v.w;
+        }
+    }
+    #pragma unroll
+    for (int m = 0; m < M; m++) {
+        #pragma unroll
+        for (int r = 0; r < R; r++) {
+            acc[m][r] += FORM == 2 ? d[m][r] : scale[r] * d[m][r] + zero[r] * sums[m * (PLACES / 8) + kt / 32];
+        }
+    }
+}
+"""
+
+
+def tile(width: int, m: int) -> int:
+    """Numbers of each row of x in threadgroup memory at a time: whole passes of a simdgroup, 16 KB of floats."""
+    return 1024 * max(1, min(math.ceil(width / 1024), 4 // m))
