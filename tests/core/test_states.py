@@ -159,6 +159,16 @@ def test_a_cursor_to_an_evicted_node_starts_again():
     assert store.put(state(a), node).depth == 3 and len(store.resume([*range(12), 9])) == 12
 
 
+def test_an_evicted_node_lets_its_blocks_go_though_a_sequence_names_it():
+    pool = BlockPool(64)
+    store = stored(pool)
+    node = store.put(state(BlockTable(pool, 4).grow(8)))
+    assert pool.used == 2 and node.alive
+    while store.evict():
+        pass
+    assert pool.used == 0 and not node.alive
+
+
 def test_the_store_agrees_with_a_list_of_everything_it_was_given():
     """Random texts over a small alphabet: the answer is the longest common prefix with anything stored."""
     import random
