@@ -4,7 +4,7 @@ import mlx.core as mx
 
 from .cache.memory import Batch, Group
 from .cache.memory.slices import Held
-from .scheduler import Step
+from .step import Step
 
 
 def follow(

@@ -9,6 +9,7 @@ from typing import Any
 from .errors import BadRequest
 
 OPTIONAL = ("max_context", "max_kv_size", "chunk", "max_stall")  # None: chosen at load
+DETERMINISTIC = "prompts are cut every `chunk` tokens whatever else runs, and nothing others computed is reused"
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -35,6 +36,9 @@ class EngineConfig:
     )
     max_stall_ms: float | None = option(None, "the same in milliseconds, as measured while running")
     ahead: int = option(1, "steps launched before the oldest is read")
+    deterministic: bool = option(
+        False, "every sequence as if it were alone: the same tokens in any batch, on a GPU too; slower"
+    )
     prefix_cache: bool = option(True, "keep computed prefixes for later requests")
     disk_cache: str | None = option(None, "folder that keeps computed prefixes for later runs too")
     disk_cache_bytes: int | str = option("8G", "most bytes in that folder, like 20G (default: 8G)")
@@ -75,6 +79,10 @@ class EngineConfig:
             isinstance(stall, bool) or not isinstance(stall, (int, float)) or not 0 < stall < 1e9
         ):
             raise BadRequest(f"max_stall_ms must be a number of milliseconds > 0, not {stall!r}")
+        if self.deterministic:
+            for name in ("max_stall", "max_stall_ms", "disk_cache"):
+                if getattr(self, name) is not None:
+                    raise BadRequest(f"{name} does not apply with deterministic: {DETERMINISTIC}")
         nbytes(self.disk_cache_bytes)
         if self.disk_cache is not None and (not isinstance(self.disk_cache, str) or not self.disk_cache):
             raise BadRequest(f"disk_cache must be the name of a folder, not {self.disk_cache!r}")

@@ -12,9 +12,9 @@ from .errors import BadRequest, NoTokenizer, PromptWontFit, WontFit
 from .loop import Source, StepLoop, tell
 from .request import Completion, Event, Request, Sequence
 from .sampling import check_params, draw_seed
-from .scheduler import Slice, Step
 from .session import Session
 from .stats import Stats, collect
+from .step import Slice, Step
 from .stream import Stream
 from .text import StopMatcher, Tokenizer
 from .ticket import Ticket, complete

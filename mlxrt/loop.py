@@ -31,12 +31,14 @@ from .metrics import Metrics
 from .models import CausalLM
 from .request import EngineEvent, Event, Finish, Logprobs, Request, Sequence
 from .runner import Flight, Runner
-from .scheduler import Limits, Scheduler, Slice, Step
+from .scheduler import Limits, Scheduler
+from .step import Slice, Step
 from .text import Tokenizer
 from .turns import Turns
 from .watch import Watch
 
 FIRST_PACE = 32  # prompt tokens a step while nobody knows how long they take
+FIXED_CHUNK = 512  # tokens of a prompt in a step where that may not depend on the machine
 
 
 @dataclass(frozen=True)
@@ -89,15 +91,20 @@ class StepLoop:
         compiled = device.kind() != "cpu" if config.compile is None else config.compile
         self._limits = MlxLimits(self.budget, config)
         self.runner = Runner(self.model, self.specs, self.groups, compiled)
-        self.store = PrefixStore(self.empty, self.node) if config.prefix_cache else None
+        reuse = config.prefix_cache and not config.deterministic
+        self.store = PrefixStore(self.empty, self.node) if reuse else None
         check_buffers(buffers(self.model, self.runner.pools))
         step = min(g.spec.max_step for g in self.groups)
         limits = Limits(config.max_running, self.budget.chunk, self.context, step, config.max_queue, config.max_stall)
+        if config.deterministic:
+            chunk = min(config.chunk or FIXED_CHUNK, self.budget.chunk)
+            limits = replace(limits, chunk=chunk, alone=True)
+            say(f"deterministic: one sequence a step, prompts in steps of {min(chunk, step)} tokens, no prefix reuse")
         self.scheduler = Scheduler(self.empty, self.store, limits)
         self.scheduler.notice = self._notice
         if config.max_stall_ms is not None:
             self.scheduler.pace = FIRST_PACE
-        if config.chunk is None:
+        if config.chunk is None and not config.deterministic:
             chunk = pace.choose(self.model, self._trial, min(self.context - 1, step, self.budget.chunk), say)
             self.scheduler.limits = replace(limits, chunk=chunk)
         self.disk = self._open_disk(self.store, say) if self.store is not None and config.disk_cache else None
@@ -282,6 +289,8 @@ class StepLoop:
             self._end(seq, Finish.ERROR, error)
         if step:
             self._flights.append(self.runner.launch(step))
+            if self.config.deterministic:
+                self.runner.settle()  # where keys lie decides in which order they are summed: always the same place
         if not self._flights:
             return bool(late or failed)
         given = 0

@@ -16,7 +16,7 @@ from .errors import BadSnapshot
 from .logits import LogitsView
 from .models import CausalLM
 from .sampling import Sampled, sample
-from .scheduler import Slice, Step
+from .step import Slice, Step
 
 
 @dataclass(frozen=True)

@@ -16,29 +16,9 @@ from .cache import LayerState, PrefixStore
 from .errors import ContextOverflow, MlxrtError, QueueFull, WontFit
 from .request import Finish, Request, Sequence
 from .room import Room
+from .step import Slice, Step
 from .underway import Underway
 from .waiting import WaitingLine
-
-
-@dataclass(frozen=True)
-class Slice:
-    """Tokens [start, stop) of one sequence. The slice that reaches its end samples."""
-
-    seq: Sequence
-    start: int
-    stop: int
-    samples: bool
-
-
-@dataclass(frozen=True)
-class Step:
-    slices: tuple[Slice, ...]  # those of one token first
-    checkpoint: bool = False  # a state inside a running batch will be kept: it must reach the pool
-    prompted: int = 0  # tokens of it that no stream has been waiting for
-
-    @property
-    def decode(self) -> bool:
-        return all(s.stop - s.start == 1 for s in self.slices)
 
 
 @dataclass(frozen=True)
@@ -50,6 +30,7 @@ class Limits:
     queue: int = 4096  # requests that may wait
     stall: int | None = None  # prompt tokens between two tokens of a running stream (None: one chunk)
     age: float = 10.0  # seconds of waiting that are worth one step of priority
+    alone: bool = False  # every sequence takes the steps it would take if there were no other
 
 
 class Scheduler(Room):
@@ -143,13 +124,7 @@ class Scheduler(Room):
         while True:
             self._let_go()
             self._admit()
-            rows, blocked, marked = self._rows()
-            spans: list[Slice] = []
-            if blocked is not None:
-                self._leaving = self._victim()
-            else:
-                spans, more = self._spans(self._allowance(len(rows)))
-                marked |= more
+            rows, spans, marked = self._one() if self.limits.alone else self._all()
             if rows or spans:
                 return self._step(rows, spans, marked)
             if not self._stuck():
@@ -169,6 +144,26 @@ class Scheduler(Room):
         # A long prompt may have been cut down to one token: rows of one token come first.
         spans.sort(key=lambda s: s.stop - s.start > 1)
         return Step((*rows, *spans), marked, n)
+
+    def _all(self) -> tuple[list[Slice], list[Slice], bool]:
+        """Slices of everybody who can move."""
+        rows, blocked, marked = self._rows()
+        if blocked is not None:
+            self._leaving = self._victim()
+            return rows, [], marked
+        spans, more = self._spans(self._allowance(len(rows)))
+        return rows, spans, marked | more
+
+    def _one(self) -> tuple[list[Slice], list[Slice], bool]:
+        """A slice of one sequence: of a prompt where no stream has to wait too long for it, else a stream's token."""
+        spans, marked = self._spans(self._allowance(0))
+        if spans:
+            return [], spans, marked
+        for seq in tuple(self.streams):
+            if seq.todo and self.grow(seq, 1):
+                self.streams[seq] = self.streams.pop(seq)  # the others first, the next time
+                return [Slice(seq, seq.length - 1, seq.length, True)], [], self.mark(seq)
+        return [], [], False
 
     def _note_stall(self, tokens: int) -> None:
         self.stalls[0 if tokens < 1 else 1 << (tokens - 1).bit_length()] += 1
@@ -216,6 +211,10 @@ class Scheduler(Room):
         shares: dict[Sequence, int] = {}
         if not line or budget < 1:
             return shares
+        if self.limits.alone:  # cut where it would be cut without the others
+            size = min(self.limits.chunk, self.limits.max_step)
+            n = min(line[0].todo, size - line[0].length % size)
+            return {line[0]: n} if n <= budget else {}
         first = line[0]
         budget -= share(shares, first, budget - budget // 2, self.limits.max_step)
         if len(line) > 1:
@@ -249,7 +248,7 @@ class Scheduler(Room):
         idle = [s for s in self.running if s.paused] if self._full or len(self.running) >= self.limits.running else []
         if len(self.running) >= self.limits.running:
             idle = [s for s in idle if not s.pending]
-            if not idle:
+            if not idle or self.limits.alone:
                 return False
             self._preempt(idle[-1])
             self._full = False
@@ -301,6 +300,8 @@ class Scheduler(Room):
 
     def _has_room(self, seq: Sequence) -> bool:
         """Whether its prompt fits beside what runs, all stored prefixes given up."""
+        if self.limits.alone:
+            return self._has_all_room(seq)
         need = len(seq.tokens) + 1
         for g, part in enumerate(self.empty()):
             places = part.places(need)
@@ -310,17 +311,22 @@ class Scheduler(Room):
                     return False
         return True
 
+    def _has_all_room(self, seq: Sequence) -> bool:
+        """Whether it fits to its very end beside the ends of what runs: nobody will have to give way."""
+        ends = [min(len(s.prompt) + s.params.max_tokens, self.limits.length) for s in (*self.running, seq)]
+        return all(sum(part.places(n) for n in ends) < part.pool.limit for part in self.empty())
+
     # Memory
 
     def _take(self, seq: Sequence, n: int) -> int:
         """How many of n tokens the sequence got room for. Whoever runs alone takes a smaller step rather than none."""
         while n > 0 and not self.grow(seq, n):
-            n = n // 2 if len(self.running) == 1 else 0
+            n = n // 2 if len(self.running) == 1 and not self.limits.alone else 0
         return n
 
     def _victim(self) -> Sequence | None:
         """Who gives its memory back when there is too little: nobody reads it, or least urgent, or youngest."""
-        if len(self.running) < 2:
+        if len(self.running) < 2 or self.limits.alone:
             return None
         return min(reversed(self.running), key=lambda s: (not s.paused, s.request.priority))
 
@@ -338,7 +344,7 @@ class Scheduler(Room):
         if victim is not None:
             self._preempt(victim)
         else:
-            [seq] = want
+            seq = want[-1]
             self.failed.append((seq, self._too_much(seq)))
             self.finish(seq, Finish.ERROR)
         return True

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from mlxrt import ContextOverflow, Engine, EngineConfig, EngineEvent, Event, WontFit
 from mlxrt.request import Sequence
-from mlxrt.scheduler import Step
+from mlxrt.step import Step
 from mlxrt.stream import Stream
 from tests.machine import invariants, kinds
 from tests.machine.invariants import require
@@ -48,11 +48,12 @@ class Play:
             max_running=p.running,
             ahead=p.ahead,
             kv_memory=kinds.memory_for(p.kind, p.capacity),
-            max_stall=p.stall,
+            max_stall=None if p.alone else p.stall,
+            deterministic=p.alone,
             compile=p.compiled,
             prefix_cache=p.reuse,
         )
-        engine = Engine(kinds.model(p.kind), config, kinds.tokenizer(), on_event=self.watch)
+        engine = Engine(kinds.model(p.kind), config, kinds.tokenizer(), say=lambda line: None, on_event=self.watch)
         engine.scheduler.clock = lambda: float(self.now)
         launch = engine.runner.launch
 
@@ -62,6 +63,10 @@ class Play:
 
         engine.runner.launch = counted  # type: ignore[method-assign]
         return engine
+
+    @property
+    def bound(self) -> int:
+        return self.program.chunk if self.program.stall is None or self.program.alone else self.program.stall
 
     def watch(self, event: EngineEvent) -> None:
         self.ends[event.id] += event.kind == "finished"
@@ -77,13 +82,13 @@ class Play:
         singles = [n == 1 for _, n in work]
         require(singles == sorted(singles, reverse=True), "rows of one token do not come first")
         self.prompted += sum(tokens)
-        bound = self.program.chunk if self.program.stall is None else self.program.stall
+        require(len(work) == 1 or not self.program.alone, "two sequences in a step")
         for s, _ in work:
             if not s.samples:
                 continue
             at, preempted = self.seen.get(s.seq, (self.prompted, s.seq.preempted))
             if preempted == s.seq.preempted:  # otherwise it was not running: its memory was needed
-                require(self.prompted - at <= bound, f"request {s.seq.id} waited for {self.prompted - at} tokens")
+                require(self.prompted - at <= self.bound, f"request {s.seq.id} waited for {self.prompted - at} tokens")
                 self.tally["waits judged"] += s.seq in self.seen
                 self.tally["waits with prompts between"] += self.prompted > at
             self.seen[s.seq] = self.prompted, s.seq.preempted
@@ -137,8 +142,8 @@ class Play:
             guest.events = list(guest.stream)
             self.check(guest)
         stats = self.engine.stats()
-        bound = self.program.chunk if self.program.stall is None else self.program.stall
-        require(not stats.longest_stall or stats.preemptions > 0 or stats.longest_stall <= bound, f"{stats}")
+        require(not stats.longest_stall or stats.preemptions > 0 or stats.longest_stall <= self.bound, f"{stats}")
+        require(not stats.preemptions or not self.program.alone, "one gave way though each had room to its end")
         for name, n in (("preemptions", stats.preemptions), ("evictions", stats.evictions), ("hits", stats.hits)):
             self.tally[name] += n
         if self.engine.store is not None:
@@ -149,6 +154,7 @@ class Play:
         self.engine.close()
         self.tally["programs"] += 1
         self.tally["compiled programs"] += self.program.compiled
+        self.tally["deterministic programs"] += self.program.alone
 
     def check(self, guest: Guest) -> None:
         seq, what = guest.seq, f"request {guest.seq.id}"

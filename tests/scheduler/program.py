@@ -27,12 +27,14 @@ class Program:
     stall: int | None
     compiled: bool
     reuse: bool  # with a prefix cache
+    alone: bool  # deterministic
     arrivals: tuple[Arrival, ...]
 
     def __str__(self) -> str:
         head = (
             f"program {self.seed}: {self.kind}, chunk {self.chunk}, {self.running} run, ahead {self.ahead}, "
-            f"{self.capacity} tokens fit, stall {self.stall}, compiled {self.compiled}, reuse {self.reuse}"
+            f"{self.capacity} tokens fit, stall {self.stall}, compiled {self.compiled}, reuse {self.reuse}, "
+            f"alone {self.alone}"
         )
         lines = [
             f"  step {a.at}: {len(a.request.tokens or ())} tokens {list(a.request.tokens or ())}, {a.request.params}, "
@@ -62,6 +64,7 @@ def make(seed: int, kind: str) -> Program:
         compiled=chance.random() < 0.06,
         reuse=chance.random() < 0.85,
         arrivals=tuple(arrivals),
+        alone=chance.random() < 0.12,
     )
 
 
