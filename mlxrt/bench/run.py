@@ -1,6 +1,7 @@
 """A whole run: find the model, start the engines, go through the cases, keep what was measured whatever happens."""
 
 import datetime
+import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,7 +19,7 @@ from .statistics import Patience
 from .subject import Subject
 from .suites import Case, cases
 
-CROWDED = 0.5  # of a core: below it prompts are shorter
+CROWDED = 0.5  # of a machine: up to that much prompts are shorter
 # Prompt lengths, tokens of a round, requests of a batch.
 SIZES = {
     "crowded": ((32, 96, 256), 8, 4),
@@ -57,9 +58,9 @@ class Plan:
         return list(dict.fromkeys(s for s in self.suites if s in SUITES)), told
 
     def options(self, kind: str, share: float) -> Options:
-        """`share`: of a core that we get. A slow machine is asked for less, so that it is asked for all of it."""
+        """`share`: of the machine that we use. A slow one is asked for less, so that it is asked for all of it."""
         patience = Patience(self.width, self.level, self.rounds, hurried=min(2, self.rounds))
-        size = "crowded" if kind == "cpu" and share < CROWDED else kind
+        size = "crowded" if kind == "cpu" and share <= CROWDED else kind
         lengths, decoded, requests = SIZES[size]
         return Options(self.lengths or lengths, self.decoded or decoded, patience, self.requests or requests)
 
@@ -112,7 +113,8 @@ def look_again(report: Report, say: Say) -> None:
 def with_sides(
     plan: Plan, wanted: list[str], under: Subject, report: Report, say: Say, stop: Callable[[], bool], began: float
 ) -> None:
-    options = plan.options(report.roof["device"], report.machine["before"]["share"])
+    used = report.settings["threads"] / (os.cpu_count() or 1)
+    options = plan.options(report.roof["device"], report.machine["before"]["share"] * used)
     sides: dict[str, Side] = {}
     try:
         start_sides(plan, under, options, sides, report, say)

@@ -19,7 +19,7 @@ typedef unsigned char uchar;
 #define threadgroup_position_in_grid blockIdx
 #define threads_per_threadgroup blockDim
 #define threadgroups_per_grid gridDim
-namespace mem_flags { constexpr int mem_threadgroup = 0; constexpr int mem_device = 1; }
+namespace mem_flags { constexpr int mem_none = 0; constexpr int mem_threadgroup = 0; constexpr int mem_device = 1; }
 FN void threadgroup_barrier(int) { __syncthreads(); }
 FN void simdgroup_barrier(int) { __syncwarp(); }
 FN float simd_shuffle_xor(float v, uint m) { return __shfl_xor_sync(0xffffffffu, v, m); }

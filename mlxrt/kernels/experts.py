@@ -19,6 +19,7 @@ GATE_UP = Source(
     ("y",),
     r"""
     uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
+    uint one = lift_of<BITS>(threadgroup_position_in_grid.z);
     uint first = (threadgroup_position_in_grid.x * SG + sg) * R;
     uint p = threadgroup_position_in_grid.y; uint n = p / uint(C);
     uint expert = uint(experts[p]); uint base = expert * uint(2 * I);
@@ -38,7 +39,7 @@ GATE_UP = Source(
         threadgroup_barrier(mem_flags::mem_threadgroup);
         uint end = metal::min(uint(TILE), uint(K) - k0);
         for (uint k = lane * 32; k < end; k += 1024) {
-            rows_dot<T, FORM, BITS, GROUP, K, PLACES, 1, 2 * R>(w, s, z, row, k0 + k, k, &xs[0], &sums[0], acc);
+            rows_dot<T, FORM, BITS, GROUP, K, PLACES, 1, 2 * R>(w, s, z, row, k0 + k, k, one, &xs[0], &sums[0], acc);
         }
     }
     float inv = 1.0f;
@@ -67,6 +68,7 @@ DOWN = Source(
     ("y",),
     r"""
     uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
+    uint one = lift_of<BITS>(threadgroup_position_in_grid.z);
     uint first = (threadgroup_position_in_grid.x * SG + sg) * R; uint n = threadgroup_position_in_grid.y;
     const int PLACES = TILE / 4; uint t = thread_position_in_threadgroup.x;
     threadgroup float4 xs[TOGETHER * PLACES]; threadgroup float sums[TOGETHER * TILE / 32];
@@ -92,7 +94,7 @@ DOWN = Source(
             }
             uint end = metal::min(uint(TILE), uint(K) - k0); uint j = c % TOGETHER;
             for (uint k = lane * 32; k < end; k += 1024) {
-                rows_dot<T, FORM, BITS, GROUP, K, PLACES, 1, R>(w, s, z, row, k0 + k, k, &xs[j * PLACES], &sums[j * (TILE / 32)], acc);
+                rows_dot<T, FORM, BITS, GROUP, K, PLACES, 1, R>(w, s, z, row, k0 + k, k, one, &xs[j * PLACES], &sums[j * (TILE / 32)], acc);
             }
         }
         #pragma unroll

@@ -20,7 +20,7 @@ MANY = 64  # rows of x up to which this is the faster way
 BODY = r"""
     uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
     uint t = thread_position_in_threadgroup.x;
-    uint rg = sg / uint(KS); uint ks = sg % uint(KS);
+    uint rg = sg / uint(KS); uint ks = sg % uint(KS); uint one = lift_of<BITS>(threadgroup_position_in_grid.z);
     uint tile = threadgroup_position_in_grid.x * uint(RG) + rg;
     threadgroup float part[RG][KS][16][MT * 8];
     uint row[2];
@@ -45,7 +45,7 @@ BODY = r"""
             float zero = zero_at<FORM, BITS>(z, (row[r] * K + mine) / GROUP, scale);
             #pragma unroll
             for (int n = 0; n < 32; n++) {
-                set<T>(left[r][n / 2], n % 2, static_cast<T>(number<FORM, BITS>(p, n) * scale + zero));
+                set<T>(left[r][n / 2], n % 2, static_cast<T>(number<FORM, BITS>(p, n, one) * scale + zero));
             }
         }
         #pragma unroll

@@ -1,8 +1,8 @@
-"""A row or two of x times a matrix, packed or plain, in one launch: norm before, bias, activation and residual after.
+"""A few rows of x times a matrix, packed or plain, in one launch: norm before, bias, activation and residual after.
 
-A matvec lives on bytes in flight. A lane keeps its numbers of x in registers and sees row after row of the matrix: the
-words of the next rows are on their way while it multiplies those it has, and no barrier stands between. RMSNorm costs
-no pass of its own, because its divisor is a factor of the result.
+A matvec lives on bytes in flight and on few instructions a weight. x lies unpacked in threadgroup memory; a simdgroup
+goes over many rows of the matrix, several at once, 16 bytes a lane, and the words of the next ones are on their way
+while it multiplies those it has. RMSNorm costs no pass of its own, because its divisor is a factor of the result.
 """
 
 import math
@@ -14,9 +14,9 @@ import mlx.nn as nn
 
 from .op import Case, Source, op
 from .packing import READ, Matrix
+from .staged import DOT, tile
 
-FEW = 2  # rows of x up to which this is the faster way
-WIDEST = 32768  # numbers of a row
+FEW = 4  # rows of x up to which this is the faster way
 TOGETHER = 256  # threadgroups that run at once; an H200 has room for two in each of its 132 cores
 NONE, SILU, GELU, CLAMPED = 0, 1, 2, 3
 ACTIVATIONS = {None: NONE, "silu": SILU, "gelu": GELU, "clamped": CLAMPED}
@@ -35,160 +35,91 @@ template <int ACT> FN float gated(float g, float u) {
 }
 """
 
-ROWS = r"""
-// N words: numbers k ... k + 31 of a row, which begins at number `from`.
-template <typename T, int FORM, int BITS, int N, typename P> FN void load_words(P w, uint from, thread uint (&p)[N]) {
-    const int B = FORM == 2 ? 8 * sizeof(T) : BITS;
-    uint i = from / 32 * B;
-    if (N % 4 == 0) {
-        #pragma unroll
-        for (int c = 0; c < N / 4; c++) {
-            auto v = ((const device uint4*)(w))[i / 4 + c];
-            p[4 * c] = v.x; p[(4 * c + 1) % N] = v.y; p[(4 * c + 2) % N] = v.z; p[(4 * c + 3) % N] = v.w;
-        }
-    } else {
-        #pragma unroll
-        for (int c = 0; c < N; c++) p[c] = ((const device uint*)(w))[i + c];
-    }
-}
-// Q rows from the words of a piece on: their codes, scales and zeros.
-template <typename T, int FORM, int BITS, int GROUP, int K, int Q, int N, typename W, typename S, typename Z>
-FN void load_rows(W w, S s, Z z, const thread uint (&row)[Q], uint k, thread uint (&p)[Q][N], thread float (&scale)[Q], thread float (&zero)[Q]) {
-    #pragma unroll
-    for (int r = 0; r < Q; r++) {
-        uint from = row[r] * K + k;
-        load_words<T, FORM, BITS>(w, from, p[r]);
-        scale[r] = FORM == 2 ? 1.0f : scale_at<FORM>(s, from / GROUP);
-        zero[r] = zero_at<FORM, BITS>(z, from / GROUP, scale[r]);
-    }
-}
-// Numbers 4 c ... 4 c + 3 of a piece.
-template <typename T, int FORM, int BITS, int N> FN void numbers4(const thread uint (&p)[N], int c, thread float* y) {
-    const int U = 4 / sizeof(T);
-    if (FORM == 2) {
-        #pragma unroll
-        for (int i = 0; i < 4 / U; i++) unpack2<T>(p[(4 / U * c + i) % N], y + U * i);
-    } else {
-        #pragma unroll
-        for (int n = 0; n < 4; n++) y[n] = number<FORM, BITS>(p, 4 * c + n);
-    }
-}
-"""
-
-# KW simdgroups share a row, NP pieces of 32 numbers in each lane; SG / KW of those have LOOPS times R rows each. With
-# PAIR a row is a gate and the up that belongs to it.
+# A simdgroup makes LOOPS times R outputs of each row of x; with PAIR an output is a gate and the up that belongs to it.
 BODY = r"""
     uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
-    uint t = thread_position_in_threadgroup.x;
-    uint kw = sg % uint(KW); uint rg = sg / uint(KW);
-    const int Q = PAIR ? 2 * R : R; const int N = FORM == 2 ? 8 * sizeof(T) : BITS; const int MINE = LOOPS * R;
-    threadgroup float part[M][SG / KW * LOOPS * Q][KW]; threadgroup float norms[M][KW];
-    uint first = (threadgroup_position_in_grid.x * uint(SG / KW) + rg) * uint(MINE);
-    uint k[NP]; uint row[Q]; uint p[NP][Q][N]; float scale[NP][Q]; float zero[NP][Q];
+    uint t = thread_position_in_threadgroup.x; uint one = lift_of<BITS>(threadgroup_position_in_grid.z);
+    const int Q = PAIR ? 2 * R : R; const int PLACES = TILE / 4; const int N = FORM == 2 ? 8 * sizeof(T) : BITS;
+    threadgroup float4 xs[M * PLACES]; threadgroup float sums[M * TILE / 32];
+    threadgroup float part[M][SG * LOOPS * Q]; threadgroup float norms[M][SG];
+    uint first = (threadgroup_position_in_grid.x * uint(SG) + sg) * uint(LOOPS * R);
+    uint row[Q]; uint p[Q][N]; float scale[Q]; float zero[Q]; float acc[M][Q]; float squares[M];
     #pragma unroll
     for (int r = 0; r < R; r++) {
         row[r] = metal::min(first + uint(r), uint(O - 1));
         if (PAIR) row[Q - R + r] = row[r] + uint(O);
     }
-    #pragma unroll
-    for (int n = 0; n < NP; n++) {
-        k[n] = ((uint(n) * uint(KW) + kw) * 32 + lane) * 32;
-        load_rows<T, FORM, BITS, GROUP, K, Q, N>(w, s, z, row, k[n] < uint(K) ? k[n] : 0, p[n], scale[n], zero[n]);
-    }
-    float v[M][NP][32]; float sums[M][NP];
+    load_rows<T, FORM, BITS, GROUP, K>(w, s, z, row, lane * 32 < uint(K) ? lane * 32 : 0, p, scale, zero);
     #pragma unroll
     for (int m = 0; m < M; m++) {
-        float squares = 0.0f;
+        squares[m] = 0.0f;
         #pragma unroll
-        for (int n = 0; n < NP; n++) {
-            bool live = k[n] < uint(K); uint at = live ? k[n] / 8 : 0;
-            sums[m][n] = 0.0f;
-            #pragma unroll
-            for (int c = 0; c < 4; c++) {
-                float a[8]; float b[8];
-                load8<T>(x, m * (K / 8) + at + c, a);
-                if (NORM) load8<T>(g, at + c, b);
-                #pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    float e = live ? a[i] : 0.0f;
-                    squares += e * e;
-                    if (NORM) e *= b[i];
-                    v[m][n][8 * c + i] = e; sums[m][n] += e;
-                }
-            }
-        }
-        if (NORM) {
-            squares = simd_sum(squares);
-            if (lane == 0 && rg == 0) norms[m][kw] = squares;
-        }
+        for (int r = 0; r < Q; r++) acc[m][r] = 0.0f;
     }
-    for (uint l = 0; l < uint(LOOPS); l++) {
-        uint p1[NP][Q][N]; float scale1[NP][Q]; float zero1[NP][Q];
-        if (LOOPS > 1) {
-            #pragma unroll
-            for (int r = 0; r < R; r++) {
-                row[r] = metal::min(first + metal::min(l + 1, uint(LOOPS - 1)) * uint(R) + uint(r), uint(O - 1));
-                if (PAIR) row[Q - R + r] = row[r] + uint(O);
-            }
-            #pragma unroll
-            for (int n = 0; n < NP; n++) {
-                load_rows<T, FORM, BITS, GROUP, K, Q, N>(w, s, z, row, k[n] < uint(K) ? k[n] : 0, p1[n], scale1[n], zero1[n]);
+    for (uint k0 = 0; k0 < uint(K); k0 += TILE) {
+        if (k0 > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
+        #pragma unroll
+        for (int m = 0; m < M; m++) {
+            for (uint i = t; i < uint(TILE / 8); i += uint(SG * 32)) {
+                bool live = k0 + 8 * i < uint(K);
+                squares[m] += stage8<T, NORM>(x, m * K, g, k0, i, live, &xs[m * PLACES], &sums[m * (TILE / 32)]);
             }
         }
-        #pragma unroll
-        for (int r = 0; r < Q; r++) {
-            float a[M];
-            #pragma unroll
-            for (int m = 0; m < M; m++) a[m] = 0.0f;
-            #pragma unroll
-            for (int n = 0; n < NP; n++) {
-                float d[M];
-                #pragma unroll
-                for (int m = 0; m < M; m++) d[m] = 0.0f;
-                #pragma unroll
-                for (int c = 0; c < 8; c++) {
-                    float y[4];
-                    numbers4<T, FORM, BITS>(p[n][r], c, y);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        uint end = metal::min(uint(TILE), uint(K) - k0);
+        for (uint l = 0; l < uint(LOOPS); l++) {
+            for (uint j = 0; j < end; j += 1024) {
+                // The next words are asked for before these are multiplied; the barrier keeps compilers from waiting.
+                uint p1[Q][N]; float scale1[Q]; float zero1[Q];
+                bool turn = LOOPS > 1 && j + 1024 >= end;
+                uint k = (turn ? 0 : k0 + j + 1024) + lane * 32;
+                if (turn) {
                     #pragma unroll
-                    for (int m = 0; m < M; m++) {
-                        #pragma unroll
-                        for (int i = 0; i < 4; i++) d[m] += y[i] * v[m][n][4 * c + i];
+                    for (int r = 0; r < R; r++) {
+                        row[r] = metal::min(first + (l + 1) * uint(R) + uint(r), uint(O - 1));
+                        if (PAIR) row[Q - R + r] = row[r] + uint(O);
                     }
                 }
-                #pragma unroll
-                for (int m = 0; m < M; m++) a[m] += FORM == 2 ? d[m] : scale[n][r] * d[m] + zero[n][r] * sums[m][n];
-            }
-            #pragma unroll
-            for (int m = 0; m < M; m++) {
-                float whole = simd_sum(a[m]);
-                if (lane == 0) part[m][(rg * uint(LOOPS) + l) * uint(Q) + uint(r)][kw] = whole;
-            }
-        }
-        if (LOOPS > 1) {
-            #pragma unroll
-            for (int n = 0; n < NP; n++) {
+                load_rows<T, FORM, BITS, GROUP, K>(w, s, z, row, k < uint(K) ? k : 0, p1, scale1, zero1);
+                simdgroup_barrier(mem_flags::mem_none);
+                rows_meet<T, FORM, BITS, PLACES>(p, scale, zero, j + lane * 32, one, &xs[0], &sums[0], acc);
                 #pragma unroll
                 for (int r = 0; r < Q; r++) {
                     #pragma unroll
-                    for (int c = 0; c < N; c++) p[n][r][c] = p1[n][r][c];
-                    scale[n][r] = scale1[n][r]; zero[n][r] = zero1[n][r];
+                    for (int c = 0; c < N; c++) p[r][c] = p1[r][c];
+                    scale[r] = scale1[r]; zero[r] = zero1[r];
+                }
+            }
+            if (k0 + TILE >= uint(K)) {
+                #pragma unroll
+                for (int m = 0; m < M; m++) {
+                    #pragma unroll
+                    for (int r = 0; r < Q; r++) {
+                        float whole = simd_sum(acc[m][r]);
+                        if (lane == 0) part[m][(sg * uint(LOOPS) + l) * uint(Q) + uint(r)] = whole;
+                        acc[m][r] = 0.0f;
+                    }
                 }
             }
         }
     }
+    if (NORM) {
+        #pragma unroll
+        for (int m = 0; m < M; m++) {
+            float whole = simd_sum(squares[m]);
+            if (lane == 0) norms[m][sg] = whole;
+        }
+    }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = t; i < uint(M * SG / KW * MINE); i += uint(SG * 32)) {
-        uint m = i / uint(SG / KW * MINE); uint j = i % uint(SG / KW * MINE);
-        uint o = threadgroup_position_in_grid.x * uint(SG / KW * MINE) + j;
+    const uint MINE = SG * LOOPS * R;
+    for (uint i = t; i < uint(M) * MINE; i += uint(SG * 32)) {
+        uint m = i / MINE; uint j = i % MINE; uint o = threadgroup_position_in_grid.x * MINE + j;
         if (o < uint(O)) {
             uint at = j / uint(R) * uint(Q) + j % uint(R);
-            float a = 0.0f; float u = 0.0f; float total = 0.0f;
-            for (int c = 0; c < KW; c++) {
-                a += part[m][at][c];
-                if (PAIR) u += part[m][at + uint(Q - R)][c];
-                if (NORM) total += norms[m][c];
-            }
+            float a = part[m][at]; float u = PAIR ? part[m][at + uint(Q - R)] : 0.0f;
             if (NORM) {
+                float total = 0.0f;
+                for (int c = 0; c < SG; c++) total += norms[m][c];
                 float inv = metal::rsqrt(total / float(K) + as_type<float>(uint(EPS)));
                 a *= inv; u *= inv;
             }
@@ -200,7 +131,7 @@ BODY = r"""
         }
     }
 """
-MATVEC = Source("mlxrt_matvec", ("x", "w", "s", "z", "g", "bias", "other"), ("y",), BODY, READ + ACTIVATE + ROWS)
+MATVEC = Source("mlxrt_matvec", ("x", "w", "s", "z", "g", "bias", "other"), ("y",), BODY, READ + ACTIVATE + DOT)
 
 
 def bits_of(value: float) -> int:
@@ -220,9 +151,9 @@ def activate(kind: str, gate: mx.array, up: mx.array | None) -> mx.array:
 def matvec_cases(dtype: mx.Dtype) -> Iterator[Case]:
     shapes: list[tuple[Any, ...]] = [
         ("affine", 4, 64, 40, 128, 1, {"norm": True, "eps": 1e-6}),
-        ("affine", 4, 32, 37, 1056, 2, {"residual": True}),
+        ("affine", 4, 32, 37, 1056, 3, {"residual": True}),
         ("affine", 8, 64, 24, 1088, 2, {"norm": True, "eps": 1e-5, "activation": "silu", "pair": True}),
-        ("affine", 3, 32, 9, 96, 2, {"bias": True}),
+        ("affine", 3, 32, 9, 96, 4, {"bias": True}),
         ("affine", 5, 64, 7, 192, 1, {"activation": "gelu", "times": True}),
         ("affine", 6, 128, 5, 256, 1, {"bias": True, "activation": "clamped", "pair": True}),
         ("affine", 2, 32, 16, 64, 2, {"residual": True, "bias": True}),
@@ -266,8 +197,6 @@ def matvec(x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=False
 
 
 def refuses(x, matrix, **rest) -> str | None:
-    if matrix.width > WIDEST:
-        return f"rows of {matrix.width} numbers: {WIDEST} fit a threadgroup"
     return matrix.refused(x)
 
 
@@ -283,7 +212,7 @@ def launch(gpu, x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=
     [y] = gpu(
         MATVEC,
         [x, *matrix.inputs(x), x if norm is None else norm, x if bias is None else bias, x if other is None else other],
-        math.ceil(rows / (way["SG"] // way["KW"] * way["LOOPS"] * way["R"])),
+        math.ceil(rows / (way["SG"] * way["LOOPS"] * way["R"])),
         32 * way["SG"],
         [((m, rows), x.dtype)],
         T=x.dtype,
@@ -300,18 +229,14 @@ def launch(gpu, x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=
 
 
 def share(rows: int, matrix: Matrix, m: int, pair: bool) -> dict[str, int]:
-    """How simdgroups share the work: no more threadgroups than run at once, and as many where there are rows enough."""
-    pieces = math.ceil(matrix.width / 1024)
-    deep = 1 if pieces <= 16 else 2
-    wide = math.ceil(pieces / deep)
-    side = max(1, 8 // wide)
-    each = 1 if not matrix.packed else (4 if wide <= 4 else 2) // deep // m // (2 if pair else 1)
-    each = max(1, each)
-    while each > 1 and rows < TOGETHER * side * each:
+    """How simdgroups share the rows: no more threadgroups than run at once, and as many where there are rows enough."""
+    size, deep = 8, tile(matrix.width, m)
+    each = max(1, (4 if matrix.packed else 2) // m // (2 if pair else 1))
+    while each > 1 and rows < TOGETHER * size * each:
         each //= 2
-    loops = max(1, math.ceil(rows / (side * each * TOGETHER)))
-    loops = min(loops, max(1, 4096 // (m * side * each * (2 if pair else 1) * wide)))  # 16 KB of partial sums
-    return {"SG": wide * side, "KW": wide, "NP": deep, "R": each, "LOOPS": loops}
+    loops = max(1, math.ceil(rows / (size * each * TOGETHER))) if matrix.width <= deep else 1
+    loops = min(loops, 2048 // (m * size * each * (2 if pair else 1)))  # 8 KB of sums
+    return {"SG": size, "R": each, "LOOPS": loops, "TILE": deep}
 
 
 def after(bias, activation, pair, times, residual) -> dict[str, int]:

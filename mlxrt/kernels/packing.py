@@ -114,12 +114,15 @@ template <int BITS, int N> FN uint code(const thread uint (&p)[N], int n) {
     return v & ((1u << BITS) - 1u);
 }
 // A code plus 2^BITS, as a float: the code is put into the mantissa, which costs no conversion. Those are slow on GPUs.
-template <int BITS, int N> FN float lifted(const thread uint (&p)[N], int n) {
-    const int TOP = 23 - BITS; const uint MASK = ((1u << BITS) - 1u) << TOP; const uint ONE = uint(127 + BITS) << 23;
+// `one` is 2^BITS, from lift_of: its argument is always 0, but no compiler knows it, so the number stays in a register
+// instead of being made anew for every code.
+template <int BITS> FN uint lift_of(uint nil) { return (uint(127 + BITS) << 23) + nil; }
+template <int BITS, int N> FN float lifted(const thread uint (&p)[N], int n, uint one) {
+    const int TOP = 23 - BITS; const uint MASK = ((1u << BITS) - 1u) << TOP;
     int word = n * BITS / 32; int bit = n * BITS % 32;
-    if (bit + BITS > 32) return as_type<float>((code<BITS>(p, n) << TOP) | ONE);
+    if (bit + BITS > 32) return as_type<float>((code<BITS>(p, n) << TOP) | one);
     uint v = bit > TOP ? p[word] >> ((bit - TOP) % 32) : p[word] << ((TOP - bit) % 32);
-    return as_type<float>((v & MASK) | ONE);
+    return as_type<float>((v & MASK) | one);
 }
 // e2m1: a sign, two bits of exponent, one of fraction.
 FN float small_float(uint c) {
@@ -128,8 +131,8 @@ FN float small_float(uint c) {
     return (c & 8u) != 0u ? -v : v;
 }
 // A number is `number` times its group's scale plus what `zero_at` gives for it.
-template <int FORM, int BITS, int N> FN float number(const thread uint (&p)[N], int n) {
-    return FORM == 1 ? small_float(code<BITS>(p, n)) : lifted<BITS>(p, n);
+template <int FORM, int BITS, int N> FN float number(const thread uint (&p)[N], int n, uint one) {
+    return FORM == 1 ? small_float(code<BITS>(p, n)) : lifted<BITS>(p, n, one);
 }
 template <int FORM, int BITS, typename Z> FN float zero_at(Z z, uint i, float scale) {
     return FORM == 0 ? float(z[i]) - float(1u << BITS) * scale : 0.0f;

@@ -16,7 +16,7 @@ WIDEST = 7168  # numbers of a row: with the logits they fill 32 KB
 # One threadgroup a token: its simdgroups make the logits, the first of them chooses.
 BODY = r"""
     uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
-    uint n = threadgroup_position_in_grid.x;
+    uint n = threadgroup_position_in_grid.x; uint one = lift_of<BITS>(threadgroup_position_in_grid.z);
     const int PLACES = TILE / 4; uint t = thread_position_in_threadgroup.x;
     threadgroup float logits[E]; threadgroup float4 xs[PLACES]; threadgroup float sums[TILE / 32]; threadgroup float part[SG];
     float squares = 0.0f;
@@ -37,7 +37,7 @@ BODY = r"""
         #pragma unroll
         for (int r = 0; r < R; r++) { row[r] = metal::min(e + uint(r), uint(E - 1)); acc[0][r] = 0.0f; }
         for (uint k = lane * 32; k < uint(K); k += 1024) {
-            rows_dot<T, FORM, BITS, GROUP, K, PLACES, 1, R>(w, s, z, row, k, k, &xs[0], &sums[0], acc);
+            rows_dot<T, FORM, BITS, GROUP, K, PLACES, 1, R>(w, s, z, row, k, k, one, &xs[0], &sums[0], acc);
         }
         #pragma unroll
         for (int r = 0; r < R; r++) {

@@ -9,7 +9,7 @@ DOT = r"""
 // A tile of x lies in threadgroup memory as floats, four to a place: those a simdgroup's lanes read together lie together.
 FN uint place_of(uint k) { return (k / 1024 * 8 + k % 32 / 4) * 32 + k % 1024 / 32; }
 // Numbers 8 i ... 8 i + 7 of a row of x, times the norm's weight, into the tile; their sums by 32 beside it.
-// Four neighbouring threads must call it together. Returns the sum of squares.
+// Four neighbouring threads must call it together; past the end of the row there are zeros. Returns the sum of squares.
 template <typename T, bool NORM, typename X, typename G, typename P, typename S>
 FN float stage8(X x, uint from, G g, uint at, uint i, bool live, P xs, S sums) {
     float v[8]; float w[8]; float squares = 0.0f; float sum = 0.0f;
@@ -25,25 +25,50 @@ FN float stage8(X x, uint from, G g, uint at, uint i, bool live, P xs, S sums) {
         sum += v[n];
     }
     sum += simd_shuffle_xor(sum, 1); sum += simd_shuffle_xor(sum, 2);
-    if (live) {
-        xs[place_of(8 * i)] = four(v[0], v[1], v[2], v[3]); xs[place_of(8 * i + 4)] = four(v[4], v[5], v[6], v[7]);
-        if (i % 4 == 0) sums[i / 4] = sum;
-    }
+    xs[place_of(8 * i)] = four(v[0], v[1], v[2], v[3]); xs[place_of(8 * i + 4)] = four(v[4], v[5], v[6], v[7]);
+    if (i % 4 == 0) sums[i / 4] = sum;
     return squares;
 }
-// acc[m][r] += row r of w (from number k on, 32 of them) . x[m], whose tile has them from number kt on
-template <typename T, int FORM, int BITS, int GROUP, int K, int PLACES, int M, int R, typename W, typename S, typename Z, typename P, typename Q>
-FN void rows_dot(W w, S s, Z z, const thread uint (&row)[R], uint k, uint kt, P xs, Q sums, thread float (&acc)[M][R]) {
-    uint p[R][BITS]; float scale[R]; float zero[R]; float d[M][R];
-    uint lane = kt % 1024 / 32;
-    if (FORM != 2) {
+// N words: numbers `from` ... `from` + 31 of a matrix.
+template <typename T, int FORM, int BITS, int N, typename P> FN void load_words(P w, uint from, thread uint (&p)[N]) {
+    uint i = from / 32 * N;
+    if (N % 4 == 0) {
         #pragma unroll
-        for (int r = 0; r < R; r++) {
-            load_codes<BITS>(w, (row[r] * K + k) / 32, p[r]);
-            scale[r] = scale_at<FORM>(s, (row[r] * K + k) / GROUP);
-            zero[r] = zero_at<FORM, BITS>(z, (row[r] * K + k) / GROUP, scale[r]);
+        for (int c = 0; c < N / 4; c++) {
+            auto v = ((const device uint4*)(w))[i / 4 + c];
+            p[4 * c] = v.x; p[(4 * c + 1) % N] = v.y; p[(4 * c + 2) % N] = v.z; p[(4 * c + 3) % N] = v.w;
         }
+    } else {
+        #pragma unroll
+        for (int c = 0; c < N; c++) p[c] = ((const device uint*)(w))[i + c];
     }
+}
+// Numbers k ... k + 31 of R rows: their words, scales and zeros.
+template <typename T, int FORM, int BITS, int GROUP, int K, int R, int N, typename W, typename S, typename Z>
+FN void load_rows(W w, S s, Z z, const thread uint (&row)[R], uint k, thread uint (&p)[R][N], thread float (&scale)[R], thread float (&zero)[R]) {
+    #pragma unroll
+    for (int r = 0; r < R; r++) {
+        uint from = row[r] * K + k;
+        load_words<T, FORM, BITS>(w, from, p[r]);
+        scale[r] = FORM == 2 ? 1.0f : scale_at<FORM>(s, from / GROUP);
+        zero[r] = zero_at<FORM, BITS>(z, from / GROUP, scale[r]);
+    }
+}
+// Numbers 4 c ... 4 c + 3 of those 32.
+template <typename T, int FORM, int BITS, int N> FN void numbers4(const thread uint (&p)[N], int c, uint one, thread float* y) {
+    const int U = 4 / sizeof(T);
+    if (FORM == 2) {
+        #pragma unroll
+        for (int i = 0; i < 4 / U; i++) unpack2<T>(p[(4 / U * c + i) % N], y + U * i);
+    } else {
+        #pragma unroll
+        for (int n = 0; n < 4; n++) y[n] = number<FORM, BITS>(p, 4 * c + n, one);
+    }
+}
+// acc[m][r] += 32 numbers of row r . x[m], whose tile has them from number kt on
+template <typename T, int FORM, int BITS, int PLACES, int M, int R, int N, typename P, typename Q>
+FN void rows_meet(const thread uint (&p)[R][N], const thread float (&scale)[R], const thread float (&zero)[R], uint kt, uint one, P xs, Q sums, thread float (&acc)[M][R]) {
+    float d[M][R]; uint lane = kt % 1024 / 32;
     #pragma unroll
     for (int m = 0; m < M; m++) {
         #pragma unroll
@@ -53,28 +78,29 @@ FN void rows_dot(W w, S s, Z z, const thread uint (&row)[R], uint k, uint kt, P 
     for (uint c = 0; c < 8; c++) {
         float y[R][4];
         #pragma unroll
-        for (int r = 0; r < R; r++) {
-            if (FORM == 2) {
-                load4<T>(w, (row[r] * K + k) / 4 + c, y[r]);
-            } else {
-                #pragma unroll
-                for (uint n = 0; n < 4; n++) y[r][n] = number<FORM, BITS>(p[r], 4 * c + n);
-            }
-        }
+        for (int r = 0; r < R; r++) numbers4<T, FORM, BITS>(p[r], c, one, y[r]);
         #pragma unroll
         for (int m = 0; m < M; m++) {
             float4 v = xs[m * PLACES + (kt / 1024 * 8 + c) * 32 + lane];
             #pragma unroll
-            for (int r = 0; r < R; r++) d[m][r] += y[r][0] * v.x + y[r][1] * v.y + y[r][2] * v.z + y[r][3] * v.w;
+            for (int r = 0; r < R; r++) {
+                d[m][r] += y[r][0] * v.x; d[m][r] += y[r][1] * v.y; d[m][r] += y[r][2] * v.z; d[m][r] += y[r][3] * v.w;
+            }
         }
     }
     #pragma unroll
     for (int m = 0; m < M; m++) {
+        float sum = FORM == 0 ? sums[m * (PLACES / 8) + kt / 32] : 0.0f;
         #pragma unroll
-        for (int r = 0; r < R; r++) {
-            acc[m][r] += FORM == 2 ? d[m][r] : scale[r] * d[m][r] + zero[r] * sums[m * (PLACES / 8) + kt / 32];
-        }
+        for (int r = 0; r < R; r++) acc[m][r] += FORM == 2 ? d[m][r] : scale[r] * d[m][r] + zero[r] * sum;
     }
+}
+// Both, for numbers k ... k + 31.
+template <typename T, int FORM, int BITS, int GROUP, int K, int PLACES, int M, int R, typename W, typename S, typename Z, typename P, typename Q>
+FN void rows_dot(W w, S s, Z z, const thread uint (&row)[R], uint k, uint kt, uint one, P xs, Q sums, thread float (&acc)[M][R]) {
+    uint p[R][FORM == 2 ? 8 * sizeof(T) : BITS]; float scale[R]; float zero[R];
+    load_rows<T, FORM, BITS, GROUP, K>(w, s, z, row, k, p, scale, zero);
+    rows_meet<T, FORM, BITS, PLACES>(p, scale, zero, kt, one, xs, sums, acc);
 }
 """
 

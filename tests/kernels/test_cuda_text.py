@@ -1,0 +1,28 @@
+"""Every kernel's text is CUDA too, as far as NVIDIA's compiler can say without a GPU."""
+
+import pytest
+
+from mlxrt.kernels import OPS, gpu_of
+from mlxrt.kernels.proof import cases_of
+
+from .nvrtc import Compiled, complaints, library
+
+pytestmark = pytest.mark.skipif(
+    library() is None, reason="NVIDIA's compiler is not here: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"
+)
+
+
+@pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.launch is not None])
+def test_every_case_compiles(name):
+    compiled, op = Compiled(), OPS[name]
+    gpu = gpu_of("cuda", compiled)
+    for dtype in ("float16", "bfloat16"):  # of float32 CUDA allows whatever it allows of these
+        for case in cases_of(op, dtype):
+            if not op.refuses(**case.arguments()):
+                op.launch(gpu, **case.arguments())
+    assert compiled.texts
+    assert not [said for said in compiled.texts.values() if said]
+
+
+def test_a_text_that_is_none_is_noticed():
+    assert "error" in complaints("__global__ void f(float* y, const __half* x) { y[0] = 2.0f * x[0]; }")
