@@ -19,7 +19,7 @@ LIBRARIES = ("mlx", "mlx-lm", "xllamacpp", "numpy", "transformers", "tokenizers"
 class Bustle:
     """What else the machine does."""
 
-    load: float  # processes that want a core, last minute
+    load: float  # cores that others keep busy
     cores: int
     share: float  # of a core that a busy loop got
 
@@ -29,20 +29,33 @@ class Bustle:
 
     def __str__(self) -> str:
         state = "BUSY: figures are noisy" if self.busy else "quiet"
-        return f"load {self.load:.2f} on {self.cores} cores, a loop gets {self.share:.0%} of a core ({state})"
+        return f"others use {self.load:.2f} of {self.cores} cores, a loop gets {self.share:.0%} of a core ({state})"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"busy": self.busy}
 
 
 def look_around(seconds: float = 1.0) -> Bustle:
-    """Spin for a moment and see how much of it was granted."""
-    load = os.getloadavg()[0]
+    """Spin for a moment and see how much of it was granted, and how many cores others kept busy meanwhile."""
+    others = busy_seconds()
     wall, used = time.perf_counter(), time.process_time()
     while time.perf_counter() - wall < seconds:
         sum(range(1000))
-    share = (time.process_time() - used) / (time.perf_counter() - wall)
-    return Bustle(load, os.cpu_count() or 1, min(share, 1.0))
+    wall, used = time.perf_counter() - wall, time.process_time() - used
+    if others is None or (now := busy_seconds()) is None:
+        load = os.getloadavg()[0]  # of the last minute: what ended just now still counts
+    else:
+        load = max(0.0, (now - others - used) / wall)
+    return Bustle(load, os.cpu_count() or 1, min(used / wall, 1.0))
+
+
+def busy_seconds() -> float | None:
+    """What all cores together have worked since the machine started; None where the system does not say."""
+    try:
+        user, nice, system, _idle, _waiting, *more = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+        return sum(map(int, (user, nice, system, *more))) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return None
 
 
 def swapped() -> int | None:
