@@ -249,8 +249,6 @@ def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None)
     new = qkv.shape[1] > h * dim
     together, simdgroups, splits = shape_of(rows, h, kv, dim, pages)
     out = ((rows, h * dim), qkv.dtype) if splits == 1 else ((rows, h, splits, dim + 2), mx.float32)
-    spare = qkv  # stands in for what there is not; never read
-    given = [heads.speeds, heads.q_norm, heads.k_norm, sinks]
     found = gpu(
         ATTEND if new else LOOK,
         [
@@ -261,7 +259,10 @@ def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None)
             pages.base,
             pages.start,
             pages.used,
-            *(spare if a is None else a for a in given),
+            heads.speeds,
+            heads.q_norm,
+            heads.k_norm,
+            sinks,
         ],
         (rows * h // together, splits, 1),
         32 * simdgroups,
@@ -303,8 +304,7 @@ def join(gpu, parts: mx.array, x: mx.array, heads, sinks: mx.array | None) -> mx
         return parts
     (rows, h, splits, _), dim = parts.shape, heads.dim
     sizes = {"T": x.dtype, "H": h, "D": dim, "SPLITS": splits, "SIZE": 128, "SINKS": sinks is not None}
-    spare = x if sinks is None else sinks
-    return gpu(JOIN, [parts, spare], rows * h, 128, [((rows, h * dim), x.dtype)], **sizes)[0]
+    return gpu(JOIN, [parts, sinks], rows * h, 128, [((rows, h * dim), x.dtype)], **sizes)[0]
 
 
 def shape_of(rows: int, h: int, kv: int, dim: int, pages: Pages) -> tuple[int, int, int]:

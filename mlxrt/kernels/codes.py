@@ -300,7 +300,7 @@ def launch_down(gpu, x, experts, weights, matrix, dtype, residual=None):
     r = each(outs, n)
     [y] = gpu(
         DOWN,
-        [x, experts, weights, matrix.words, matrix.norms, matrix.table(), x if residual is None else residual],
+        [x, experts, weights, matrix.words, matrix.norms, matrix.table(), residual],
         (math.ceil(outs / (SIMDGROUPS * r)), n, 1),
         32 * SIMDGROUPS,
         [((n, outs), dtype)],

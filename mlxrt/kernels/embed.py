@@ -64,8 +64,6 @@ def pays(matrix, **rest) -> bool:
 @embed_rows.kernel(EMBED, refuses=refuses, pays=pays)
 def launch(gpu, tokens, matrix, dtype, scale=1.0):
     groups = (math.ceil(matrix.width / 256), tokens.shape[0], 1)
-    spare = matrix.scales  # stands in for biases where a layout has none; never read
-    biases = spare if matrix.biases is None else matrix.biases
     shape = (tokens.shape[0], matrix.width)
     constants = {"T": dtype, "K": matrix.width, "TIMES": bits_of(scale), **matrix.constants()}
-    return gpu(EMBED, [tokens, matrix.weight, matrix.scales, biases], groups, 256, [(shape, dtype)], **constants)[0]
+    return gpu(EMBED, [tokens, *matrix.inputs()], groups, 256, [(shape, dtype)], **constants)[0]

@@ -209,7 +209,7 @@ def launch_gate_up(gpu, x, experts, matrix, activation, norm=None, eps=0.0, bias
     each = 2 if hidden * n * k >= 4096 else 1
     [y] = gpu(
         GATE_UP,
-        [x, experts, *matrix.inputs(x), x if norm is None else norm, x if bias is None else bias],
+        [x, experts, *matrix.inputs(), norm, bias],
         (math.ceil(hidden / (8 * each)), n * k, 1),
         256,
         [((n, k, hidden), x.dtype)],
@@ -235,7 +235,7 @@ def launch_down(gpu, x, experts, weights, matrix, bias=None, residual=None):
     each = 2 if outs * n >= 8192 else 1
     [y] = gpu(
         DOWN,
-        [x, experts, weights, *matrix.inputs(x), x if bias is None else bias, x if residual is None else residual],
+        [x, experts, weights, *matrix.inputs(), bias, residual],
         (math.ceil(outs / (8 * each)), n, 1),
         256,
         [((n, outs), x.dtype)],

@@ -42,19 +42,25 @@ class Gpu:
         outputs: Sequence[tuple[Sequence[int], mx.Dtype]],
         **constants: Any,
     ) -> list[mx.array]:
-        """`groups` threadgroups of `size` threads; `outputs` are (shape, dtype); constants become template arguments."""
-        if source.name not in self._made:
-            self._made[source.name] = self._make(
-                name=source.name,
-                input_names=list(source.inputs),
+        """`groups` threadgroups of `size` threads; `outputs` are (shape, dtype); constants become template arguments.
+
+        An input that is None is not passed, for each costs the host time: in the text the first one stands in for it.
+        """
+        given = [name for name, a in zip(source.inputs, inputs, strict=True) if a is not None]
+        name = "_".join([source.name, "of", *given]) if len(given) < len(source.inputs) else source.name
+        if name not in self._made:
+            absent = [f"auto {other} = {given[0]};" for other in source.inputs if other not in given]
+            self._made[name] = self._make(
+                name=name,
+                input_names=given,
                 output_names=list(source.outputs),
-                source=source.body,
+                source="\n".join([*absent, source.body]) if absent else source.body,
                 header=self._header + source.helpers,
             )
         x, y, z = (groups, 1, 1) if isinstance(groups, int) else groups
         self.launches += 1
-        return self._made[source.name](
-            inputs=list(inputs),
+        return self._made[name](
+            inputs=[a for a in inputs if a is not None],
             grid=(x * size, y, z),
             threadgroup=(size, 1, 1),
             output_shapes=[tuple(shape) for shape, _ in outputs],

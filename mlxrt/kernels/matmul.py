@@ -140,7 +140,7 @@ def launch(gpu, x, matrix, bias=None, activation=None, pair=False, times=None, r
     other = times if times is not None else residual
     [y] = gpu(
         MATMUL,
-        [x, *matrix.inputs(x), x if bias is None else bias, x if other is None else other],
+        [x, *matrix.inputs(), bias, other],
         math.ceil(rows / (groups * (8 if pair else 16))),
         32 * groups * parts,
         [((m, rows), x.dtype)],

@@ -17,7 +17,6 @@ from .packing import READ, Matrix
 from .staged import DOT, tile
 
 FEW = 4  # rows of x up to which this is the faster way
-TOGETHER = 256  # threadgroups that run at once; an H200 has room for two in each of its 132 cores
 NONE, SILU, GELU, CLAMPED = 0, 1, 2, 3
 ACTIVATIONS = {None: NONE, "silu": SILU, "gelu": GELU, "clamped": CLAMPED}
 
@@ -211,7 +210,7 @@ def launch(gpu, x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=
     other = times if times is not None else residual
     [y] = gpu(
         MATVEC,
-        [x, *matrix.inputs(x), x if norm is None else norm, x if bias is None else bias, x if other is None else other],
+        [x, *matrix.inputs(), norm, bias, other],
         math.ceil(rows / (way["SG"] * way["LOOPS"] * way["R"])),
         32 * way["SG"],
         [((m, rows), x.dtype)],
@@ -229,12 +228,15 @@ def launch(gpu, x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=
 
 
 def share(rows: int, matrix: Matrix, m: int, pair: bool) -> dict[str, int]:
-    """How simdgroups share the rows: no more threadgroups than run at once, and as many where there are rows enough."""
+    """How simdgroups share the rows: several at once where there are enough, in as many threadgroups as run together.
+
+    What a lane holds of four rows leaves an H200 room for two threadgroups in each of its 132 cores, of two for four.
+    """
     size, deep = 8, tile(matrix.width, m)
-    each = max(1, (4 if matrix.packed else 2) // m // (2 if pair else 1))
-    while each > 1 and rows < TOGETHER * size * each:
-        each //= 2
-    loops = max(1, math.ceil(rows / (size * each * TOGETHER))) if matrix.width <= deep else 1
+    wide = (4 if matrix.rows >= 16384 else 2 if matrix.rows >= 2048 else 1) if matrix.packed else 1
+    each = max(1, wide // m // (2 if pair else 1))
+    together = 256 if wide == 4 else 512
+    loops = max(1, math.ceil(rows / (size * each * together))) if matrix.width <= deep else 1
     loops = min(loops, 2048 // (m * size * each * (2 if pair else 1)))  # 8 KB of sums
     return {"SG": size, "R": each, "LOOPS": loops, "TILE": deep}
 

@@ -265,7 +265,7 @@ def refuses(qkv, heads, pages, **rest) -> str | None:
 @attend_packed.kernel(TURN, LOOK, JOIN, refuses=refuses)
 def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
     rows, h, kv, dim, dtype = qkv.shape[0], heads.queries, heads.keys, heads.dim, qkv.dtype
-    given = [qkv if a is None else a for a in (heads.speeds, heads.q_norm, heads.k_norm)]
+    given = [heads.speeds, heads.q_norm, heads.k_norm]
     coded = {"T": dtype, "H": h, "KV": kv, "D": dim, "GROUP": pages.group, "TAIL": pages.tails[0].shape[2]}
     coded |= {"KB": pages.key_bits, "VB": pages.value_bits}
     q, *tails = gpu(
@@ -287,7 +287,7 @@ def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None)
     where = [pages.table, pages.base, pages.start, pages.used]
     [found] = gpu(
         LOOK,
-        [q, *pages.keys, *pages.values, *tails, *where, *given, q if sinks is None else sinks],
+        [q, *pages.keys, *pages.values, *tails, *where, *given, sinks],
         (rows * h // together, splits, 1),
         32 * simdgroups,
         [out],

@@ -65,9 +65,9 @@ class Matrix:
             return f"rows of {self.width} numbers"
         return None
 
-    def inputs(self, x: mx.array) -> list[mx.array]:
-        """Words, scales, biases; what a layout has not is stood in for by x, which is never read there."""
-        return [self.weight, x if self.scales is None else self.scales, x if self.biases is None else self.biases]
+    def inputs(self) -> list[mx.array | None]:
+        """Words, scales, biases, as far as the layout has them."""
+        return [self.weight, self.scales, self.biases]
 
     def constants(self) -> dict[str, int]:
         form = DENSE if not self.packed else AFFINE if self.mode == "affine" else MXFP4

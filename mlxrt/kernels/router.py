@@ -146,10 +146,9 @@ def launch(
     gpu, x, matrix, k, norm=None, eps=0.0, bias=None, sigmoid=False, normalise=False, correction=None, scales=None
 ):
     n, count = x.shape[0], matrix.rows
-    given = [norm, bias, correction, scales]
     experts, weights = gpu(
         ROUTE,
-        [x, *matrix.inputs(x), *(x if a is None else a for a in given)],
+        [x, *matrix.inputs(), norm, bias, correction, scales],
         n,
         512,
         [((n, k), mx.uint32), ((n, k), mx.float32)],

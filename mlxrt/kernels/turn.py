@@ -79,7 +79,7 @@ def launch(gpu, x, blocks, signs=None):
     uniform = len(set(blocks)) == 1
     [y] = gpu(
         TURN,
-        [x, x if signs is None else signs],
+        [x, signs],
         x.shape[0],
         THREADS,
         [(x.shape, mx.float32)],

@@ -79,7 +79,7 @@ def launch(gpu, x, codes, book, dtype, experts=None):
     shape = (x.shape[0], outs) if experts is None else (*experts.shape, outs)
     [y] = gpu(
         VECTORS,
-        [x, codes if experts is None else experts, codes, book],
+        [x, experts, codes, book],
         (math.ceil(outs / (SIMDGROUPS * each)), pairs, 1),
         32 * SIMDGROUPS,
         [(shape, dtype)],

@@ -175,12 +175,13 @@ def main_dtype(arrays: Arrays) -> mx.Dtype:
 
 def dequantised(arrays: Arrays, layouts: Mapping[str, Stored], dtype: mx.Dtype) -> Arrays:
     whole = {f"{path}.weight": layout.matrix(path, arrays).astype(dtype) for path, layout in layouts.items()}
-    return {name: array for name, array in arrays.items() if name not in parts(layouts)} | whole
+    return others(arrays, layouts) | whole
 
 
-def parts(layouts: Mapping[str, Stored]) -> set[str]:
-    """The tensors that layouts are made of."""
-    return {f"{path}.{part}" for path, layout in layouts.items() for part in layout.parts}
+def others(arrays: Arrays, layouts: Mapping[str, Stored]) -> Arrays:
+    """The tensors that layouts are not made of."""
+    theirs = {f"{path}.{part}" for path, layout in layouts.items() for part in layout.parts}
+    return {name: array for name, array in arrays.items() if name not in theirs}
 
 
 def replace(model: nn.Module, arrays: Arrays, layouts: Mapping[str, Stored], dtype: mx.Dtype) -> Arrays:
@@ -189,7 +190,7 @@ def replace(model: nn.Module, arrays: Arrays, layouts: Mapping[str, Stored], dty
     made = [(path, layout.module(modules[path], dtype)) for path, layout in layouts.items()]
     model.update_modules(tree_unflatten(made))
     named = {f"{p}.{name}": a for p, x in layouts.items() for name, a in x.tensors(p, arrays).items()}
-    return {name: array for name, array in arrays.items() if name not in parts(layouts)} | named
+    return others(arrays, layouts) | named
 
 
 def place(model: CausalLM, arrays: Arrays, dtype: mx.Dtype) -> None:

@@ -19,7 +19,7 @@ from ..models.moe_config import MoEConfig
 from ..models.qwen3_next import HybridConfig
 from . import jang
 from .checkpoint import Checkpoint, Say
-from .fill import in_our_names, load, main_dtype, parts, select
+from .fill import in_our_names, load, main_dtype, others, select
 from .fp8 import has_fp8, unpack_fp8
 from .layouts import Hints, find_layouts, read_mlx
 from .quantised import FLOATS, refuse_methods
@@ -87,7 +87,7 @@ def open_plain(checkpoint: Checkpoint, say: Say) -> PlainModel:
     for path in [n.removesuffix(".scales") for n in arrays if JOINED.fullmatch(n)]:
         wholes[path] = (arrays[f"{path}.scales"].shape[0], config.hidden_size)
         layouts[path] = read_mlx(path, wholes[path], arrays, hints)
-    shapes = {name: array.shape for name, array in arrays.items() if name not in parts(layouts)}
+    shapes = {name: array.shape for name, array in others(arrays, layouts).items()}
     if packed := [name for name in shapes if name.endswith((".scales", "_packed", ".codes"))]:
         raise UnsupportedModel(f"{shown(packed[0])} is packed in an order of its own; convert from the unpacked model")
     shapes |= {f"{path}.weight": shape for path, shape in wholes.items()}

@@ -42,7 +42,7 @@ def spoiling(sim: Simulator, kernel: str | None):
 
     def make(name, source, **rest):
         return sim.metal_kernel(
-            name, source=source.replace("simd_sum", "simd_max") if name == kernel else source, **rest
+            name, source=source.replace("simd_sum", "simd_max") if name.split("_of_")[0] == kernel else source, **rest
         )
 
     return make
