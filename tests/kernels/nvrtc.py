@@ -42,7 +42,12 @@ def complaints(text: str) -> str:
     program = ctypes.c_void_p()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
     try:
-        options = [f"--gpu-architecture={ARCHITECTURE}".encode(), f"-I{headers}".encode(), b"--std=c++17"]
+        options = [
+            f"--gpu-architecture={ARCHITECTURE}".encode(),
+            f"-I{headers}".encode(),
+            b"--std=c++17",
+            b"-default-device",
+        ]
         failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
         size = ctypes.c_size_t()
         nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
