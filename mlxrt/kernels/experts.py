@@ -25,12 +25,14 @@ GATE_UP = Source(
     uint expert = uint(experts[p]); uint base = expert * uint(2 * I);
     const int PLACES = TILE / 4; uint t = thread_position_in_threadgroup.x;
     threadgroup float4 xs[PLACES]; threadgroup float sums[TILE / 32]; threadgroup float part[SG];
-    uint row[2 * R]; float acc[1][2 * R]; float squares = 0.0f;
+    const int N = FORM == 2 ? 8 * sizeof(T) : BITS;
+    uint row[2 * R]; uint w0[2 * R][N]; float s0[2 * R]; float z0[2 * R]; float acc[1][2 * R]; float squares = 0.0f;
     #pragma unroll
     for (int r = 0; r < R; r++) {
         row[r] = base + metal::min(first + uint(r), uint(I - 1)); row[R + r] = row[r] + uint(I);
         acc[0][r] = 0.0f; acc[0][R + r] = 0.0f;
     }
+    load_rows<T, FORM, BITS, GROUP, K>(w, s, z, row, lane * 32 < uint(K) ? lane * 32 : 0, w0, s0, z0);
     for (uint k0 = 0; k0 < uint(K); k0 += TILE) {
         if (k0 > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
         for (uint i = t; i < uint(TILE / 8); i += uint(SG * 32)) {
@@ -38,8 +40,12 @@ GATE_UP = Source(
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         uint end = metal::min(uint(TILE), uint(K) - k0);
-        for (uint k = lane * 32; k < end; k += 1024) {
-            rows_dot<T, FORM, BITS, GROUP, K, PLACES, 1, 2 * R>(w, s, z, row, k0 + k, k, one, &xs[0], &sums[0], acc);
+        for (uint j = 0; j < end; j += 1024) {
+            uint w1[2 * R][N]; float s1[2 * R]; float z1[2 * R]; uint k = k0 + j + 1024 + lane * 32;
+            load_rows<T, FORM, BITS, GROUP, K>(w, s, z, row, k < uint(K) ? k : 0, w1, s1, z1);
+            simdgroup_barrier(mem_flags::mem_none);  // see matvec
+            rows_meet<T, FORM, BITS, PLACES>(w0, s0, z0, j + lane * 32, one, &xs[0], &sums[0], acc);
+            take_rows(w0, s0, z0, w1, s1, z1);
         }
     }
     float inv = 1.0f;
@@ -72,15 +78,20 @@ DOWN = Source(
     uint first = (threadgroup_position_in_grid.x * SG + sg) * R; uint n = threadgroup_position_in_grid.y;
     const int PLACES = TILE / 4; uint t = thread_position_in_threadgroup.x;
     threadgroup float4 xs[TOGETHER * PLACES]; threadgroup float sums[TOGETHER * TILE / 32];
-    float total[R];
+    const int N = FORM == 2 ? 8 * sizeof(T) : BITS; threadgroup uint ids[C];
+    uint row[R]; uint w0[R][N]; float s0[R]; float z0[R]; float total[R];
+    uint base = uint(experts[n * uint(C)]) * uint(O);
     #pragma unroll
-    for (int r = 0; r < R; r++) total[r] = 0.0f;
-    #pragma unroll
+    for (int r = 0; r < R; r++) { row[r] = base + metal::min(first + uint(r), uint(O - 1)); total[r] = 0.0f; }
+    load_rows<T, FORM, BITS, GROUP, K>(w, s, z, row, lane * 32 < uint(K) ? lane * 32 : 0, w0, s0, z0);
+    for (uint c = t; c < uint(C); c += uint(SG * 32)) ids[c] = uint(experts[n * uint(C) + c]);
     for (uint c = 0; c < uint(C); c++) {
-        uint p = n * uint(C) + c; uint base = uint(experts[p]) * uint(O); float f = float(weights[p]);
-        uint row[R]; float acc[1][R];
+        uint p = n * uint(C) + c; float f = float(weights[p]); float acc[1][R];
         #pragma unroll
-        for (int r = 0; r < R; r++) { row[r] = base + metal::min(first + uint(r), uint(O - 1)); acc[0][r] = 0.0f; }
+        for (int r = 0; r < R; r++) {
+            acc[0][r] = 0.0f;
+            if (BIAS && lane == 0) total[r] += f * float(bias[row[r]]);
+        }
         for (uint k0 = 0; k0 < uint(K); k0 += TILE) {
             if (TOGETHER == 1 || c % TOGETHER == 0) {
                 if (k0 > 0 || c > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -92,16 +103,23 @@ DOWN = Source(
                 }
                 threadgroup_barrier(mem_flags::mem_threadgroup);
             }
-            uint end = metal::min(uint(TILE), uint(K) - k0); uint j = c % TOGETHER;
-            for (uint k = lane * 32; k < end; k += 1024) {
-                rows_dot<T, FORM, BITS, GROUP, K, PLACES, 1, R>(w, s, z, row, k0 + k, k, one, &xs[j * PLACES], &sums[j * (TILE / 32)], acc);
+            uint end = metal::min(uint(TILE), uint(K) - k0); uint of = c % TOGETHER;
+            for (uint j = 0; j < end; j += 1024) {
+                uint w1[R][N]; float s1[R]; float z1[R]; uint k = k0 + j + 1024;
+                if (k >= uint(K)) {  // the next expert's rows
+                    k = 0; base = ids[metal::min(c + 1, uint(C - 1))] * uint(O);
+                    #pragma unroll
+                    for (int r = 0; r < R; r++) row[r] = base + metal::min(first + uint(r), uint(O - 1));
+                }
+                k += lane * 32;
+                load_rows<T, FORM, BITS, GROUP, K>(w, s, z, row, k < uint(K) ? k : 0, w1, s1, z1);
+                simdgroup_barrier(mem_flags::mem_none);
+                rows_meet<T, FORM, BITS, PLACES>(w0, s0, z0, j + lane * 32, one, &xs[of * PLACES], &sums[of * (TILE / 32)], acc);
+                take_rows(w0, s0, z0, w1, s1, z1);
             }
         }
         #pragma unroll
-        for (int r = 0; r < R; r++) {
-            total[r] += f * acc[0][r];
-            if (BIAS && lane == 0) total[r] += f * float(bias[row[r]]);
-        }
+        for (int r = 0; r < R; r++) total[r] += f * acc[0][r];
     }
     #pragma unroll
     for (int r = 0; r < R; r++) {

@@ -82,12 +82,7 @@ BODY = r"""
                 load_rows<T, FORM, BITS, GROUP, K>(w, s, z, row, k < uint(K) ? k : 0, p1, scale1, zero1);
                 simdgroup_barrier(mem_flags::mem_none);
                 rows_meet<T, FORM, BITS, PLACES>(p, scale, zero, j + lane * 32, one, &xs[0], &sums[0], acc);
-                #pragma unroll
-                for (int r = 0; r < Q; r++) {
-                    #pragma unroll
-                    for (int c = 0; c < N; c++) p[r][c] = p1[r][c];
-                    scale[r] = scale1[r]; zero[r] = zero1[r];
-                }
+                take_rows(p, scale, zero, p1, scale1, zero1);
             }
             if (k0 + TILE >= uint(K)) {
                 #pragma unroll

@@ -95,6 +95,15 @@ FN void rows_meet(const thread uint (&p)[R][N], const thread float (&scale)[R], 
         for (int r = 0; r < R; r++) acc[m][r] += FORM == 2 ? d[m][r] : scale[r] * d[m][r] + zero[r] * sum;
     }
 }
+// What was on its way is there.
+template <int R, int N> FN void take_rows(thread uint (&p)[R][N], thread float (&scale)[R], thread float (&zero)[R], const thread uint (&p1)[R][N], const thread float (&scale1)[R], const thread float (&zero1)[R]) {
+    #pragma unroll
+    for (int r = 0; r < R; r++) {
+        #pragma unroll
+        for (int c = 0; c < N; c++) p[r][c] = p1[r][c];
+        scale[r] = scale1[r]; zero[r] = zero1[r];
+    }
+}
 // Both, for numbers k ... k + 31.
 template <typename T, int FORM, int BITS, int GROUP, int K, int PLACES, int M, int R, typename W, typename S, typename Z, typename P, typename Q>
 FN void rows_dot(W w, S s, Z z, const thread uint (&row)[R], uint k, uint kt, uint one, P xs, Q sums, thread float (&acc)[M][R]) {

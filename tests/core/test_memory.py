@@ -106,3 +106,10 @@ def test_widen_table_bucket():
     assert widen(mx.ones((2, 3)), 5).tolist() == [[1, 1, 1]] * 2 + [[0, 0, 0]] * 3
     assert table([[1, 2], [3]], 3, 4) == [[1, 2, 0, 0], [3, 0, 0, 0], [0, 0, 0, 0]]
     assert [bucket(n) for n in (0, 1, 2, 3, 4, 5, 9)] == [1, 1, 2, 4, 4, 8, 16]
+
+
+def test_decode_launched_ahead_allocates_no_second_cache():
+    from bench.gpu.engine import check_ahead  # the same measurement that runs on GPUs
+
+    for row in check_ahead():
+        assert row["peak_mb"] < row["pool_mb"] / 4, row
