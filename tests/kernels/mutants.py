@@ -127,8 +127,9 @@ def shifts(text: str) -> Iterator[Edit]:
 
 NAMED = r"(?<!uint )(?<!int )\b{}\b"  # where it is used, not where it is declared
 RULES: list[tuple[str, Callable[[str], Iterator[Edit]]]] = [
-    ("barrier", swap(r"(?:threadgroup|simdgroup)_barrier\([^)]*\);", ";")),
-    ("barrier", swap(r"mem_flags::mem_\w+(?: \| mem_flags::mem_\w+)?", "mem_flags::mem_none")),
+    # mem_none orders nothing that can be seen: such a barrier is there to keep compilers from waiting with loads.
+    ("barrier", swap(r"(?:threadgroup|simdgroup)_barrier\((?!mem_flags::mem_none)[^)]*\);", ";")),
+    ("barrier", swap(r"mem_flags::mem_(?!none)\w+(?: \| mem_flags::mem_\w+)?", "mem_flags::mem_none")),
     ("barrier", swap(r"\bthreadgroup_barrier", "simdgroup_barrier")),
     ("bound", swap(r"(?<!template) < ", " <= ")),
     ("bound", swap(r" <= ", " < ")),
