@@ -33,26 +33,52 @@ BEGIN = r"""
     uint kh = h0 / uint(H / KV);
     threadgroup float vecs[HG + 2][D];
     threadgroup float sums[SG][HG][D]; threadgroup float tops[SG][HG]; threadgroup float dens[SG][HG];
-    int stop = int(start[r]); int pos = stop + int(used[0]);
-    for (uint v = sg; v < uint(NEW ? HG + 2 : HG); v += uint(SG)) {
-        uint from = v < uint(HG) ? h0 + v : v == uint(HG) || TIED ? uint(H) + kh : uint(H + KV) + kh;
-        float e[D / 32]; float ss = 0.0f;
-        for (uint i = 0; i < uint(D / 32); i++) {
-            e[i] = float(qkv[(r * HEADS + from) * D + lane + 32 * i]); ss += e[i] * e[i];
+    uint fresh = uint(used[0]); int stop = int(start[r]); int pos = stop + int(fresh); int begin = int(base[r]);
+    int lo = WINDOW > 0 ? metal::max(begin, pos - WINDOW + 1) : begin;
+    int full = stop - lo;
+    int each = (metal::max(full, 0) + SPLITS - 1) / SPLITS;
+    int from = lo + int(split) * each;
+    int to = last ? pos + (NEW ? 0 : 1) : metal::min(from + each, stop);
+    // Blocks of this part of the keys: read at once, not one before every key.
+    const int PART = W / SPLITS + 4; const bool STAGE = PART <= 512; uint early = uint(from - begin) / uint(S);
+    threadgroup uint blocks[STAGE ? PART : 1];
+    if (STAGE) {
+        for (uint i = t; i < uint(PART); i += uint(SG * 32)) {
+            blocks[i] = early + i < uint(W) ? uint(table[r * W + early + i]) : 0;
         }
+    }
+    for (uint v = sg; v < uint(NEW ? HG + 2 : HG); v += uint(SG)) {
+        uint head = v < uint(HG) ? h0 + v : v == uint(HG) || TIED ? uint(H) + kh : uint(H + KV) + kh;
+        float e[D / 32]; float g[D / 32]; float speed[TURN / 32 + 1]; float ss = 0.0f;
+        #pragma unroll
+        for (uint i = 0; i < uint(D / 32); i++) { e[i] = float(qkv[(r * HEADS + head) * D + lane + 32 * i]); g[i] = 1.0f; }
+        if (QN && v < uint(HG)) {
+            #pragma unroll
+            for (uint i = 0; i < uint(D / 32); i++) g[i] = float(qn[lane + 32 * i]);
+        }
+        if (KN && v == uint(HG)) {
+            #pragma unroll
+            for (uint i = 0; i < uint(D / 32); i++) g[i] = float(kn[lane + 32 * i]);
+        }
+        #pragma unroll
+        for (uint i = 0; i < uint(TURN / 32 + 1); i++) speed[i] = lane + 32 * i < uint(TURN) ? float(speeds[lane + 32 * i]) : 0.0f;
+        #pragma unroll
+        for (uint i = 0; i < uint(D / 32); i++) ss += e[i] * e[i];
         bool normed = v < uint(HG) ? QN : v == uint(HG) ? KN : VN;
         float inv = normed ? metal::rsqrt(simd_sum(ss) / float(D) + as_type<float>(uint(EPS))) : 1.0f;
-        for (uint i = 0; i < uint(D / 32); i++) {
-            float g = QN && v < uint(HG) ? float(qn[lane + 32 * i]) : KN && v == uint(HG) ? float(kn[lane + 32 * i]) : 1.0f;
-            vecs[v][lane + 32 * i] = e[i] * inv * g;
-        }
+        #pragma unroll
+        for (uint i = 0; i < uint(D / 32); i++) vecs[v][lane + 32 * i] = e[i] * inv * g[i];
         simdgroup_barrier(mem_flags::mem_threadgroup);
         if (v <= uint(HG)) {
-            for (uint p = lane; p < uint(TURN); p += 32) {
-                float angle = float(pos) * float(speeds[p]); float f = as_type<float>(uint(MAGNITUDE));
-                float c = metal::cos(angle) * f; float s = metal::sin(angle) * f;
-                float a = vecs[v][p]; float b = vecs[v][p + TURN];
-                vecs[v][p] = a * c - b * s; vecs[v][p + TURN] = a * s + b * c;
+            #pragma unroll
+            for (uint i = 0; i < uint(TURN / 32 + 1); i++) {
+                uint p = lane + 32 * i;
+                if (p < uint(TURN)) {
+                    float angle = float(pos) * speed[i]; float f = as_type<float>(uint(MAGNITUDE));
+                    float c = metal::cos(angle) * f; float s = metal::sin(angle) * f;
+                    float a = vecs[v][p]; float b = vecs[v][p + TURN];
+                    vecs[v][p] = a * c - b * s; vecs[v][p + TURN] = a * s + b * c;
+                }
             }
             simdgroup_barrier(mem_flags::mem_threadgroup);
         }
@@ -65,12 +91,12 @@ APPEND = r"""
         const uint EACH = 16 / sizeof(T); const uint CHUNKS = TAIL * D / EACH;
         for (uint i = t; i < 2 * CHUNKS; i += uint(SG * 32)) {
             uint kv = i / CHUNKS; uint at = ((r * 2 + kv) * KV + kh) * CHUNKS + i % CHUNKS;
-            if (i % CHUNKS / (D / EACH) != uint(used[0])) {
+            if (i % CHUNKS / (D / EACH) != fresh) {
                 ((device uint4*)(tail_out))[at] = ((const device uint4*)(tail))[at];
             }
         }
         for (uint i = t; i < uint(2 * D); i += uint(SG * 32)) {
-            uint at = (((r * 2 + i / D) * KV + kh) * TAIL + uint(used[0])) * D + i % D;
+            uint at = (((r * 2 + i / D) * KV + kh) * TAIL + fresh) * D + i % D;
             tail_out[at] = static_cast<T>(vecs[HG + i / D][i % D]);
         }
     }
@@ -85,12 +111,6 @@ REST = r"""
         #pragma unroll
         for (int i = 0; i < 16; i++) { q[g][i] = vecs[g][part * 16 + i] * as_type<float>(uint(SCALE)); a[g][i] = 0.0f; }
     }
-    int begin = int(base[r]);
-    int lo = WINDOW > 0 ? metal::max(begin, pos - WINDOW + 1) : begin;
-    int full = stop - lo;
-    int each = (metal::max(full, 0) + SPLITS - 1) / SPLITS;
-    int from = lo + int(split) * each;
-    int to = last ? pos + (NEW ? 0 : 1) : metal::min(from + each, stop);
     for (int k0 = from + int(sg) * KPS * U; k0 < to; k0 += SG * KPS * U) {
         float kk[U][16]; float vv[U][16];
         #pragma unroll
@@ -161,7 +181,7 @@ template <int LK, int CAP> FN void meet(const thread float (&q)[16], const threa
 """
 READS = r"""
             if (at < stop) {
-                uint block = uint(table[r * W + uint(at - begin) / S]);
+                uint page = uint(at - begin) / uint(S); uint block = STAGE ? blocks[page - early] : uint(table[r * W + page]);
                 uint i = (block * 2 * KV + kh) * S + uint(at) % S;
                 read16<T, D>(pool, i, part, kk[u]); read16<T, D>(pool, i + KV * S, part, vv[u]);
             } else {

@@ -156,7 +156,8 @@ FN void read_codes(W w, S s, S z, uint i, uint part, thread float* y) {
 """
 READS = r"""
             if (at < stop) {
-                uint i = (uint(table[r * W + uint(at - begin) / S]) * KV + kh) * S + uint(at) % S;
+                uint page = uint(at - begin) / uint(S); uint block = STAGE ? blocks[page - early] : uint(table[r * W + page]);
+                uint i = (block * KV + kh) * S + uint(at) % S;
                 read_codes<KB, GROUP, D>(kw, ks, kz, i, part, kk[u]); read_codes<VB, GROUP, D>(vw, vs, vz, i, part, vv[u]);
             } else {
                 uint i = (r * KV + kh) * TAIL + uint(at - stop);
