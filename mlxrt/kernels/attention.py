@@ -39,11 +39,12 @@ BEGIN = r"""
     int each = (metal::max(full, 0) + SPLITS - 1) / SPLITS;
     int from = lo + int(split) * each;
     int to = last ? pos + (NEW ? 0 : 1) : metal::min(from + each, stop);
-    // Blocks of this part of the keys: read at once, not one before every key.
+    // Blocks of this part of the keys: read at once, not one before every key, and by those who have no heads to turn.
     const int PART = W / SPLITS + 4; const bool STAGE = PART <= 512; uint early = uint(from - begin) / uint(S);
+    const int BUSY = SG > HG + 2 ? HG + 2 : 0;
     threadgroup uint blocks[STAGE ? PART : 1];
-    if (STAGE) {
-        for (uint i = t; i < uint(PART); i += uint(SG * 32)) {
+    if (STAGE && sg >= uint(BUSY)) {
+        for (uint i = t - uint(BUSY * 32); i < uint(PART); i += uint((SG - BUSY) * 32)) {
             blocks[i] = early + i < uint(W) ? uint(table[r * W + early + i]) : 0;
         }
     }
