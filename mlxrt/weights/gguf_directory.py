@@ -138,18 +138,17 @@ class Cursor:
         """`count` texts, as `text` reads them: vocabularies have a hundred thousand, so nothing is called for each."""
         data, size, unpack = self.data, len(self.data), U64.unpack_from
         found: list[str] = []
-        start = self.position
-        try:
-            while len(found) < count and start + 8 <= size:
-                end = start + 8 + unpack(data, start)[0]
-                if end > size:
-                    break
-                found.append(str(data[start + 8 : end], "utf-8"))
-                start = end
-        except UnicodeDecodeError:
-            pass  # `text` says where
-        self.position = start
-        return found + [self.text(what) for _ in range(count - len(found))]
+        while len(found) < count and self.position + 8 <= size:
+            start = self.position + 8
+            end = start + unpack(data, self.position)[0]
+            if end > size:
+                break
+            self.position = end
+            try:
+                found.append(str(data[start:end], "utf-8"))
+            except UnicodeDecodeError as bad:
+                raise self.damaged(f"{what} is not UTF-8 ({bad.reason})") from None
+        return found + [self.text(what) for _ in range(count - len(found))]  # too short for them: it says so
 
 
 def read_directory(path: Path) -> Directory:
