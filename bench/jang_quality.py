@@ -36,10 +36,15 @@ FORMS = {
     "JANG_4M": Recipe("jang", profile="JANG_4M"),
     "JANGTQ4": Recipe("jangtq", profile="JANGTQ4"),
     "JANGTQ2": Recipe("jangtq", profile="JANGTQ2"),
-    "codebook": Recipe("codebook", codes=1024),
+    "codebook, 1024 of 8": Recipe("codebook", codes=1024),
+    "codebook": Recipe("codebook", codes=256, length=4),  # 2 bits a weight, as its neighbours
 }
 # name -> (what it is compared with, the largest ratio of perplexities)
-LIMITS = {"JANG_4M": ("affine, widths of JANG_4M", 1.03), "JANGTQ4": ("affine 4", 1.12), "codebook": ("affine 2", 1.0)}
+LIMITS = {
+    "JANG_4M": ("affine, widths of JANG_4M", 1.03),
+    "JANGTQ4": ("affine 4", 1.12),
+    "codebook": ("affine 2 in the MLPs, 8 elsewhere", 1.0),
+}
 
 
 def judged(engine: mlxrt.Engine, tokens: list[int]) -> mx.array:

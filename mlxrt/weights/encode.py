@@ -14,7 +14,7 @@ from ..models.rotation import Rotation, binary_blocks, rotate
 
 Arrays = dict[str, mx.array]
 SEED = 42
-ROUNDS, SAMPLE, AT_ONCE = 8, 1 << 15, 1 << 9
+ROUNDS, SAMPLE, AT_ONCE = 12, 1 << 15, 1 << 9
 
 
 def each_expert(w: mx.array, encode: Callable[[mx.array], Arrays]) -> Arrays:
@@ -71,10 +71,16 @@ def codebook(w: mx.array, length: int, most: int) -> Arrays:
 
 
 def learn(runs: mx.array, count: int) -> mx.array:
-    """k-means, float16 [count, length]. Vectors that nothing is near to start again at a run drawn at random."""
+    """k-means, float16 [count, length]. Vectors that nothing is near to start again at a run drawn at random.
+
+    A few weights of a model are thirty times as large as the others and matter more than all of them; drawn at random
+    no vector begins near one. So the longest runs are in the sample, and half of the vectors begin there.
+    """
     draw = np.random.default_rng(SEED)
+    sizes = np.array((runs * runs).sum(axis=1))
+    longest = np.argsort(-sizes, kind="stable")[: max(1, count // 2)]
     chosen = draw.permutation(runs.shape[0])[: max(SAMPLE, 8 * count)]
-    sample = runs[mx.array(chosen)]
+    sample = runs[mx.array(np.concatenate([longest, chosen]))]
     values = np.array(sample)
     book = values[:count].copy()
     for _ in range(ROUNDS):
