@@ -149,6 +149,7 @@ def matvec_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("affine", 8, 64, 24, 1088, 2, {"norm": True, "eps": 1e-5, "activation": "silu", "pair": True}),
         ("affine", 3, 32, 9, 96, 4, {"bias": True}),
         ("affine", 5, 64, 7, 192, 1, {"activation": "gelu", "times": True}),
+        ("affine", 4, 64, 9, 1024, 1, {"norm": True, "eps": 1e-6}),  # a whole tile
         ("affine", 6, 128, 5, 256, 1, {"bias": True, "activation": "clamped", "pair": True}),
         ("affine", 2, 32, 16, 64, 2, {"residual": True, "bias": True}),
         ("mxfp4", 4, 32, 11, 160, 1, {"norm": True, "eps": 1e-6}),

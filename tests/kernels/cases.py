@@ -44,6 +44,8 @@ def tall(dtype: mx.Dtype) -> Iterator[Case]:
     """A simdgroup takes several rows at once, and some are left over."""
     for rows in (4101, 16387):
         yield Case(f"{rows} rows", {"x": normal(dtype, 1, 32)}, {"matrix": packed(dtype, rows, 32)})
+    weight = Matrix((normal(mx.float32, 4101, 1024) * 0.03).astype(dtype))
+    yield Case("4101 plain rows of a whole tile", {"x": normal(dtype, 1, 1024)}, {"matrix": weight})
     options = {"matrix": packed(dtype, 8210, 32), "activation": "silu", "pair": True, "eps": 1e-6}
     yield Case("2 x 4105 rows", {"x": normal(dtype, 2, 32), "norm": normal(dtype, 32)}, options)
 
