@@ -147,6 +147,7 @@ def gate_up_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (3, 2, 5, 1056, 9, "affine", {}),
         (2, 2, 4, 96, 10, "mxfp4", {"bias": True, "activation": "clamped"}),
         (1, 2, 3, 64, 7, "dense", {"activation": "gelu"}),
+        (1, 2, 3, 1024, 5, "affine", {"norm": True}),
     ]
     for rows, k, count, width, hidden, mode, extra in shapes:
         mx.random.seed(width + hidden)
@@ -167,6 +168,7 @@ def down_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (3, 2, 5, 1056, 9, "affine", ()),
         (2, 3, 4, 64, 33, "mxfp4", ("bias", "residual")),
         (1, 2, 3, 64, 8, "dense", ()),
+        (1, 6, 8, 1024, 9, "affine", ()),  # whole tiles, and more experts than are staged together
     ]:
         mx.random.seed(width + outs)
         arrays = {
