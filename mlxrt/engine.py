@@ -57,7 +57,7 @@ class Engine(StepLoop):
         try:
             for request in requests:
                 ids.append(self.submit(request))
-        except Exception:
+        except BaseException:  # Ctrl-C too: nobody will read what was submitted
             self.abandon(ids)
             raise
         return self.stream_of(ids)

@@ -32,7 +32,7 @@ GATE_UP = Source(
         row[r] = base + metal::min(first + uint(r), uint(I - 1)); row[R + r] = row[r] + uint(I);
         acc[0][r] = 0.0f; acc[0][R + r] = 0.0f;
     }
-    load_rows<T, FORM, BITS, GROUP, K>(w, s, z, row, lane * 32 < uint(K) ? lane * 32 : 0, w0, s0, z0);
+    load_rows<FORM, BITS, GROUP, K>(w, s, z, row, lane * 32 < uint(K) ? lane * 32 : 0, w0, s0, z0);
     for (uint k0 = 0; k0 < uint(K); k0 += TILE) {
         if (k0 > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
         for (uint i = t; i < uint(TILE / 8); i += uint(SG * 32)) {
@@ -42,7 +42,7 @@ GATE_UP = Source(
         uint end = metal::min(uint(TILE), uint(K) - k0);
         for (uint j = 0; j < end; j += 1024) {
             uint w1[2 * R][N]; float s1[2 * R]; float z1[2 * R]; uint k = k0 + j + 1024 + lane * 32;
-            load_rows<T, FORM, BITS, GROUP, K>(w, s, z, row, k < uint(K) ? k : 0, w1, s1, z1);
+            load_rows<FORM, BITS, GROUP, K>(w, s, z, row, k < uint(K) ? k : 0, w1, s1, z1);
             simdgroup_barrier(mem_flags::mem_none);  // see matvec
             rows_meet<T, FORM, BITS, PLACES>(w0, s0, z0, j + lane * 32, one, &xs[0], &sums[0], acc);
             take_rows(w0, s0, z0, w1, s1, z1);
@@ -83,7 +83,7 @@ DOWN = Source(
     uint base = uint(experts[n * uint(C)]) * uint(O);
     #pragma unroll
     for (int r = 0; r < R; r++) { row[r] = base + metal::min(first + uint(r), uint(O - 1)); total[r] = 0.0f; }
-    load_rows<T, FORM, BITS, GROUP, K>(w, s, z, row, lane * 32 < uint(K) ? lane * 32 : 0, w0, s0, z0);
+    load_rows<FORM, BITS, GROUP, K>(w, s, z, row, lane * 32 < uint(K) ? lane * 32 : 0, w0, s0, z0);
     for (uint c = t; c < uint(C); c += uint(SG * 32)) ids[c] = uint(experts[n * uint(C) + c]);
     for (uint c = 0; c < uint(C); c++) {
         uint p = n * uint(C) + c; float f = float(weights[p]); float acc[1][R];
@@ -112,7 +112,7 @@ DOWN = Source(
                     for (int r = 0; r < R; r++) row[r] = base + metal::min(first + uint(r), uint(O - 1));
                 }
                 k += lane * 32;
-                load_rows<T, FORM, BITS, GROUP, K>(w, s, z, row, k < uint(K) ? k : 0, w1, s1, z1);
+                load_rows<FORM, BITS, GROUP, K>(w, s, z, row, k < uint(K) ? k : 0, w1, s1, z1);
                 simdgroup_barrier(mem_flags::mem_none);
                 rows_meet<T, FORM, BITS, PLACES>(w0, s0, z0, j + lane * 32, one, &xs[of * PLACES], &sums[of * (TILE / 32)], acc);
                 take_rows(w0, s0, z0, w1, s1, z1);

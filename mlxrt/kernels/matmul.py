@@ -40,7 +40,7 @@ BODY = r"""
         Tile<T> left[2][16];
         #pragma unroll
         for (int r = 0; r < 2; r++) {
-            uint p[BITS]; load_codes<BITS>(w, (row[r] * K + mine) / 32, p);
+            uint p[BITS]; load_words<BITS>(w, (row[r] * K + mine) / 32, p);
             float scale = scale_at<FORM>(s, (row[r] * K + mine) / GROUP);
             float zero = zero_at<FORM, BITS>(z, (row[r] * K + mine) / GROUP, scale);
             #pragma unroll

@@ -48,7 +48,7 @@ BODY = r"""
         row[r] = metal::min(first + uint(r), uint(O - 1));
         if (PAIR) row[Q - R + r] = row[r] + uint(O);
     }
-    load_rows<T, FORM, BITS, GROUP, K>(w, s, z, row, lane * 32 < uint(K) ? lane * 32 : 0, p, scale, zero);
+    load_rows<FORM, BITS, GROUP, K>(w, s, z, row, lane * 32 < uint(K) ? lane * 32 : 0, p, scale, zero);
     #pragma unroll
     for (int m = 0; m < M; m++) {
         squares[m] = 0.0f;
@@ -79,7 +79,7 @@ BODY = r"""
                         if (PAIR) row[Q - R + r] = row[r] + uint(O);
                     }
                 }
-                load_rows<T, FORM, BITS, GROUP, K>(w, s, z, row, k < uint(K) ? k : 0, p1, scale1, zero1);
+                load_rows<FORM, BITS, GROUP, K>(w, s, z, row, k < uint(K) ? k : 0, p1, scale1, zero1);
                 simdgroup_barrier(mem_flags::mem_none);
                 rows_meet<T, FORM, BITS, PLACES>(p, scale, zero, j + lane * 32, one, &xs[0], &sums[0], acc);
                 take_rows(p, scale, zero, p1, scale1, zero1);

@@ -85,26 +85,17 @@ template <typename T, typename P> FN void load8(P p, uint i, thread float* y) {
         unpack2<T>(v.z, y + 4 * U * c + 2 * U); unpack2<T>(v.w, y + 4 * U * c + 3 * U);
     }
 }
-template <typename T, typename P> FN void load4(P p, uint i, thread float* y) {
-    if (sizeof(T) == 4) {
-        auto v = ((const device uint4*)(p))[i];
-        unpack2<float>(v.x, y); unpack2<float>(v.y, y + 1); unpack2<float>(v.z, y + 2); unpack2<float>(v.w, y + 3);
-    } else {
-        auto v = ((const device uint2*)(p))[i];
-        unpack2<T>(v.x, y); unpack2<T>(v.y, y + 2);
-    }
-}
-// BITS words: the codes of numbers 32 i ... 32 i + 31.
-template <int BITS, typename P> FN void load_codes(P w, uint i, thread uint (&p)[BITS]) {
-    if (BITS % 4 == 0) {
+// Words N i ... N i + N - 1: of a packed row 32 numbers, as many words as a number has bits.
+template <int N, typename P> FN void load_words(P w, uint i, thread uint (&p)[N]) {
+    if (N % 4 == 0) {
         #pragma unroll
-        for (int c = 0; c < BITS / 4; c++) {
-            auto v = ((const device uint4*)(w))[i * (BITS / 4) + c];
-            p[4 * c] = v.x; p[4 * c + 1] = v.y; p[4 * c + 2] = v.z; p[4 * c + 3] = v.w;
+        for (int c = 0; c < N / 4; c++) {
+            auto v = ((const device uint4*)(w))[i * (N / 4) + c];
+            p[4 * c] = v.x; p[(4 * c + 1) % N] = v.y; p[(4 * c + 2) % N] = v.z; p[(4 * c + 3) % N] = v.w;
         }
     } else {
         #pragma unroll
-        for (int c = 0; c < BITS; c++) p[c] = ((const device uint*)(w))[i * BITS + c];
+        for (int c = 0; c < N; c++) p[c] = ((const device uint*)(w))[i * N + c];
     }
 }
 template <int BITS, int N> FN uint code(const thread uint (&p)[N], int n) {

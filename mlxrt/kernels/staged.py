@@ -29,27 +29,13 @@ FN float stage8(X x, uint from, G g, uint at, uint i, bool live, P xs, S sums) {
     if (i % 4 == 0) sums[i / 4] = sum;
     return squares;
 }
-// N words: numbers `from` ... `from` + 31 of a matrix.
-template <typename T, int FORM, int BITS, int N, typename P> FN void load_words(P w, uint from, thread uint (&p)[N]) {
-    uint i = from / 32 * N;
-    if (N % 4 == 0) {
-        #pragma unroll
-        for (int c = 0; c < N / 4; c++) {
-            auto v = ((const device uint4*)(w))[i / 4 + c];
-            p[4 * c] = v.x; p[(4 * c + 1) % N] = v.y; p[(4 * c + 2) % N] = v.z; p[(4 * c + 3) % N] = v.w;
-        }
-    } else {
-        #pragma unroll
-        for (int c = 0; c < N; c++) p[c] = ((const device uint*)(w))[i + c];
-    }
-}
 // Numbers k ... k + 31 of R rows: their words, scales and zeros.
-template <typename T, int FORM, int BITS, int GROUP, int K, int R, int N, typename W, typename S, typename Z>
+template <int FORM, int BITS, int GROUP, int K, int R, int N, typename W, typename S, typename Z>
 FN void load_rows(W w, S s, Z z, const thread uint (&row)[R], uint k, thread uint (&p)[R][N], thread float (&scale)[R], thread float (&zero)[R]) {
     #pragma unroll
     for (int r = 0; r < R; r++) {
         uint from = row[r] * K + k;
-        load_words<T, FORM, BITS>(w, from, p[r]);
+        load_words<N>(w, from / 32, p[r]);
         scale[r] = FORM == 2 ? 1.0f : scale_at<FORM>(s, from / GROUP);
         zero[r] = zero_at<FORM, BITS>(z, from / GROUP, scale[r]);
     }
@@ -108,7 +94,7 @@ template <int R, int N> FN void take_rows(thread uint (&p)[R][N], thread float (
 template <typename T, int FORM, int BITS, int GROUP, int K, int PLACES, int M, int R, typename W, typename S, typename Z, typename P, typename Q>
 FN void rows_dot(W w, S s, Z z, const thread uint (&row)[R], uint k, uint kt, uint one, P xs, Q sums, thread float (&acc)[M][R]) {
     uint p[R][FORM == 2 ? 8 * sizeof(T) : BITS]; float scale[R]; float zero[R];
-    load_rows<T, FORM, BITS, GROUP, K>(w, s, z, row, k, p, scale, zero);
+    load_rows<FORM, BITS, GROUP, K>(w, s, z, row, k, p, scale, zero);
     rows_meet<T, FORM, BITS, PLACES>(p, scale, zero, kt, one, xs, sums, acc);
 }
 """
