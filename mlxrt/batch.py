@@ -12,11 +12,12 @@ def follow(
 ) -> tuple[Batch, list[dict]]:
     """What `place` gives for rows of one token that decode on: most of it is what it was a step before."""
     idle = [0] * (width - len(step.slices))
-    starts = held("start", start + idle)
+    tail = (start + idle, used)
+    starts = held("start", tail[0])
     batch = Batch(starts, held("row", list(range(width))), starts, mx.array([used]), width)
     rows = [s.seq.parts for s in step.slices]
     return batch, [
-        g.spec.index([parts[i] for parts in rows], width, False, compiled, held) for i, g in enumerate(groups)
+        g.spec.index([parts[i] for parts in rows], width, False, compiled, held, tail) for i, g in enumerate(groups)
     ]
 
 

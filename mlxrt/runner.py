@@ -62,6 +62,7 @@ class Runner:
         pure = all(g.spec.compiles for g in groups)
         self.compiled = compiled and pure
         self.decode = mx.compile(self.next) if self.compiled else self.next
+        self.head = mx.compile(model.logits) if self.compiled else model.logits
         self.waits = 0  # steps that had to wait for the device
         self.positions = 0  # tokens run through the model
 
@@ -74,7 +75,7 @@ class Runner:
             return Flight((), None)
         slices = tuple(step.slices[i] for i in ends)
         rows = hidden if len(ends) == hidden.shape[0] else hidden[mx.array(ends)]
-        with LogitsView(self.model.logits(rows), [s.seq for s in slices]) as view:
+        with LogitsView(self.head(rows), [s.seq for s in slices]) as view:
             sampled = sample(view, self.model.kernels)
         for i, s in enumerate(slices):
             s.seq.pending.append((sampled.tokens, i))

@@ -1,16 +1,21 @@
 """Decode and prefill through the engine beside mlx-lm, on the same random weights.
 
     python -m bench.gpu.decode SHAPE ... [--batches 1,8,32] [--prompts 512] [--rounds 3] [--json FILE] [--profile]
+                               [--turn FILE]
 
 The same prompt and greedy tokens: where they first differ, the gap between both choices in our own logits is shown.
 Launches are counted in one decode step that is not compiled; bytes are those of the weights a token needs.
+MLX compiles a custom kernel anew in every process (40 s for a model): with --turn several of these processes build and
+compile side by side, and each measures while it holds the file's lock.
 """
 
 import argparse
 import cProfile
+import fcntl
 import gc
 import importlib
 import json
+import os
 import pstats
 import statistics
 import time
@@ -179,6 +184,7 @@ def main():
     parser.add_argument("--mode", default="auto")
     parser.add_argument("--json")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--turn", help="measure while holding a lock on this file")
     args = parser.parse_args()
     roof = copy_bandwidth()
     print(f"{mx.device_info()} MLX {mx.__version__}, copy {roof / 1e9:.0f} GB/s", flush=True)
@@ -194,6 +200,12 @@ def main():
             f"{read / 1e6:.0f} MB of weights",
             flush=True,
         )
+        turn = os.open(args.turn, os.O_CREAT | os.O_RDWR) if args.turn else None
+        if turn is not None:
+            for batch in batches:  # compiles what will be timed
+                prompts = prompts_of(vocab, batch, lengths[0])
+                ours(engine, prompts, 4, 1), theirs(peer, prompts, 4, 1)
+            fcntl.flock(turn, fcntl.LOCK_EX)
         for length in lengths:
             for batch in batches:
                 prompts = prompts_of(vocab, batch, length)
@@ -213,6 +225,8 @@ def main():
                 )
         if args.profile:
             profile(engine, prompts_of(vocab, 1, 512)[0])
+        if turn is not None:
+            os.close(turn)
         engine.close()
         del engine, peer
         gc.collect()

@@ -33,7 +33,7 @@ BEGIN = r"""
     uint kh = h0 / uint(H / KV);
     threadgroup float vecs[HG + 2][D];
     threadgroup float sums[SG][HG][D]; threadgroup float tops[SG][HG]; threadgroup float dens[SG][HG];
-    uint fresh = uint(used[0]); int stop = int(start[r]); int pos = stop + int(fresh); int begin = int(base[r]);
+    int begin = where[3 * r]; int stop = where[3 * r + 1]; uint fresh = uint(where[3 * r + 2]); int pos = stop + int(fresh);
     int lo = WINDOW > 0 ? metal::max(begin, pos - WINDOW + 1) : begin;
     int full = stop - lo;
     int each = (metal::max(full, 0) + SPLITS - 1) / SPLITS;
@@ -190,7 +190,7 @@ READS = r"""
                 read16<T, D>(tail, i, part, kk[u]); read16<T, D>(tail, i + KV * TAIL, part, vv[u]);
             }
 """
-NAMES = ("qkv", "pool", "tail", "table", "base", "start", "used", "speeds", "qn", "kn", "sinks")
+NAMES = ("qkv", "pool", "tail", "table", "where", "speeds", "qn", "kn", "sinks")
 ATTEND = Source(
     "mlxrt_attend", NAMES, ("out", "tail_out"), BEGIN + APPEND + REST.replace("READ_KEYS", READS), READ + READ16 + MEET
 )
@@ -226,19 +226,20 @@ JOIN = Source(
 @op(attention_cases)
 def attend_pages(qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
     """(out [R, queries * dim], tail with the new token): each row's token sees its row's positions up to its own."""
-    at = pages.start + pages.used
+    base, start, used = pages.where.T
+    at = start + used
     q, *new = heads.split(qkv)
     q, tail, rows = heads.turn(q, at, heads.q_norm), pages.tail, qkv.shape[0]
     if new:
         k, v = heads.turn(new[0], at, heads.k_norm), new[1]
         if heads.v_norm:
             v = mx.fast.rms_norm(v, None, heads.eps)
-        here = (mx.arange(tail.shape[2]) == pages.used)[:, None]
+        here = (mx.arange(tail.shape[2]) == used[:, None])[:, None, :, None]
         tail = mx.where(here, mx.concatenate([k, v], axis=1)[:, :, None], tail)
     past = pages.pool[pages.table].transpose(0, 2, 1, 3, 4).flatten(2, 3)  # [R, 2 keys, W * size, dim]
-    known = pages.base[:, None] + mx.arange(past.shape[2])
-    known = mx.where(known < pages.start[:, None], known, mx.array(1 << 30))
-    known = mx.concatenate([known, pages.start[:, None] + mx.arange(tail.shape[2])], axis=1)
+    known = base[:, None] + mx.arange(past.shape[2])
+    known = mx.where(known < start[:, None], known, mx.array(1 << 30))
+    known = mx.concatenate([known, start[:, None] + mx.arange(tail.shape[2])], axis=1)
     k, v = mx.split(mx.concatenate([past, tail], axis=2).astype(mx.float32), 2, axis=1)
     seen = known <= at[:, None]
     if window is not None:
@@ -277,9 +278,7 @@ def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None)
             pages.pool,
             pages.tail,
             pages.table,
-            pages.base,
-            pages.start,
-            pages.used,
+            pages.where,
             heads.speeds,
             heads.q_norm,
             heads.k_norm,

@@ -27,9 +27,7 @@ def attention_cases(dtype: mx.Dtype) -> Iterator[Case]:
             mx.random.normal((many, 2 * kv, size, dim)).astype(dtype),
             mx.random.normal((rows, 2 * kv, 16, dim)).astype(dtype),
             table.astype(mx.int32),
-            mx.array(base),
-            mx.array(start),
-            mx.array([used]),
+            mx.array([[b, s, used] for b, s in zip(base, start)]),
         )
         norms = (
             [1 + 0.2 * mx.random.normal((dim,)).astype(dtype) for _ in range(2)] if extra.get("norms") else [None] * 2

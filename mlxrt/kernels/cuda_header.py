@@ -10,6 +10,7 @@ CUDA_HEADER = r"""
 #define threadgroup __shared__
 #define FN __device__ inline
 typedef unsigned int uint;
+typedef unsigned short ushort;
 typedef unsigned char uchar;
 #define FLOAT16 __half
 #define BFLOAT16 __nv_bfloat16

@@ -1,8 +1,10 @@
 """What attention over pages works on: the heads a QKV product holds, and the pages that keep keys and values."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
+
+from .kernels import Gpu
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,11 @@ class Heads:
     speeds: mx.array | None = None  # [turning / 2] radians per position
     magnitude: float = 1.0
     tied: bool = False  # values are the keys as they come out of the product
+
+    def bundled(self, gpu: Gpu) -> "Heads":
+        """The same, its arrays in one buffer."""
+        held = {name: a for name in ("q_norm", "k_norm", "speeds") if (a := getattr(self, name)) is not None}
+        return replace(self, **dict(zip(held, gpu.bundle(list(held.values())))))  # type: ignore[arg-type]
 
     def split(self, qkv: mx.array) -> list[mx.array]:
         """[N, (queries + 2 keys) * dim] -> q, k, v [N, heads, dim]; q alone where there is no more."""
@@ -48,6 +55,4 @@ class Pages:
     pool: mx.array  # [blocks, 2 keys, size, dim]
     tail: mx.array  # [R, 2 keys, T, dim]
     table: mx.array  # [R, W]
-    base: mx.array  # [R] position of the table's first slot
-    start: mx.array  # [R] position of the tail's first slot
-    used: mx.array  # [] tokens in the tail
+    where: mx.array  # [R, 3] position of the table's first slot, position of the tail's first slot, tokens in the tail

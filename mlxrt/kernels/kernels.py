@@ -4,12 +4,14 @@ Made once at load and held by the modules that compute; nothing in the process i
 so once, with its reason; in `strict` mode it is an error.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from ..errors import BadRequest, NoKernel
+from .bundle import NAMES, Place, lay
 from .cuda_header import CUDA_HEADER
 from .metal_header import METAL_HEADER
 from .op import Op, Source
@@ -30,8 +32,18 @@ class Gpu:
 
     def __init__(self, name: str, make: Factory, header: str):
         self.name, self._make, self._header = name, make, header
-        self._made: dict[str, Any] = {}
+        self._made: dict[tuple[str, ...], Any] = {}
+        self._places: dict[int, Place] = {}  # by the id of an array that lies in a bundle
         self.launches = 0
+
+    def bundle(self, arrays: Sequence[mx.array]) -> list[mx.array]:
+        """The same arrays, in one buffer if they can be: kernels that read several of them get it as one input."""
+        fits = len(arrays) > 1 and all(a.dtype in NAMES and a.size for a in arrays)
+        if not fits or any(id(a) in self._places for a in arrays):
+            return list(arrays)
+        places = lay(list(arrays))
+        self._places |= {id(p.array): p for p in places}
+        return [p.array for p in places]
 
     def __call__(
         self,
@@ -44,29 +56,47 @@ class Gpu:
     ) -> list[mx.array]:
         """`groups` threadgroups of `size` threads; `outputs` are (shape, dtype); constants become template arguments.
 
-        An input that is None is not passed, for each costs the host time: in the text the first one stands in for it.
+        Each input costs the host time. One that is None is not passed: in the text the first one stands in for it.
+        Those that lie in one bundle are passed as one.
         """
-        given = [name for name, a in zip(source.inputs, inputs, strict=True) if a is not None]
-        name = "_".join([source.name, "of", *given]) if len(given) < len(source.inputs) else source.name
-        if name not in self._made:
-            absent = [f"auto {other} = {given[0]};" for other in source.inputs if other not in given]
-            self._made[name] = self._make(
-                name=name,
-                input_names=given,
+        passed: dict[str, mx.array] = {}
+        lines, absent = [], []
+        wholes: dict[int, str] = {}
+        for name, a in zip(source.inputs, inputs, strict=True):
+            if a is None:
+                absent.append(name)
+            elif place := self._places.get(id(a)):
+                whole = wholes.setdefault(id(place.whole), f"whole{len(wholes)}")
+                passed[whole] = place.whole
+                lines.append(place.line(name, whole))
+                constants[f"AT_{name}"] = place.at
+            else:
+                passed[name] = a
+        lines += [f"auto {name} = {next(iter(passed))};" for name in absent]
+        key = (source.name, *passed, *lines)
+        if key not in self._made:
+            self._made[key] = self._make(
+                name=named(source.name, lines),
+                input_names=list(passed),
                 output_names=list(source.outputs),
-                source="\n".join([*absent, source.body]) if absent else source.body,
+                source="\n".join([*lines, source.body]),
                 header=self._header + source.helpers,
             )
         x, y, z = (groups, 1, 1) if isinstance(groups, int) else groups
         self.launches += 1
-        return self._made[name](
-            inputs=[a for a in inputs if a is not None],
+        return self._made[key](
+            inputs=list(passed.values()),
             grid=(x * size, y, z),
             threadgroup=(size, 1, 1),
             output_shapes=[tuple(shape) for shape, _ in outputs],
             output_dtypes=[dtype for _, dtype in outputs],
             template=list(constants.items()),
         )
+
+
+def named(source: str, lines: list[str]) -> str:
+    """MLX knows a compiled kernel by its name: another text needs another one, the same in every process."""
+    return f"{source}_of_{hashlib.sha256(''.join(lines).encode()).hexdigest()[:8]}" if lines else source
 
 
 def gpu_of(name: str, make: Factory | None = None) -> Gpu | None:

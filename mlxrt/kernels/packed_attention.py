@@ -30,9 +30,7 @@ class PackedPages:
     tail_keys: Coded
     tail_values: Coded
     table: mx.array  # [R, W]
-    base: mx.array
-    start: mx.array
-    used: mx.array
+    where: mx.array  # [R, 3] as in Pages
     key_bits: int
     value_bits: int
     group: int
@@ -55,7 +53,7 @@ TURN_BODY = r"""
     uint lane = thread_index_in_simdgroup;
     uint r = threadgroup_position_in_grid.x / uint(HEADS); uint h = threadgroup_position_in_grid.x % uint(HEADS);
     threadgroup float vec[D]; threadgroup uint codes[D];
-    int pos = int(start[r]) + int(used[0]);
+    uint slot = uint(where[3 * r + 2]); int pos = where[3 * r + 1] + int(slot);
     float e[D / 32]; float ss = 0.0f;
     for (uint i = 0; i < uint(D / 32); i++) {
         e[i] = float(qkv[(r * HEADS + h) * D + lane + 32 * i]); ss += e[i] * e[i];
@@ -79,9 +77,9 @@ TURN_BODY = r"""
     if (query) {
         for (uint i = lane; i < uint(D); i += 32) q[(r * H + h) * D + i] = static_cast<T>(vec[i]);
     } else if (key) {
-        append<T, D, GROUP, KB, TAIL>(vec, codes, lane, (r * KV + h - H) * TAIL, uint(used[0]), tkw, tks, tkz, kw, ks, kz);
+        append<T, D, GROUP, KB, TAIL>(vec, codes, lane, (r * KV + h - H) * TAIL, slot, tkw, tks, tkz, kw, ks, kz);
     } else {
-        append<T, D, GROUP, VB, TAIL>(vec, codes, lane, (r * KV + h - H - KV) * TAIL, uint(used[0]), tvw, tvs, tvz, vw, vs, vz);
+        append<T, D, GROUP, VB, TAIL>(vec, codes, lane, (r * KV + h - H - KV) * TAIL, slot, tvw, tvs, tvz, vw, vs, vz);
     }
 """
 APPEND = r"""
@@ -130,7 +128,7 @@ FN void append(V vec, C codes, uint lane, uint first, uint slot, W w, S s, S z, 
 TAILS = ("tkw", "tks", "tkz", "tvw", "tvs", "tvz")
 TURN = Source(
     "mlxrt_turn_append",
-    ("qkv", *TAILS, "start", "used", "speeds", "qn", "kn"),
+    ("qkv", *TAILS, "where", "speeds", "qn", "kn"),
     ("q", "kw", "ks", "kz", "vw", "vs", "vz"),
     TURN_BODY,
     APPEND,
@@ -176,9 +174,7 @@ LOOK = Source(
         "vz",
         *TAILS,
         "table",
-        "base",
-        "start",
-        "used",
+        "where",
         "speeds",
         "qn",
         "kn",
@@ -211,9 +207,7 @@ def packed_cases(dtype: mx.Dtype) -> Iterator[Case]:
             coded(rows, 16, bits[0]),
             coded(rows, 16, bits[1]),
             mx.random.permutation(mx.arange(1, many)).reshape(rows, blocks).astype(mx.int32),
-            mx.array(base),
-            mx.array(start),
-            mx.array([used]),
+            mx.array([[b, s, used] for b, s in zip(base, start)]),
             bits[0],
             bits[1],
             group,
@@ -234,17 +228,18 @@ def packed_cases(dtype: mx.Dtype) -> Iterator[Case]:
 @op(packed_cases)
 def attend_packed(qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
     """(out [R, queries * dim], the six arrays of the tail with the new token)."""
-    at = pages.start + pages.used
+    used = pages.where[:, 2]
+    at = pages.where[:, 1] + used
     q, k, v = heads.split(qkv)
     k = heads.turn(k, at, heads.k_norm)
-    here = (mx.arange(pages.tail_keys[0].shape[2]) == pages.used)[:, None]
+    here = (mx.arange(pages.tail_keys[0].shape[2]) == used[:, None])[:, None, :, None]
     coded = (*mx.quantize(k, pages.group, pages.key_bits), *mx.quantize(v, pages.group, pages.value_bits))
     tails = tuple(mx.where(here, new[:, :, None], old) for new, old in zip(coded, pages.tails))
     plain = [
         mx.concatenate([pages.plain(k, pages.key_bits), pages.plain(v, pages.value_bits)], axis=1)
         for k, v in ((pages.keys, pages.values), (tails[:3], tails[3:]))
     ]
-    read = Pages(plain[0], plain[1], pages.table, pages.base, pages.start, pages.used)
+    read = Pages(plain[0], plain[1], pages.table, pages.where)
     q = heads.turn(q, at, heads.q_norm).flatten(1)
     turned = Heads(heads.queries, heads.keys, heads.dim)
     out, _ = plain_attention.reference(q, turned, read, scale, window, softcap, sinks)
@@ -271,7 +266,7 @@ def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None)
     coded |= {"KB": pages.key_bits, "VB": pages.value_bits}
     q, *tails = gpu(
         TURN,
-        [qkv, *pages.tails, pages.start, pages.used, *given],
+        [qkv, *pages.tails, pages.where, *given],
         rows * (h + 2 * kv),
         32,
         [((rows, h * dim), dtype), *((a.shape, a.dtype) for a in pages.tails)],
@@ -285,10 +280,9 @@ def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None)
     )
     together, simdgroups, splits = shape_of(rows, h, kv, dim, pages)
     out = ((rows, h * dim), dtype) if splits == 1 else ((rows, h, splits, dim + 2), mx.float32)
-    where = [pages.table, pages.base, pages.start, pages.used]
     [found] = gpu(
         LOOK,
-        [q, *pages.keys, *pages.values, *tails, *where, *given, sinks],
+        [q, *pages.keys, *pages.values, *tails, pages.table, pages.where, None, None, None, sinks],
         (rows * h // together, splits, 1),
         32 * simdgroups,
         [out],

@@ -13,12 +13,24 @@ class Computing(nn.Module):
 
     kernels: Kernels = PLAIN
 
+    def together(self, *modules: nn.Module | None) -> None:
+        """Lay what these hold into one buffer, for the kernels that read it all."""
+        if self.kernels.gpu is None:
+            return
+        held = [(m, name) for m in modules if m is not None for name, a in m.items() if isinstance(a, mx.array)]
+        for (module, name), array in zip(held, self.kernels.gpu.bundle([m[name] for m, name in held])):
+            module[name] = array
+
 
 class Fusible(Computing):
-    """A module some of whose matrices read the same input and can be one."""
+    """A module some of whose arrays are read together and can be one. Those inside it have been asked before it."""
 
     def fuse(self) -> None:
         raise NotImplementedError
+
+    def lead(self, norm: nn.Module, part: nn.Module) -> None:
+        """Lay a norm beside the matrix that reads what it makes: the `entry` of a part, where it names one."""
+        self.together(norm, getattr(part, "entry", None))
 
 
 class CausalLM(Computing):
@@ -67,10 +79,15 @@ class CausalLM(Computing):
         return arrays
 
     def fuse(self, kernels: Kernels = PLAIN) -> None:
-        """Join matrices that read the same input, and hand out the kernels. Called once, when all weights are in."""
-        for module in self.modules():
+        """Join what is read together, and hand out the kernels. Called once, when all weights are in."""
+        modules = self.modules()
+        for module in modules:
             if isinstance(module, Computing):
                 module.kernels = kernels
+        for module in reversed(modules):  # from the inside out
             if isinstance(module, Fusible):
                 module.fuse()
                 mx.eval(module.parameters())  # one at a time: old and joined matrices exist together
+        for module in [] if self.adapted else self.modules():
+            if not module.children():
+                self.together(module)

@@ -63,6 +63,10 @@ class GatedDeltaNet(Fusible):
             for name in PROJECTIONS:
                 del self[name]
 
+    @property
+    def entry(self) -> nn.Module | None:
+        return self.get("in_proj")
+
     def project(self, x, norm=None):
         """q, k and v side by side; the gate z; b and a, one number a head."""
         if "in_proj" in self:

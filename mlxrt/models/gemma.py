@@ -13,7 +13,7 @@ import mlx.nn as nn
 
 from ..cache.memory import FullKV, Plain, WindowKV
 from ..errors import BadCheckpoint, shown
-from .base import Computing
+from .base import Fusible
 from .config import PINNED, ModelConfig, Say, needs
 from .layers import Attention, Decoder, DecoderLM, GatedMLP
 from .product import embed, plus_normed
@@ -92,7 +92,7 @@ class GemmaAttention(Attention):
         self.rope = RoPE(c.ropes[i])
 
 
-class Sandwich(Computing):
+class Sandwich(Fusible):
     """A block whose branches are normed on the way in and on the way out."""
 
     def __init__(self, c, mixer, mlp):
@@ -100,6 +100,10 @@ class Sandwich(Computing):
         self.self_attn, self.mlp = mixer, mlp
         for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
             self[f"{name}_layernorm"] = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+
+    def fuse(self):
+        self.lead(self.input_layernorm, self.self_attn)
+        self.lead(self.pre_feedforward_layernorm, self.mlp)
 
     def attend(self, x, memory):
         y = self.self_attn(x, memory, norm=self.input_layernorm)

@@ -42,7 +42,11 @@ class Gemma4Attention(Fusible):
             keys = None if self.reads else self.k_norm.weight
             norms = (self.q_norm.weight, keys, True, self.eps)
             form = Heads(self.heads, self.kv_heads, self.head_dim, *norms, tied="v_proj" not in names)
-            self.form = self.rope.form(form)
+            self.form = self.rope.form(form).bundled(self.kernels.gpu)
+
+    @property
+    def entry(self) -> nn.Module | None:
+        return self.get("q_proj" if self.reads else "qkv_proj")
 
     def qkv(self, x, norm):
         """[N, heads * D]: the queries; the keys, where there are; the values, where they are not the keys."""
@@ -76,6 +80,12 @@ class Gemma4Block(Sandwich):
             self.per_layer_input_gate = nn.Linear(c.hidden_size, dim, bias=False)
             self.per_layer_projection = nn.Linear(dim, c.hidden_size, bias=False)
             self.post_per_layer_input_norm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+
+    def fuse(self):
+        super().fuse()
+        if "post_per_layer_input_norm" in self and self.kernels.gpu is not None:
+            norm = self.post_per_layer_input_norm
+            norm.weight, self.layer_scalar = self.kernels.gpu.bundle([norm.weight, self.layer_scalar])
 
     def __call__(self, x, memory, own=None):
         """`own` [N, dim] is this layer's input, in the models that have such."""

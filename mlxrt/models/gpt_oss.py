@@ -75,6 +75,10 @@ class BiasedMixture(Computing):
             kernel="clamped" if (c.swiglu_alpha, c.swiglu_limit) == (1.702, 7.0) else None,
         )
 
+    @property
+    def entry(self) -> nn.Module:
+        return self.router
+
     def __call__(self, x, *, norm=None, residual=None):
         if self.kernels.gpu is not None and x.shape[0] <= FEW_TOKENS and matrix_of(self.router) is not None:
             chosen = route_by(self, self.router, x, self.used, norm=norm, normalise=True)

@@ -53,7 +53,13 @@ class Attention(Fusible):
                 del self[name]
         if self.kernels.gpu is not None:
             norms = (self.q_norm.weight, self.k_norm.weight, False, self.q_norm.eps) if self.normed else ()
-            self.form = self.rope.form(Heads(self.heads, self.kv_heads, self.head_dim, *norms))
+            form = Heads(self.heads, self.kv_heads, self.head_dim, *norms)
+            self.form = self.rope.form(form).bundled(self.kernels.gpu)
+
+    @property
+    def entry(self) -> nn.Module | None:
+        """The matrix that reads what the block's norm makes."""
+        return self.get("qkv_proj")
 
     def qkv(self, x, norm=None):
         """[N, heads * D]: the queries, the keys, the values."""
@@ -97,6 +103,10 @@ class GatedMLP(Fusible):
             self.gate_up_proj = whole
             del self["gate_proj"], self["up_proj"]
 
+    @property
+    def entry(self) -> nn.Module | None:
+        return self.get("gate_up_proj")
+
     def __call__(self, x, *, norm=None, residual=None):
         if "gate_up_proj" in self:
             h = product(self.gate_up_proj, x, self.kernels, norm=norm, activation=self.activation, pair=True)
@@ -106,7 +116,7 @@ class GatedMLP(Fusible):
         return product(self.down_proj, h, self.kernels, residual=residual)
 
 
-class Block(nn.Module):
+class Block(Fusible):
     """Each branch norms what it reads and adds what it makes: both in the launch of the product beside them."""
 
     def __init__(self, c, mixer, mlp):
@@ -114,6 +124,10 @@ class Block(nn.Module):
         self.self_attn, self.mlp = mixer, mlp
         self.input_layernorm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+
+    def fuse(self):
+        self.lead(self.input_layernorm, self.self_attn)
+        self.lead(self.post_attention_layernorm, self.mlp)
 
     def __call__(self, x, memory):
         h = self.self_attn(x, memory, norm=self.input_layernorm, residual=x)

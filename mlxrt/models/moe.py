@@ -188,6 +188,10 @@ class Mixture(Computing):
         self.gate = nn.Linear(dim, count, bias=False)
         self.experts = Experts(count, dim, hidden)
 
+    @property
+    def entry(self) -> nn.Module:
+        return self.gate
+
     def __call__(self, x: mx.array, *, norm: nn.RMSNorm | None = None, residual: mx.array | None = None) -> mx.array:
         if self.kernels.gpu is not None and x.shape[0] <= FEW_TOKENS and matrix_of(self.gate) is not None:
             chosen = route_by(self, self.gate, x, self.used, norm=norm, normalise=self.normalise)

@@ -12,7 +12,7 @@ import mlx.nn as nn
 
 from ..cache.memory import FullKV, Plain
 from ..errors import BadCheckpoint, UnsupportedModel, shown
-from .base import CausalLM
+from .base import CausalLM, Fusible
 from .config import PINNED, ModelConfig, Say, needs
 from .expert_layouts import rename_experts, stack_experts
 from .gated_delta import GatedDeltaNet
@@ -132,7 +132,7 @@ class SharedMixture(Mixture):
         return y if residual is None else residual + y
 
 
-class HybridBlock(nn.Module):
+class HybridBlock(Fusible):
     def __init__(self, c, kind, mlp):
         super().__init__()
         if kind == LINEAR:
@@ -143,9 +143,16 @@ class HybridBlock(nn.Module):
         self.input_layernorm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
 
+    @property
+    def mixer(self):
+        return self.linear_attn if "linear_attn" in self else self.self_attn
+
+    def fuse(self):
+        self.lead(self.input_layernorm, self.mixer)
+        self.lead(self.post_attention_layernorm, self.mlp)
+
     def __call__(self, x, memory):
-        mixer = self.linear_attn if "linear_attn" in self else self.self_attn
-        h = mixer(x, memory, norm=self.input_layernorm, residual=x)
+        h = self.mixer(x, memory, norm=self.input_layernorm, residual=x)
         return self.mlp(h, norm=self.post_attention_layernorm, residual=h)
 
 

@@ -75,7 +75,8 @@ def many_heads(dtype: mx.Dtype) -> Iterator[Case]:
         table = mx.arange(1, rows + 1).astype(mx.int32)[:, None]
         pool, tail = normal(dtype, rows + 1, 2, size, dim), normal(dtype, rows, 2, 16, dim)
         start = (mx.arange(rows) + 8) % (size + 1)  # the last of 128 has nothing but its tail, and that is full
-        pages = Pages(pool, tail, table, mx.zeros(rows, mx.int32), start, mx.array([15]))
+        where = mx.stack([mx.zeros(rows, mx.int32), start, mx.full(rows, 15, mx.int32)], axis=1)
+        pages = Pages(pool, tail, table, where)
         options = {"heads": Heads(queries, 1, dim), "pages": pages, "scale": 0.125}
         width = queries if reads else queries + 2
         name = f"{rows} rows of {queries} heads{', reading' if reads else ''}"

@@ -6,6 +6,7 @@ from mlxrt.kernels import OPS, gpu_of
 from mlxrt.kernels.proof import cases_of
 
 from .nvrtc import Compiled, complaints, library
+from .test_bundle import constants, laid
 
 pytestmark = pytest.mark.skipif(
     library() is None, reason="NVIDIA's compiler is not here: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"
@@ -21,6 +22,17 @@ def test_every_case_compiles(name):
             if not op.refuses(**case.arguments()):
                 op.launch(gpu, **case.arguments())
     assert compiled.texts
+    assert not [said for said in compiled.texts.values() if said]
+
+
+def test_arrays_in_a_bundle_compile():
+    compiled = Compiled()
+    gpu = gpu_of("cuda", compiled)
+    for op in OPS.values():
+        cases = [c for c in cases_of(op, "bfloat16") if op.launch and not op.refuses(**c.arguments())]
+        if case := next((c for c in cases if len(constants(c)) > 1), None):
+            op.launch(gpu, **laid(case, gpu).arguments())
+    assert len(compiled.texts) > 8
     assert not [said for said in compiled.texts.values() if said]
 
 

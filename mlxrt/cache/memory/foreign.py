@@ -84,7 +84,7 @@ class Foreign(LayerSpec):
         exact = f"where a request ended, and every {self.stride} tokens"
         return f"any stored prefix of a text shorter than {self.limit} tokens, else {exact}" if self.limit else exact
 
-    def index(self, states, rows, alone=False, compiled=False, held=None):
+    def index(self, states, rows, alone=False, compiled=False, held=None, tail=None):
         return {"rows": [(s.source and s.source.place, s.claim.place, s.start) for s in states]}
 
     def open(self, pool, index, rows):

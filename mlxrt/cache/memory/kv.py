@@ -15,7 +15,7 @@ from ..states import BlockTable, LayerState
 from .attention import Form, attend_singles, attend_span
 from .codec import Codec, Plain, Quantised
 from .slices import Held, bucket, cut1, cut2, cut4, put, table
-from .spec import TAIL, Arrays, Batch, LayerSpec, LayerView
+from .spec import TAIL, Arrays, Batch, LayerSpec, LayerView, TailSpan
 
 
 class KVView(LayerView):
@@ -43,7 +43,7 @@ class KVView(LayerView):
             fits = False
         if not fits:
             return self.attend(*turn(qkv, self.positions), scale=scale, softcap=softcap, sinks=sinks).flatten(1)
-        where = (self.index["table"], self.index["base"], self.batch.start, self.batch.used)
+        where = (self.index["table"], self.index["where"])
         what = {"scale": scale, "window": self.spec.window, "softcap": softcap, "sinks": sinks}
         if isinstance(codec := self.spec.codec, Quantised):
             pool, tail = self.pool, self.live
@@ -138,14 +138,24 @@ class FullKV(LayerSpec):
         return sum(h * self.size * d * t.size for h, d, t in self.codec.shapes(self.heads, self.dim))
 
     def index(
-        self, states: list[Any], rows: int, alone: bool = False, compiled: bool = False, held: Held | None = None
+        self,
+        states: list[Any],
+        rows: int,
+        alone: bool = False,
+        compiled: bool = False,
+        held: Held | None = None,
+        tail: TailSpan | None = None,
     ) -> dict[str, Any]:
         ids = [[b.check() for b in s.blocks] for s in states]
         base = [s.first * s.size for s in states]
         width = max(map(len, ids))
         named = table(ids, rows, bucket(width) if compiled else width)
         held = held or Held()
-        where = {"table": held((self, "table"), named), "base": held((self, "base"), base + [0] * (rows - len(ids)))}
+        first = base + [0] * (rows - len(ids))
+        where = {"table": held((self, "table"), named), "base": held((self, "base"), first)}
+        if tail is not None:  # for kernels: all they need besides the table, as one array
+            start, used = tail
+            where["where"] = mx.array([[b, s, used] for b, s in zip(first, start, strict=True)])
         return where | {"first": base} if alone else where
 
     def open(self, pool: Arrays, index: dict[str, Any], rows: int) -> Arrays:

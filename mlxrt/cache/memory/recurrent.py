@@ -74,7 +74,7 @@ class Recurrent(LayerSpec):
     def nbytes(self):
         return sum(mx.zeros(shape, dtype).nbytes for shape, dtype in self.parts)
 
-    def index(self, states, rows, alone=False, compiled=False, held=None) -> dict[str, Any]:
+    def index(self, states, rows, alone=False, compiled=False, held=None, tail=None) -> dict[str, Any]:
         pad = [0] * (rows - len(states))
         read = [s.before[0].check() if s.before else 0 for s in states]
         where = {"read": mx.array(read + pad), "write": mx.array([s.blocks[0].check() for s in states] + pad)}

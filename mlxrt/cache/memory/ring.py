@@ -34,9 +34,9 @@ class RingKV(FullKV):
     def empty(self, pool):
         return Ring(pool, self.size, self.window, self.keep, stride=self.stride)
 
-    def index(self, states, rows, alone=False, compiled=False, held=None):
+    def index(self, states, rows, alone=False, compiled=False, held=None, tail=None):
         ends = [s.length for s in states] + [0] * (rows - len(states))
-        return super().index(states, rows, alone, compiled, held) | {"end": mx.array(ends)}
+        return super().index(states, rows, alone, compiled, held, tail) | {"end": mx.array(ends)}
 
     def slots(self, positions, row, index):
         turn = self.size - self.keep

@@ -17,7 +17,8 @@ from ..states import LayerState
 from .slices import Held
 
 Arrays = tuple[mx.array, ...]
-TAIL = 16  # decode steps between two writes of the pool
+TAIL = 32  # decode steps between two writes of the pool: each waits for the device
+TailSpan = tuple[list[int], int]  # where each row's tail begins, and how many tokens it has
 
 
 class Batch(NamedTuple):
@@ -57,12 +58,18 @@ class LayerSpec(ABC):
 
     @abstractmethod
     def index(
-        self, states: list[Any], rows: int, alone: bool = False, compiled: bool = False, held: Held | None = None
+        self,
+        states: list[Any],
+        rows: int,
+        alone: bool = False,
+        compiled: bool = False,
+        held: Held | None = None,
+        tail: TailSpan | None = None,
     ) -> dict[str, Any]:
         """Where the rows' memory lies, made once per group and step; `rows` >= len(states), the rest idle.
 
         A step that runs `alone` may get plain numbers as well; a `compiled` one needs shapes that change seldom;
-        `held` remembers the arrays of the steps before.
+        `held` remembers the arrays of the steps before; `tail` is given where rows decode on.
         """
 
     @abstractmethod
