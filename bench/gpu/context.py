@@ -1,6 +1,6 @@
 """Decoding after a long prompt with keys and values kept in bfloat16, 8 and 4 bit: Qwen3-8B-shaped, random weights.
 
-    python -m bench.gpu.context [--tokens 32768] [--layers 36] [--batch 1] [--kinds full,q8,q4] [--json FILE]
+    python -m bench.gpu.context [--tokens 32768] [--layers 36] [--batch 1] [--kinds full,q8,q4] [--json F] [--turn F]
 
 Also how far logits are from those with bfloat16, relative to the largest, after 256 tokens.
 """
@@ -8,10 +8,12 @@ Also how far logits are from those with bfloat16, relative to the largest, after
 import argparse
 import gc
 import json
+import time
 
 import mlx.core as mx
 
-from bench.gpu.decode import ours, prompts_of
+from bench.gpu.decode import ask, prompts_of
+from bench.gpu.turn import turn
 from mlxrt import EngineConfig
 from mlxrt.engine import Engine, Source
 from mlxrt.kernels import Kernels, backend, gpu_of
@@ -30,6 +32,47 @@ def build(layers):
     return model
 
 
+def decode(engine, prompts, new):
+    """(tokens a second, prompt tokens a second), all rows together. The prompt is read once: decoding again after it
+    begins where it ended, and by then everything is compiled."""
+    began = time.perf_counter()
+    engine.generate([ask(p, 8) for p in prompts])
+    prefill = sum(map(len, prompts)) / (time.perf_counter() - began)
+    firsts, ends, count = {}, {}, 0
+    with engine.stream([ask(p, new) for p in prompts]) as stream:
+        for event in stream:
+            firsts.setdefault(event.id, time.perf_counter())
+            ends[event.id] = time.perf_counter()
+            count += len(firsts) == len(prompts)
+    return (count - 1) / (max(ends.values()) - max(firsts.values())), prefill
+
+
+def compare(layers, args):
+    """A row for each kind of cache."""
+    model = build(layers)
+    prompts = prompts_of(model.config.vocab_size, args.batch, args.tokens)
+    rows, plain = [], None
+    for kind in args.kinds.split(","):
+        context = args.tokens + 2 * args.new
+        room = args.batch * (context + 4096) * layers * 4096 * 5 // 4  # bytes a token and layer in bfloat16
+        config = EngineConfig(kv=kind, max_context=context, chunk=2048, max_running=args.batch, kv_memory=room)
+        with Engine(model, config, source=Source(kind), say=lambda line: None) as engine:
+            logits = engine.score(prompts[0][:256]).astype(mx.float32)
+            plain = logits if plain is None else plain
+            error = float((mx.abs(logits - plain).max() / mx.abs(plain).max()).item())
+            speed, prefill = decode(engine, prompts, args.new)
+        row = dict(kind=kind, batch=args.batch, tokens=args.tokens, layers=layers, decode=speed, prefill=prefill)
+        rows.append(row | dict(error=error))
+        print(
+            f"{kind}: batch {args.batch}, {args.tokens} tokens, {layers} layers: decode {speed:.1f} tok/s "
+            f"({speed / rows[0]['decode']:.2f}x of bfloat16), prefill {prefill:.0f}, logits {error:.1e} off",
+            flush=True,
+        )
+        gc.collect()
+        mx.clear_cache()
+    return rows
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=32768)
@@ -37,30 +80,13 @@ def main():
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--kinds", default="full,q8,q4")
     parser.add_argument("--new", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json")
+    parser.add_argument("--turn", help="measure while holding a lock on this file")
     args = parser.parse_args()
-    model = build(args.layers)
-    prompts = prompts_of(model.config.vocab_size, args.batch, args.tokens)
-    rows, plain = [], None
-    for kind in args.kinds.split(","):
-        context = args.tokens + 2 * args.new
-        room = args.batch * (context + 4096) * args.layers * 4096 * 5 // 4  # bytes a token and layer in bfloat16
-        config = EngineConfig(kv=kind, max_context=context, chunk=2048, max_running=args.batch, kv_memory=room)
-        with Engine(model, config, source=Source(kind), say=lambda line: None) as engine:
-            logits = engine.score(prompts[0][:256]).astype(mx.float32)
-            plain = logits if plain is None else plain
-            error = float((mx.abs(logits - plain).max() / mx.abs(plain).max()).item())
-            decode, prefill, _ = ours(engine, prompts, args.new, args.rounds)
-        row = dict(kind=kind, batch=args.batch, tokens=args.tokens, layers=args.layers, decode=decode, prefill=prefill)
-        rows.append(row | dict(error=error))
-        print(
-            f"{kind}: batch {args.batch}, {args.tokens} tokens, {args.layers} layers: decode {decode:.1f} tok/s "
-            f"({decode / rows[0]['decode']:.2f}x of bfloat16), prefill {prefill:.0f}, logits {error:.1e} off",
-            flush=True,
-        )
-        gc.collect()
-        mx.clear_cache()
+    if args.turn:
+        compare(1, args)  # compile now what will be timed: kernels do not ask how many layers there are
+    with turn(args.turn):
+        rows = compare(args.layers, args)
     if args.json:
         with open(args.json, "w") as f:
             json.dump(rows, f, indent=1)

@@ -1,21 +1,17 @@
 """Decode and prefill through the engine beside mlx-lm, on the same random weights.
 
-    python -m bench.gpu.decode SHAPE ... [--batches 1,8,32] [--prompts 512] [--rounds 3] [--json FILE] [--profile]
-                               [--turn FILE]
+    python -m bench.gpu.decode SHAPE ... [--runs 1x512,32x128] [--rounds 3] [--json FILE] [--profile] [--turn FILE]
 
 The same prompt and greedy tokens: where they first differ, the gap between both choices in our own logits is shown.
 Launches are counted in one decode step that is not compiled; bytes are those of the weights a token needs.
-MLX compiles a custom kernel anew in every process (40 s for a model): with --turn several of these processes build and
-compile side by side, and each measures while it holds the file's lock.
+With --turn several such processes build side by side and measure one after another (bench/gpu/turn.py).
 """
 
 import argparse
 import cProfile
-import fcntl
 import gc
 import importlib
 import json
-import os
 import pstats
 import statistics
 import time
@@ -25,6 +21,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from bench.gpu.ops import copy_bandwidth
+from bench.gpu.turn import turn
 from mlxrt import EngineConfig, Request, SamplingParams
 from mlxrt.engine import Engine, Source
 from mlxrt.kernels import Kernels, backend, gpu_of
@@ -174,66 +171,72 @@ def profile(engine, prompt):
     pstats.Stats(watch).sort_stats("tottime").print_stats(22)
 
 
+def compare(engine, peer, batch, length, args, known):
+    """One row of the table."""
+    prompts = prompts_of(engine.model.config.vocab_size, batch, length)
+    rounds = args.rounds if batch == 1 and length < 1024 else 1  # long enough to be measured once
+    a = ours(engine, prompts, args.tokens, rounds)
+    b = a if args.alone else theirs(peer, prompts, args.tokens, rounds)
+    row = dict(known, batch=batch, prompt=length, ours=a[:2], mlx_lm=b[:2])
+    row["share"] = a[0] / batch * known["bytes"] / known["copy"]
+    if batch == 1:
+        row["agreement"] = agreement(engine, prompts[0], a[2][0], b[2][0])
+    kernels = engine.model.kernels
+    row |= dict(used=kernels.used, fallbacks={"; ".join(k): v for k, v in kernels.fallbacks.items()})
+    print(
+        f"{known['shape']} batch {batch} prompt {length}: decode {a[0]:.0f} against {b[0]:.0f} ({a[0] / b[0]:.2f}x), "
+        f"{row['share']:.0%} of the roof, prefill {a[1]:.0f} against {b[1]:.0f} ({a[1] / b[1]:.2f}x) "
+        f"{row.get('agreement', '')}",
+        flush=True,
+    )
+    return row
+
+
+def measure(shape, args):
+    runs = [tuple(map(int, run.split("x"))) for run in args.runs.split(",")]
+    began = time.perf_counter()
+    engine, peer = build(shape, args.mode, max(n for _, n in runs) + 2 * args.tokens)
+    vocab = engine.model.config.vocab_size
+    read, count = bytes_read(engine.model), launches(engine.model, prompts_of(vocab, 1, 8)[0])
+    if args.turn:  # compile now what will be timed
+        for batch in sorted({batch for batch, _ in runs}):
+            prompts = prompts_of(vocab, batch, min(n for _, n in runs))
+            ours(engine, prompts, 4, 1)
+            if not args.alone:
+                theirs(peer, prompts, 4, 1)
+    print(f"{shape}: ready in {time.perf_counter() - began:.0f} s; {count} launches, {read / 1e6:.0f} MB a token")
+    with turn(args.turn):
+        known = dict(shape=shape, launches=count, bytes=read, copy=copy_bandwidth())
+        print(
+            f"{mx.device_info()['device_name']}, MLX {mx.__version__}, copy {known['copy'] / 1e9:.0f} GB/s", flush=True
+        )
+        rows = [compare(engine, peer, batch, length, args, known) for batch, length in runs]
+        if args.profile:
+            profile(engine, prompts_of(vocab, 1, 512)[0])
+    engine.close()
+    return rows
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="+")
-    parser.add_argument("--batches", default="1")
-    parser.add_argument("--prompts", default="512")
+    parser.add_argument("--runs", default="1x512", help="batch x prompt, several with commas")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mode", default="auto")
     parser.add_argument("--json")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--alone", action="store_true", help="without mlx-lm beside it")
     parser.add_argument("--turn", help="measure while holding a lock on this file")
     args = parser.parse_args()
-    roof = copy_bandwidth()
-    print(f"{mx.device_info()} MLX {mx.__version__}, copy {roof / 1e9:.0f} GB/s", flush=True)
     rows = []
-    lengths, batches = ([int(n) for n in text.split(",")] for text in (args.prompts, args.batches))
     for shape in args.shapes:
-        began = time.perf_counter()
-        engine, peer = build(shape, args.mode, max(lengths) + 2 * args.tokens)
-        vocab = engine.model.config.vocab_size
-        read, count = bytes_read(engine.model), launches(engine.model, prompts_of(vocab, 1, 8)[0])
-        print(
-            f"{shape}: built in {time.perf_counter() - began:.1f} s; a token takes {count} launches and reads "
-            f"{read / 1e6:.0f} MB of weights",
-            flush=True,
-        )
-        turn = os.open(args.turn, os.O_CREAT | os.O_RDWR) if args.turn else None
-        if turn is not None:
-            for batch in batches:  # compiles what will be timed
-                prompts = prompts_of(vocab, batch, lengths[0])
-                ours(engine, prompts, 4, 1), theirs(peer, prompts, 4, 1)
-            fcntl.flock(turn, fcntl.LOCK_EX)
-        for length in lengths:
-            for batch in batches:
-                prompts = prompts_of(vocab, batch, length)
-                a, b = ours(engine, prompts, args.tokens, args.rounds), theirs(peer, prompts, args.tokens, args.rounds)
-                row = dict(shape=shape, batch=batch, prompt=length, ours=a[:2], mlx_lm=b[:2])
-                row |= dict(launches=count, bytes=read, share=a[0] / batch * read / roof)
-                if batch == 1:
-                    row["agreement"] = agreement(engine, prompts[0], a[2][0], b[2][0])
-                kernels = engine.model.kernels
-                row |= dict(used=kernels.used, fallbacks={"; ".join(k): v for k, v in kernels.fallbacks.items()})
-                rows.append(row)
-                print(
-                    f"{shape} batch {batch} prompt {length}: decode {a[0]:.0f} against {b[0]:.0f} "
-                    f"({a[0] / b[0]:.2f}x), {row['share']:.0%} of the roof, "
-                    f"prefill {a[1]:.0f} against {b[1]:.0f} ({a[1] / b[1]:.2f}x) {row.get('agreement', '')}",
-                    flush=True,
-                )
-        if args.profile:
-            profile(engine, prompts_of(vocab, 1, 512)[0])
-        if turn is not None:
-            os.close(turn)
-        engine.close()
-        del engine, peer
+        rows += measure(shape, args)
         gc.collect()
         mx.clear_cache()
         if args.json:
             with open(args.json, "w") as f:
-                json.dump(dict(copy=roof, rows=rows), f, indent=1)
+                json.dump(rows, f, indent=1)
 
 
 if __name__ == "__main__":

@@ -1,33 +1,42 @@
 """What a launch costs: chains of kernels that do next to nothing, by how many inputs each has.
 
-    python -m bench.gpu.launch [--length 140]
+    python -m bench.gpu.launch [--length 140] [--inputs 2,4,8,12] [--spin 0,16000]
 
 `host` is the time until `mx.async_eval` returns, `whole` until the last kernel has run, `device` what the kernels take
 when the host is far ahead of them (a long product runs first). Run it under other values of MLX_MAX_OPS_PER_BUFFER and
-MLX_MAX_MB_PER_BUFFER to see what a graph costs.
+MLX_MAX_MB_PER_BUFFER to see what a graph costs. With --spin kernels take that many cycles of the device: then
+`launched ahead` should be what the device takes, and is more where the host waits for it.
 """
 
 import argparse
 import os
 import statistics
 import time
+from functools import partial
+from itertools import count
 
 import mlx.core as mx
 
-SMALL = "unsigned i = blockIdx.x * blockDim.x + threadIdx.x; out[i] = a[i] + {sum};"
+LAYER = (2, 6, 3, 2, 3)  # inputs of the five kernels of a Qwen3 layer
+SIZE = 128 * 128
 
 
-def kernel(inputs):
+def kernel(inputs, number, outputs=1, spin=0):
     names = ["a"] + [f"w{i}" for i in range(inputs - 1)]
-    text = SMALL.format(sum=" + ".join(f"{n}[i]" for n in names[1:]) or "1")
-    made = mx.fast.cuda_kernel(name=f"launch_{inputs}", input_names=names, output_names=["out"], source=text)
+    out = ["out", "more"][:outputs]
+    text = f"unsigned i = blockIdx.x * blockDim.x + threadIdx.x; float v = {' + '.join(f'{n}[i]' for n in names)};"
+    text += " ".join(f"{name}[i] = v + {number};" for name in out)
+    if spin:
+        text = f"long long began = clock64(); while (clock64() - began < {spin}) {{}} " + text
+    made = mx.fast.cuda_kernel(
+        name=f"launch_{inputs}_{number}_{outputs}_{spin}", input_names=names, output_names=out, source=text
+    )
 
-    def call(*arrays, blocks):
-        size = arrays[0].size
+    def call(*arrays):
+        shapes, kinds = [(SIZE,)] * outputs, [mx.float32] * outputs
         return made(
-            inputs=list(arrays), grid=(size, 1, 1), threadgroup=(size // blocks, 1, 1), output_shapes=[(size,)],
-            output_dtypes=[mx.float32],
-        )[0]  # fmt: skip
+            inputs=list(arrays), grid=(SIZE, 1, 1), threadgroup=(128, 1, 1), output_shapes=shapes, output_dtypes=kinds
+        )
 
     return call
 
@@ -52,59 +61,75 @@ def device(make):
     return statistics.median(spent[1::2]) - statistics.median(spent[::2])
 
 
-def measure(length, inputs, blocks, big):
-    call = kernel(inputs)
-    # Big inputs count against the megabytes a graph may name, although the kernel reads only their first bytes.
-    weights = [[mx.zeros(big or blocks * 128) for _ in range(inputs - 1)] for _ in range(length)]
+def measure(length, inputs, *, several=False, tails=False, big=SIZE, spin=0, turns=1):
+    """`inputs` of each kernel, in turn; `several`: each of those is another one; `tails`: the second of them also takes
+    and makes a state, as attention does; `big`: inputs' numbers, of which a kernel reads only the first; `turns`: as
+    many steps that are not quite alike take turns, so that MLX does not launch a graph again that may still run."""
+    layers = length // len(inputs)
+    calls = [kernel(n, i if several else 0, 2 if tails and i == 1 else 1, spin) for i, n in enumerate(inputs)]
+    weights = [[[mx.zeros(big) for _ in range(n - 1)] for n in inputs] for _ in range(layers)]
     mx.eval(weights)
 
-    def chain(x):
-        for w in weights:
-            x = call(x, *w, blocks=blocks)
-        return x
+    def chain(more, x, states):
+        new = []
+        for layer, held in enumerate(weights):
+            for i, (call, w) in enumerate(zip(calls, held)):
+                if tails and i == 1:
+                    x, state = call(x, states[layer], *w[1:])
+                    new.append(state)
+                else:
+                    [x] = call(x, *w)
+        for _ in range(more):
+            [x] = calls[0](x, *weights[0][0])
+        return x, new
 
-    step = mx.compile(chain)
-    x = mx.zeros(blocks * 128)
-    for _ in range(5):
-        x = step(x)
-        mx.eval(x)
-    host, whole, build = [], [], []
+    steps = [mx.compile(partial(chain, more)) for more in range(turns)]
+    number = count()
+
+    def step(x, states):
+        return steps[next(number) % turns](x, states)
+
+    x, states = mx.zeros(SIZE), [mx.zeros(SIZE) for _ in range(layers)]
+    for _ in range(6):
+        x, states = step(x, states if tails else [])
+        mx.eval(x, states)
+    spent = []
     for _ in range(20):
         mx.synchronize()
-        t0 = time.perf_counter()
-        x = step(x)
-        t1 = time.perf_counter()
-        mx.async_eval(x)
-        t2 = time.perf_counter()
+        at = [time.perf_counter()]
+        x, states = step(x, states)
+        at.append(time.perf_counter())
+        mx.async_eval(x, states)
+        at.append(time.perf_counter())
         mx.synchronize()
-        t3 = time.perf_counter()
-        build.append(t1 - t0), host.append(t2 - t1), whole.append(t3 - t1)
+        at.append(time.perf_counter())
+        spent.append((at[1] - at[0], at[2] - at[1], at[3] - at[1]))
     # As decoding does it: the next step is built and launched while this one runs.
     mx.synchronize()
-    t0 = time.perf_counter()
+    began = time.perf_counter()
     for _ in range(20):
-        x = step(x)
-        mx.async_eval(x)
+        x, states = step(x, states)
+        mx.async_eval(x, states)
     mx.synchronize()
-    ahead = (time.perf_counter() - t0) / 20
-    us = [statistics.median(v) * 1e6 / length for v in (build, host, whole)] + [ahead * 1e6 / length]
-    us.append(device(lambda: step(x)) * 1e6 / length)
-    print(
-        f"{length} kernels of {blocks} groups, {inputs} inputs, {big * 4 / 1e6:.0f} MB each: "
-        "us a launch: replay {:.2f}, host {:.2f}, whole {:.2f}; launched ahead {:.2f}, device {:.2f}".format(*us),
-        flush=True,
-    )
+    us = [*map(statistics.median, zip(*spent)), (time.perf_counter() - began) / 20, device(lambda: step(x, states)[0])]
+    what = f"{inputs} inputs of {big * 4 / 1e6:.2f} MB{', several kernels' * several}{', states' * tails}"
+    what += f", {spin} cycles" * bool(spin) + f", {turns} steps in turn" * (turns > 1)
+    told = "replay {:.2f}, host {:.2f}, whole {:.2f}; launched ahead {:.2f}, device {:.2f}"
+    print(f"{what}: us a launch: {told.format(*(1e6 * t / length for t in us))}", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--length", type=int, default=140)
+    parser.add_argument("--inputs", default="2,4,8,12")
+    parser.add_argument("--spin", default="0,16000")
     args = parser.parse_args()
     print({k: v for k, v in os.environ.items() if k.startswith("MLX_")}, flush=True)
-    for inputs in (2, 4, 8, 12):
-        measure(args.length, inputs, 128, 0)
-    measure(args.length, 4, 128, 2_500_000)
-    measure(args.length, 4, 2048, 0)
+    for inputs in filter(None, args.inputs.split(",")):
+        measure(args.length, (int(inputs),))
+    for spin in map(int, args.spin.split(",")):
+        for turns in (1, 2, 3):
+            measure(args.length, LAYER, several=True, tails=True, spin=spin, turns=turns)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Every op of the kernel registry on this machine's GPU: right, and how fast beside MLX's own.
 
-    python -m bench.gpu.ops [--json FILE] [--only OP,OP] [--no-speed]
+    python -m bench.gpu.ops [--json FILE] [--only OP,OP] [--no-speed] [--turn FILE]
 
 Right: each case and dtype against the reference in float32. Fast: launches chained over distinct matrices of a
 gigabyte or more together, so that nothing comes from a cache, launches included.
@@ -14,6 +14,7 @@ import mlxrt  # noqa: F401  before MLX
 
 import mlx.core as mx  # isort: skip
 
+from bench.gpu.turn import turn
 from mlxrt.kernels import OPS, Matrix, backend, gpu_of, matmul, matvec
 from mlxrt.kernels.matvec import FEW
 from mlxrt.kernels.proof import DTYPES, cases_of, prove, truth
@@ -53,36 +54,35 @@ def copy_bandwidth():
     return best
 
 
-def weights(rows, width, bits, group=64):
+def weights(gpu, rows, width, bits, group=64):
+    """As a model holds them: in one buffer."""
     words = mx.random.randint(0, 1 << 31, (rows, width * bits // 32)).astype(mx.uint32)
     scales = mx.random.uniform(0.01, 0.02, (rows, width // group)).astype(mx.bfloat16)
-    made = Matrix(words, scales, -8 * scales, bits, group, "affine")
-    mx.eval(made.weight, made.scales, made.biases)
-    return made
+    return Matrix(*gpu.bundle([words, scales, -8 * scales]), bits, group, "affine")
 
 
 def nbytes(m):
     return m.weight.nbytes + m.scales.nbytes + m.biases.nbytes
 
 
-def chain(gpu, rows, width, bits, n):
+def chain(gpu, rows, width, bits, n, size=1.1e9):
     """Seconds a product in a chain of them over a gigabyte of distinct matrices: ours and MLX's, each plus the last."""
-    one = weights(rows, width, bits)
-    many = [one] + [weights(rows, width, bits) for _ in range(min(200, max(1, int(1.1e9 / nbytes(one)))))]
+    one = weights(gpu, rows, width, bits)
+    many = [one] + [weights(gpu, rows, width, bits) for _ in range(min(200, max(1, int(size / nbytes(one)))))]
     x, start = mx.random.normal((n, width)).astype(mx.bfloat16), mx.zeros((n, rows), mx.bfloat16)
     op = matvec if n <= FEW else matmul
 
     def run(product):
-        def once():
-            y = start
+        def chained(y):
             for m in many:
                 y = product(m, y)
             return y
 
-        mx.eval(once())
+        step = mx.compile(chained)  # as a decode step is
+        mx.eval(step(start))
         spent = []
         for _ in range(5):
-            y = once()
+            y = step(start)
             began = time.perf_counter()
             mx.eval(y)
             spent.append(time.perf_counter() - began)
@@ -99,6 +99,7 @@ def main():
     parser.add_argument("--only", default=",".join(OPS), help="ops to check")
     parser.add_argument("--no-speed", action="store_true")
     parser.add_argument("--rows", default="1,8,32", help="of x, in the speed part")
+    parser.add_argument("--turn", help="measure while holding a lock on this file")
     args = parser.parse_args()
     gpu = gpu_of(backend())
     assert gpu is not None, "no GPU here"
@@ -108,11 +109,24 @@ def main():
         print("  WRONG", *line, flush=True)
     if args.no_speed:
         return 1 if wrong else 0
+    if args.turn:
+        for shape in SHAPES:
+            for n in map(int, args.rows.split(",")):
+                chain(gpu, *shape, 4, n, size=0)
+    with turn(args.turn):
+        rows, roof = speeds(gpu, [int(n) for n in args.rows.split(",")])
+    if args.json:
+        with open(args.json, "w") as f:
+            json.dump(dict(wrong=wrong, right=right, copy=roof, rows=rows), f, indent=1)
+    return 1 if wrong else 0
+
+
+def speeds(gpu, counts):
     roof = copy_bandwidth()
     print(f"copy bandwidth {roof / 1e9:.0f} GB/s", flush=True)
     rows = []
     for shape in SHAPES:
-        for n in map(int, args.rows.split(",")):
+        for n in counts:
             ours, theirs, size = chain(gpu, *shape, 4, n)
             share = size / ours / roof
             rows.append(dict(shape=shape, n=n, ours_us=ours * 1e6, mlx_us=theirs * 1e6, share=share))
@@ -121,10 +135,7 @@ def main():
                 f"{share:.0%} of copy bandwidth",
                 flush=True,
             )
-    if args.json:
-        with open(args.json, "w") as f:
-            json.dump(dict(wrong=wrong, right=right, copy=roof, rows=rows), f, indent=1)
-    return 1 if wrong else 0
+    return rows, roof
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ FINE, WRONG = 0, 1
 
 def add_flags(parser: Parser) -> None:
     parser.add_argument("--quick", action="store_true", help="try a few cases of each kernel, not all of them")
+    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="only what computes in this type")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -26,12 +27,12 @@ def run(args: argparse.Namespace) -> int:
 
     kernels = Kernels("auto", gpu_of(backend()))
     system = {"system": platform.platform(), "python": platform.python_version()}
-    found = machine() | system | {"ops": report(kernels, args.quick, note)}
+    found = machine() | system | {"ops": report(kernels, args.quick, note, args.dtype)}
     print(json.dumps(found, allow_nan=False) if args.json else "\n".join(one_line(line) for line in lines(found)))
     return WRONG if any(op["verdict"] == "disagrees" for op in found["ops"]) else FINE
 
 
-def report(kernels: Any, quick: bool, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def report(kernels: Any, quick: bool, say: Callable[[str], None], dtype: str | None = None) -> list[dict[str, Any]]:
     """One entry per op: what computes it here, how near the kernel is to the op's meaning, why where it is not used."""
     from ..kernels import OPS
     from ..kernels.proof import DTYPES
@@ -39,7 +40,7 @@ def report(kernels: Any, quick: bool, say: Callable[[str], None]) -> list[dict[s
     from ..weights.cachedir import cache_root
 
     folder = cache_root() / "kernels"
-    verdicts = verify(kernels, DTYPES, folder, say, FEW if quick else None, anew=True)
+    verdicts = verify(kernels, [dtype] if dtype else DTYPES, folder, say, FEW if quick else None, anew=True)
     return [entry(name, op, kernels, [v for v in verdicts if v.op == name]) for name, op in OPS.items()]
 
 

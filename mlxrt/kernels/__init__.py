@@ -6,6 +6,7 @@ from .codes import Codes, coded_down, coded_gate_up, coded_rows, coded_unpack
 from .embed import embed_rows
 from .experts import expert_down, expert_gate_up
 from .greedy import greedy
+from .grouped import grouped_product, mix, order_pairs
 from .heads import Heads, Pages
 from .kernels import MODES, PLAIN, Gpu, Kernels, backend, gpu_of
 from .matmul import matmul
@@ -44,8 +45,11 @@ __all__ = [
     "expert_gate_up",
     "gpu_of",
     "greedy",
+    "grouped_product",
     "matmul",
     "matvec",
+    "mix",
+    "order_pairs",
     "route",
     "turn",
     "vector_rows",

@@ -328,17 +328,25 @@ def join(gpu, parts: mx.array, x: mx.array, heads, sinks: mx.array | None) -> mx
 
 
 def shape_of(rows: int, h: int, kv: int, dim: int, pages: Pages) -> tuple[int, int, int]:
-    """(query heads a threadgroup takes together, its simdgroups, parts of the keys)."""
-    group = h // kv
-    together = 1
-    while together * 2 <= min(4, group) and group % (together * 2) == 0 and rows * h // (together * 2) >= 128:
-        together *= 2
+    """(query heads a threadgroup takes together, its simdgroups, parts of the keys).
+
+    Heads that share a key head read it once if they go together; they may where enough threadgroups are left.
+    """
+    tokens, group = pages.table.shape[1] * pages.pool.shape[2], h // kv
+    for together in (4, 2, 1):
+        busy = rows * h // together
+        splits = parts_of(tokens, busy)
+        if together == 1 or (group % together == 0 and busy * splits >= 128):
+            break
     simdgroups = 16 if together == 1 and dim <= 128 else 8
     while simdgroups * together * dim * 4 > 20480:
         simdgroups //= 2
-    tokens = pages.table.shape[1] * pages.pool.shape[2]
-    busy = rows * h // together
+    return together, simdgroups, splits
+
+
+def parts_of(tokens: int, busy: int) -> int:
+    """Parts of 1,024 keys at least, until the device is full."""
     splits = 1
     while tokens > 1024 * splits and busy * splits < 528 and splits < 64:
         splits *= 2
-    return together, simdgroups, splits
+    return splits

@@ -74,11 +74,12 @@ FN void multiply2(Tile<float>& d0, Tile<float>& d1, Tile<__nv_bfloat16>& l0, Til
         : "+f"(d0.e[0]), "+f"(d0.e[1]), "+f"(d1.e[0]), "+f"(d1.e[1])
         : "r"(tile_bits(l0.e[0], l0.e[1])), "r"(tile_bits(l1.e[0], l1.e[1])), "r"(tile_bits(r.e[0], r.e[1])));
 }
-// Sixteen right tiles at once: a lane's numbers lie next to each other in one row of x, 32 of them.
-template <typename T> FN void right16(const T* x, uint stride, uint rows, uint lane, Tile<T> (&t)[16]) {
-    uint m = lane >> 2; const uint4* p = (const uint4*)(x + m * stride + (lane & 3u) * 32);
+// Sixteen right tiles at once: a lane's numbers lie next to each other in one row of x, 32 of them. Column
+// right_col(lane, i) of the tiles begins at x[from[i]], or is zero where it is not live; here both are the same one.
+template <typename T> FN void right16(const T* x, const uint (&from)[2], const bool (&live)[2], uint lane, Tile<T> (&t)[16]) {
+    const uint4* p = (const uint4*)(x + from[0] + (lane & 3u) * 32);
     for (int c = 0; c < 4; c++) {
-        uint4 v = m < rows ? p[c] : make_uint4(0u, 0u, 0u, 0u);
+        uint4 v = live[0] ? p[c] : make_uint4(0u, 0u, 0u, 0u);
         *(uint*)(&t[4 * c].e[0]) = v.x; *(uint*)(&t[4 * c + 1].e[0]) = v.y;
         *(uint*)(&t[4 * c + 2].e[0]) = v.z; *(uint*)(&t[4 * c + 3].e[0]) = v.w;
     }

@@ -17,72 +17,84 @@ from .packing import READ, Matrix
 MANY = 64  # rows of x up to which this is the faster way
 
 # Simdgroups are RG groups of rows by KS parts of k. A simdgroup makes two 8-row tiles; with PAIR gates and their ups.
+# GROUPED: y is a row of the grid, an expert, whose part of `order` names the rows of y it makes, a few at a time; each
+# reads a row of x, which C of them share.
 BODY = r"""
     uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
-    uint t = thread_position_in_threadgroup.x;
+    uint t = thread_position_in_threadgroup.x; uint expert = GROUPED ? threadgroup_position_in_grid.y : 0u;
     uint rg = sg / uint(KS); uint ks = sg % uint(KS); uint one = lift_of<BITS>(threadgroup_position_in_grid.z);
     uint tile = threadgroup_position_in_grid.x * uint(RG) + rg;
     threadgroup float part[RG][KS][16][MT * 8];
     uint row[2];
     row[0] = (PAIR ? tile * 8 : tile * 16) + left_row(lane, 0);
     row[1] = PAIR ? row[0] + uint(O) : row[0] + 8;
-    uint last = uint(PAIR ? 2 * O - 1 : O - 1);
-    row[0] = metal::min(row[0], last); row[1] = metal::min(row[1], last);
+    uint last = uint(PAIR ? 2 * O - 1 : O - 1); uint base = expert * (last + 1);
+    row[0] = base + metal::min(row[0], last); row[1] = base + metal::min(row[1], last);
     uint quarter = left_col(lane, 0) / 2;
-    Tile<float> acc[2][MT];
-    #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        #pragma unroll
-        for (int m = 0; m < MT; m++) { set<float>(acc[r][m], 0, 0.0f); set<float>(acc[r][m], 1, 0.0f); }
-    }
-    for (uint k = ks * 128; k < uint(K); k += uint(KS) * 128) {
-        uint mine = k + quarter * 32;
-        Tile<T> left[2][16];
-        #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            uint p[BITS]; load_words<BITS>(w, (row[r] * K + mine) / 32, p);
-            float scale = scale_at<FORM>(s, (row[r] * K + mine) / GROUP);
-            float zero = zero_at<FORM, BITS>(z, (row[r] * K + mine) / GROUP, scale);
-            #pragma unroll
-            for (int n = 0; n < 32; n++) {
-                set<T>(left[r][n / 2], n % 2, static_cast<T>(number<FORM, BITS>(p, n, one) * scale + zero));
-            }
-        }
-        #pragma unroll
-        for (int m = 0; m < MT; m++) {
-            Tile<T> right[16];
-            right16<T>(x + m * 8 * K + k, K, uint(M - m * 8), lane, right);
-            #pragma unroll
-            for (int j = 0; j < 16; j++) multiply2(acc[0][m], acc[1][m], left[0][j], left[1][j], right[j]);
-        }
-    }
-    #pragma unroll
-    for (int r = 0; r < 2; r++) {
+    uint begin = GROUPED ? uint(bounds[expert]) : 0u; uint count = GROUPED ? uint(bounds[expert + 1]) - begin : uint(M);
+    for (uint c0 = 0; c0 < count; c0 += 8 * MT) {
+        Tile<float> acc[2][MT]; uint from[MT][2]; bool live[MT][2];
         #pragma unroll
         for (int m = 0; m < MT; m++) {
             #pragma unroll
             for (uint i = 0; i < 2; i++) {
-                part[rg][ks][r * 8 + sum_row(lane, i)][m * 8 + sum_col(lane, i)] = at<float>(acc[r][m], i);
+                uint c = c0 + 8 * m + right_col(lane, i); live[m][i] = c < count; c = metal::min(c, count - 1);
+                from[m][i] = (GROUPED ? uint(order[begin + c]) / uint(C) : c) * uint(K);
+            }
+            #pragma unroll
+            for (int r = 0; r < 2; r++) { set<float>(acc[r][m], 0, 0.0f); set<float>(acc[r][m], 1, 0.0f); }
+        }
+        for (uint k = ks * 128; k < uint(K); k += uint(KS) * 128) {
+            uint mine = k + quarter * 32;
+            Tile<T> left[2][16];
+            #pragma unroll
+            for (int r = 0; r < 2; r++) {
+                uint p[BITS]; load_words<BITS>(w, (row[r] * K + mine) / 32, p);
+                float scale = scale_at<FORM>(s, (row[r] * K + mine) / GROUP);
+                float zero = zero_at<FORM, BITS>(z, (row[r] * K + mine) / GROUP, scale);
+                #pragma unroll
+                for (int n = 0; n < 32; n++) {
+                    set<T>(left[r][n / 2], n % 2, static_cast<T>(number<FORM, BITS>(p, n, one) * scale + zero));
+                }
+            }
+            #pragma unroll
+            for (int m = 0; m < MT; m++) {
+                Tile<T> right[16];
+                right16<T>(x + k, from[m], live[m], lane, right);
+                #pragma unroll
+                for (int j = 0; j < 16; j++) multiply2(acc[0][m], acc[1][m], left[0][j], left[1][j], right[j]);
             }
         }
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    const int OUTS = PAIR ? 8 : 16;
-    for (uint i = t; i < uint(RG * OUTS * M); i += uint(RG * KS * 32)) {
-        uint r = i % OUTS; uint g = i / OUTS % RG; uint m = i / (OUTS * RG);
-        uint o = (threadgroup_position_in_grid.x * RG + g) * OUTS + r;
-        if (o < uint(O)) {
-            float a = 0.0f; float u = 0.0f;
-            for (int c = 0; c < KS; c++) { a += part[g][c][r][m]; if (PAIR) u += part[g][c][(r + 8) % 16][m]; }
-            if (BIAS) { a += float(bias[o]); if (PAIR) u += float(bias[O + o]); }
-            if (PAIR) { a = gated<ACT>(a, u); }
-            else if (ACT > 0) { a = gated<ACT>(a, TIMES ? float(other[m * O + o]) : 1.0f); }
-            if (RES) a += float(other[m * O + o]);
-            y[m * O + o] = static_cast<T>(a);
+        #pragma unroll
+        for (int r = 0; r < 2; r++) {
+            #pragma unroll
+            for (int m = 0; m < MT; m++) {
+                #pragma unroll
+                for (uint i = 0; i < 2; i++) {
+                    part[rg][ks][r * 8 + sum_row(lane, i)][m * 8 + sum_col(lane, i)] = at<float>(acc[r][m], i);
+                }
+            }
         }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        const int OUTS = PAIR ? 8 : 16; uint here = metal::min(count - c0, uint(8 * MT));
+        for (uint i = t; i < uint(RG * OUTS) * here; i += uint(RG * KS * 32)) {
+            uint r = i % OUTS; uint g = i / OUTS % RG; uint m = i / (OUTS * RG);
+            uint o = (threadgroup_position_in_grid.x * RG + g) * OUTS + r;
+            if (o < uint(O)) {
+                float a = 0.0f; float u = 0.0f;
+                for (int c = 0; c < KS; c++) { a += part[g][c][r][m]; if (PAIR) u += part[g][c][(r + 8) % 16][m]; }
+                if (BIAS) { a += float(bias[base + o]); if (PAIR) u += float(bias[base + O + o]); }
+                uint to = GROUPED ? uint(order[begin + c0 + m]) : m;
+                if (PAIR) { a = gated<ACT>(a, u); }
+                else if (ACT > 0) { a = gated<ACT>(a, TIMES ? float(other[to * O + o]) : 1.0f); }
+                if (RES) a += float(other[to * O + o]);
+                y[to * O + o] = static_cast<OUT>(a);
+            }
+        }
+        if (GROUPED) threadgroup_barrier(mem_flags::mem_threadgroup);
     }
 """
-MATMUL = Source("mlxrt_matmul", ("x", "w", "s", "z", "bias", "other"), ("y",), BODY, READ + ACTIVATE)
+MATMUL = Source("mlxrt_matmul", ("x", "w", "s", "z", "bias", "other", "order", "bounds"), ("y",), BODY, READ + ACTIVATE)
 
 
 def matmul_cases(dtype: mx.Dtype) -> Iterator[Case]:
@@ -140,12 +152,15 @@ def launch(gpu, x, matrix, bias=None, activation=None, pair=False, times=None, r
     other = times if times is not None else residual
     [y] = gpu(
         MATMUL,
-        [x, *matrix.inputs(), bias, other],
+        [x, *matrix.inputs(), bias, other, None, None],
         math.ceil(rows / (groups * (8 if pair else 16))),
         32 * groups * parts,
         [((m, rows), x.dtype)],
         T=x.dtype,
+        OUT=x.dtype,
         M=m,
+        C=1,
+        GROUPED=False,
         MT=tiles,
         K=matrix.width,
         O=rows,

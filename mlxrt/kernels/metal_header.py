@@ -23,13 +23,14 @@ FN void multiply2(thread Tile<float>& d0, thread Tile<float>& d1, thread Tile<T>
     metal::simdgroup_multiply_accumulate(d0.m, l0.m, r.m, d0.m);
     metal::simdgroup_multiply_accumulate(d1.m, l1.m, r.m, d1.m);
 }
-// Sixteen right tiles at once. Rows 2q and 2q + 1 of tile j are numbers 32q + 2j and 32q + 2j + 1 of a row of x.
+// Sixteen right tiles at once. Rows 2q and 2q + 1 of tile j are numbers 32q + 2j and 32q + 2j + 1 of a row of x: that of
+// column right_col(lane, i) begins at x[from[i]], or is zero where it is not live.
 template <typename T>
-FN void right16(const device T* x, uint stride, uint rows, uint lane, thread Tile<T> (&t)[16]) {
+FN void right16(const device T* x, const thread uint (&from)[2], const thread bool (&live)[2], uint lane, thread Tile<T> (&t)[16]) {
     for (uint i = 0; i < 2; i++) {
-        uint m = right_col(lane, i); uint k = right_row(lane, i);
+        uint k = right_row(lane, i);
         for (uint j = 0; j < 16; j++) {
-            t[j].m.thread_elements()[i] = m < rows ? x[m * stride + (k / 2) * 32 + 2 * j + k % 2] : T(0);
+            t[j].m.thread_elements()[i] = live[i] ? x[from[i] + (k / 2) * 32 + 2 * j + k % 2] : T(0);
         }
     }
 }

@@ -8,12 +8,13 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..kernels import Matrix, expert_down, expert_gate_up, route
+from ..kernels import Matrix, expert_down, expert_gate_up, grouped_product, mix, order_pairs, route
 from ..kernels.experts import MANY as FEW_TOKENS
 from . import coded
 from .base import Computing, Fusible
 from .product import matrix_of
 
+GROUPED = 8  # tokens from which an expert is likely to have more than one of them
 MANY = 64  # (token, expert) pairs from which sorting them by expert pays: each matrix is then read once
 
 
@@ -165,11 +166,25 @@ class Experts(Fusible):
             stacks = self.gate_proj, self.up_proj, self.down_proj
             return coded.launch(stacks, h, experts, weights, self.kernel, residual)
         first, last = self.gate_up_proj, self.down_proj
+        if x.shape[0] >= GROUPED and not any(grouped_product.refuses(x, stack_of(m)) for m in (first, last)):
+            return self.launch_grouped(x if norm is None else norm(x), experts, weights, residual)
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         what = {"matrix": stack_of(first), "activation": self.kernel, "norm": weight, "eps": eps}
         h = self.kernels.run(expert_gate_up, x=x, experts=experts, bias=first.get("bias"), **what)
         where = {"experts": experts, "weights": weights, "bias": last.get("bias"), "residual": residual}
         return self.kernels.run(expert_down, x=h, matrix=stack_of(last), **where)
+
+    def launch_grouped(self, x, experts, weights, residual):
+        """Every expert once for all of its tokens."""
+        first, last, run = stack_of(self.gate_up_proj), stack_of(self.down_proj), self.kernels.run
+        assert first is not None and last is not None
+        order, bounds = run(order_pairs, experts=experts, count=first.weight.shape[0])
+        where = {"experts": experts, "order": order, "bounds": bounds}
+        what = {"matrix": first, "each": experts.shape[1], "activation": self.kernel, "pair": True, "dtype": x.dtype}
+        h = run(grouped_product, x=x, bias=self.gate_up_proj.get("bias"), **where, **what)
+        what = {"matrix": last, "each": 1, "dtype": mx.float32, "bias": self.down_proj.get("bias")}
+        parts = run(grouped_product, x=h, **where, **what)
+        return run(mix, parts=parts, weights=weights, dtype=x.dtype, residual=residual)
 
     def each(self, x: mx.array, experts: mx.array, *, ordered: bool) -> mx.array:
         if "gate_up_proj" in self:

@@ -83,6 +83,18 @@ def many_heads(dtype: mx.Dtype) -> Iterator[Case]:
         yield Case(name, {"qkv": normal(dtype, rows, width * dim)}, options)
 
 
+def long_rows(dtype: mx.Dtype) -> Iterator[Case]:
+    """Heads that share a key head go together, and the keys are split all the same."""
+    for rows, queries, keys, blocks, start in ((1, 8, 2, 2048, 61000), (4, 4, 2, 512, 7001)):
+        dim, size = 64, 32
+        table = mx.random.permutation(mx.arange(1, 65)).astype(mx.int32)  # the same few blocks over and over
+        table = mx.broadcast_to(mx.tile(table, blocks // 64), (rows, blocks))
+        where = mx.array([[0, start + 13 * r, 7] for r in range(rows)])
+        pages = Pages(normal(dtype, 65, 2 * keys, size, dim), normal(dtype, rows, 2 * keys, 32, dim), table, where)
+        options = {"heads": Heads(queries, keys, dim), "pages": pages, "scale": 0.125}
+        yield Case(f"{rows} rows of {start}", {"qkv": normal(dtype, rows, (queries + 2 * keys) * dim)}, options)
+
+
 def tall_experts(dtype: mx.Dtype) -> Iterator[Case]:
     experts = mx.array([[2, 0], [1, 1]], mx.uint32)
     arrays = {"x": normal(dtype, 2, 32), "experts": experts}
@@ -99,7 +111,7 @@ MORE = {"matvec": (strong_gates, wide), "attend_pages": (one_norm,)}
 WIDE = {
     "matvec": (tall,),
     "matmul": (tall_tiles,),
-    "attend_pages": (many_heads,),
+    "attend_pages": (many_heads, long_rows),
     "expert_gate_up": (tall_experts,),
     "expert_down": (tall_downs,),
 }

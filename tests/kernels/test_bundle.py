@@ -104,7 +104,7 @@ def test_ops_read_bundles_as_they_read_arrays(name, dtype):
         assert sum(sim.inputs) < sum(apart)
         assert not sim.errors()
         tried += 1
-    assert tried or not cases or name in ("add_norm", "greedy", "turn")
+    assert tried or not cases or name in ("add_norm", "greedy", "turn", "mix", "order_pairs")
 
 
 def test_a_matrix_in_a_bundle_is_one_input():

@@ -1,0 +1,182 @@
+"""The experts of many tokens: pairs of token and expert are put in order, so that every expert is read once for all of
+its tokens and multiplied by matrix units.
+
+Four launches: the order, gates and ups, downs, and each token's weighted sum.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+
+from .experts import gathered, stack
+from .matmul import MATMUL, split
+from .matmul import refuses as matmul_refuses
+from .matvec import activate, after
+from .op import Case, Source, op
+
+MOST = 2048  # pairs: they lie in threadgroup memory while they are put in order
+SIZE = 256
+
+ORDER = Source(
+    "mlxrt_order_pairs",
+    ("experts",),
+    ("order", "bounds"),
+    r"""
+    uint t = thread_position_in_threadgroup.x;
+    threadgroup uint ids[P]; threadgroup uint starts[E + 1];
+    for (uint i = t; i < uint(P); i += uint(SIZE)) ids[i] = uint(experts[i]);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    // One thread an expert: how many pairs those before it have, then its own in the order they come.
+    for (uint e = t; e <= uint(E); e += uint(SIZE)) {
+        uint before = 0;
+        for (uint i = 0; i < uint(P); i++) before += ids[i] < e ? 1 : 0;
+        starts[e] = before; bounds[e] = before;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint e = t; e < uint(E); e += uint(SIZE)) {
+        uint at = starts[e];
+        for (uint i = 0; at < starts[e + 1]; i++) {
+            if (ids[i] == e) { order[at] = i; at++; }
+        }
+    }
+""",
+)
+MIX = Source(
+    "mlxrt_mix",
+    ("parts", "weights", "residual"),
+    ("y",),
+    r"""
+    uint i = threadgroup_position_in_grid.x * uint(SIZE) + thread_position_in_threadgroup.x;
+    if (i < uint(N * O)) {
+        uint n = i / O; float a = RES ? float(residual[i]) : 0.0f;
+        for (uint c = 0; c < uint(C); c++) a += float(weights[n * C + c]) * parts[(n * C + c) * O + i % O];
+        y[i] = static_cast<T>(a);
+    }
+""",
+)
+
+
+def order_cases(dtype: mx.Dtype) -> Iterator[Case]:
+    for rows, k, count in [(1, 1, 1), (5, 2, 8), (33, 4, 300), (64, 8, 128)]:
+        mx.random.seed(rows)
+        experts = mx.random.randint(0, count, (rows, k)).astype(mx.uint32)
+        yield Case(f"{rows} x {k} of {count}", {"experts": experts}, {"count": count})
+
+
+@op(order_cases)
+def order_pairs(experts, count):
+    """experts [N, k] -> (pairs in the order of their experts [N k], where each expert's begin [count + 1])."""
+    flat = experts.flatten()
+    bounds = (flat[None] < mx.arange(count + 1)[:, None]).sum(axis=1)
+    place = flat.astype(mx.int64) * flat.size + mx.arange(flat.size)  # argsort alone does not promise to be stable
+    return mx.argsort(place).astype(mx.uint32), bounds.astype(mx.uint32)
+
+
+@order_pairs.kernel(ORDER, refuses=lambda experts, count: f"{experts.size} pairs" if experts.size > MOST else None)
+def launch_order(gpu, experts, count):
+    outputs = [((experts.size,), mx.uint32), ((count + 1,), mx.uint32)]
+    order, bounds = gpu(ORDER, [experts], 1, SIZE, outputs, P=experts.size, E=count, SIZE=SIZE)
+    return order, bounds
+
+
+def product_cases(dtype: mx.Dtype) -> Iterator[Case]:
+    shapes: list[tuple[Any, ...]] = [
+        (5, 2, 4, 128, 24, "affine", {"pair": True, "activation": "silu"}),
+        (12, 2, 3, 384, 40, "affine", {"down": True}),  # more pairs for an expert than a tile has columns
+        (9, 3, 5, 256, 19, "mxfp4", {"pair": True, "activation": "clamped", "bias": True}),
+        (6, 1, 2, 128, 33, "mxfp4", {"down": True, "bias": True}),
+    ]
+    for rows, k, count, width, outs, mode, extra in shapes:
+        mx.random.seed(width + outs)
+        total = outs * 2 if extra.get("pair") else outs
+        experts = mx.random.randint(0, count, (rows, k)).astype(mx.uint32)
+        order, bounds = order_pairs.reference(experts, count)
+        each = 1 if extra.get("down") else k
+        arrays = {"x": mx.random.normal((rows * k // each, width)).astype(dtype)}
+        arrays |= {"experts": experts, "order": order, "bounds": bounds}
+        if extra.get("bias"):
+            arrays["bias"] = mx.random.normal((count, total)).astype(dtype)
+        options = {"matrix": stack(count, total, width, mode, dtype), "each": each, "pair": bool(extra.get("pair"))}
+        options |= {"activation": extra.get("activation"), "dtype": mx.float32 if extra.get("down") else dtype}
+        yield Case(f"{mode} {k} of {count} [{total}, {width}], {rows} tokens", arrays, options)
+
+
+@op(product_cases)
+def grouped_product(x, experts, order, bounds, matrix, each, dtype, activation=None, pair=False, bias=None):
+    """[N k, O]: every pair's expert times its row of x, which `each` pairs share; activated, of gate times up."""
+    rows, chosen = x[mx.arange(experts.size) // each], experts.reshape(-1, 1)
+    y = gathered(matrix, rows[:, None], chosen)[:, 0]
+    if bias is not None:
+        y = y + bias[chosen[:, 0]]
+    if activation is not None:
+        y = activate(activation, *mx.split(y, 2, axis=-1)) if pair else activate(activation, y, None)
+    return y.astype(dtype)
+
+
+def refuses(x, matrix, **rest) -> str | None:
+    if matrix.weight.shape[0] * matrix.rows * matrix.width >= 1 << 32:
+        return "a stack of 2^32 numbers or more"
+    return matmul_refuses(x, matrix)
+
+
+@grouped_product.kernel(MATMUL, refuses=refuses)
+def launch_product(gpu, x, experts, order, bounds, matrix, each, dtype, activation=None, pair=False, bias=None):
+    rows, count = matrix.rows // 2 if pair else matrix.rows, matrix.weight.shape[0]
+    groups, parts = split(8192, matrix.width, 1)
+    [y] = gpu(
+        MATMUL,
+        [x, *matrix.inputs(), bias, None, order, bounds],
+        (math.ceil(rows / (groups * (8 if pair else 16))), count, 1),
+        32 * groups * parts,
+        [((experts.size, rows), dtype)],
+        T=x.dtype,
+        OUT=dtype,
+        M=0,
+        C=each,
+        GROUPED=True,
+        MT=1,
+        K=matrix.width,
+        O=rows,
+        RG=groups,
+        KS=parts,
+        **matrix.constants(),
+        **after(bias, activation, pair, None, None),
+    )
+    return y
+
+
+def mix_cases(dtype: mx.Dtype) -> Iterator[Case]:
+    for rows, k, outs, more in [(1, 1, 8, False), (3, 4, 100, True), (9, 8, 33, False)]:
+        mx.random.seed(outs)
+        arrays = {"parts": mx.random.normal((rows * k, outs)), "weights": mx.random.uniform(0, 1, (rows, k))}
+        if more:
+            arrays["residual"] = mx.random.normal((rows, outs)).astype(dtype)
+        yield Case(f"{rows} x {k} of {outs}", arrays, {"dtype": dtype})
+
+
+@op(mix_cases)
+def mix(parts, weights, dtype, residual=None):
+    """parts [N k, O] float32, weights [N, k] -> [N, O]: each token's sum; + residual."""
+    y = (parts.reshape(*weights.shape, -1) * weights[..., None]).sum(axis=1)
+    return (y if residual is None else residual.astype(mx.float32) + y).astype(dtype)
+
+
+@mix.kernel(MIX)
+def launch_mix(gpu, parts, weights, dtype, residual=None):
+    (rows, k), outs = weights.shape, parts.shape[1]
+    [y] = gpu(
+        MIX,
+        [parts, weights, residual],
+        math.ceil(rows * outs / SIZE),
+        SIZE,
+        [((rows, outs), dtype)],
+        T=dtype,
+        N=rows,
+        C=k,
+        O=outs,
+        SIZE=SIZE,
+        RES=residual is not None,
+    )
+    return y
