@@ -4,6 +4,7 @@ An exception in the middle of a step would leave the engine's books half written
 it could not be trusted.
 """
 
+import _signal  # what `signal` wraps: its names make an enum of every handler, which is a tenth of a step's Python
 import signal
 import threading
 from collections.abc import Callable
@@ -19,12 +20,12 @@ class Interrupt:
         self._before: Any = None
 
     def __enter__(self) -> Self:
-        self._before = signal.signal(signal.SIGINT, self._hear)
+        self._before = _signal.signal(signal.SIGINT, self._hear)
         return self
 
     def __exit__(self, *_) -> None:
         if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+            _signal.signal(signal.SIGINT, self._before)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self.asked or not self._patient():
@@ -40,6 +41,6 @@ class StepInterrupt(Interrupt):
 
     def __enter__(self) -> Self:
         main = threading.current_thread() is threading.main_thread()  # the only one that can hear it
-        if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        if main and _signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             super().__enter__()
         return self

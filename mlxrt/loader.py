@@ -15,7 +15,7 @@ from .config import EngineConfig
 from .engine import Engine, Source
 from .errors import NoTokenizer
 from .kernels import Kernels, backend, gpu_of
-from .kernels.verdict import verify
+from .kernels.verdict import when_used
 from .models import CausalLM, find
 from .request import EngineEvent
 from .text import Tokenizer
@@ -126,18 +126,12 @@ def shaped(shape: Shape, config: EngineConfig, say: Say) -> CausalLM:
 
 def finish(model: CausalLM, config: EngineConfig, say: Say) -> CausalLM:
     kernels = Kernels(config.kernels, gpu_of(backend()), say)
-    verify(kernels, computed_in(model), cache_root() / "kernels", say)
+    when_used(kernels, cache_root() / "kernels", say)
     model.fuse(kernels)
     if device.kind() == "cpu":
         turn(model)
     mx.eval(model.parameters())
     return model
-
-
-def computed_in(model: CausalLM) -> list[str]:
-    """The floats a model's arrays are of."""
-    found: Any = tree_flatten(model.parameters())
-    return [name for name, dtype in DTYPES.items() if any(array.dtype == dtype for _, array in found)]
 
 
 def turn(model: CausalLM) -> None:

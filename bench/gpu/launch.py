@@ -24,7 +24,8 @@ SIZE = 128 * 128
 def kernel(inputs, number, outputs=1, spin=0):
     names = ["a"] + [f"w{i}" for i in range(inputs - 1)]
     out = ["out", "more"][:outputs]
-    text = f"unsigned i = blockIdx.x * blockDim.x + threadIdx.x; float v = {' + '.join(f'{n}[i]' for n in names)};"
+    read = " + ".join(f"{n}[i]" if n != "w1" else "w1[i % 64]" for n in names)
+    text = f"unsigned i = blockIdx.x * blockDim.x + threadIdx.x; float v = {read};"
     text += " ".join(f"{name}[i] = v + {number};" for name in out)
     if spin:
         text = f"long long began = clock64(); while (clock64() - began < {spin}) {{}} " + text
@@ -61,21 +62,22 @@ def device(make):
     return statistics.median(spent[1::2]) - statistics.median(spent[::2])
 
 
-def measure(length, inputs, *, several=False, tails=False, big=SIZE, spin=0, turns=1):
+def measure(length, inputs, *, several=False, tails=False, big=SIZE, spin=0, turns=1, host=None):
     """`inputs` of each kernel, in turn; `several`: each of those is another one; `tails`: the second of them also takes
     and makes a state, as attention does; `big`: inputs' numbers, of which a kernel reads only the first; `turns`: as
-    many steps that are not quite alike take turns, so that MLX does not launch a graph again that may still run."""
+    many steps that are not quite alike take turns, so that MLX does not launch a graph again that may still run;
+    `host`: every second kernel of a layer reads an array made of Python numbers for this step, as it is or moved."""
     layers = length // len(inputs)
     calls = [kernel(n, i if several else 0, 2 if tails and i == 1 else 1, spin) for i, n in enumerate(inputs)]
     weights = [[[mx.zeros(big) for _ in range(n - 1)] for n in inputs] for _ in range(layers)]
     mx.eval(weights)
 
-    def chain(more, x, states):
+    def chain(more, x, states, given):
         new = []
         for layer, held in enumerate(weights):
             for i, (call, w) in enumerate(zip(calls, held)):
                 if tails and i == 1:
-                    x, state = call(x, states[layer], *w[1:])
+                    x, state = call(x, states[layer], *(w[1:] if given is None else [given, *w[2:]]))
                     new.append(state)
                 else:
                     [x] = call(x, *w)
@@ -87,7 +89,8 @@ def measure(length, inputs, *, several=False, tails=False, big=SIZE, spin=0, tur
     number = count()
 
     def step(x, states):
-        return steps[next(number) % turns](x, states)
+        given = None if host is None else mx.array([float(i) for i in range(64)])
+        return steps[next(number) % turns](x, states, given + 0 if host == "moved" else given)
 
     x, states = mx.zeros(SIZE), [mx.zeros(SIZE) for _ in range(layers)]
     for _ in range(6):
@@ -113,6 +116,7 @@ def measure(length, inputs, *, several=False, tails=False, big=SIZE, spin=0, tur
     mx.synchronize()
     us = [*map(statistics.median, zip(*spent)), (time.perf_counter() - began) / 20, device(lambda: step(x, states)[0])]
     what = f"{inputs} inputs of {big * 4 / 1e6:.2f} MB{', several kernels' * several}{', states' * tails}"
+    what += f", host's numbers {host}" if host else ""
     what += f", {spin} cycles" * bool(spin) + f", {turns} steps in turn" * (turns > 1)
     told = "replay {:.2f}, host {:.2f}, whole {:.2f}; launched ahead {:.2f}, device {:.2f}"
     print(f"{what}: us a launch: {told.format(*(1e6 * t / length for t in us))}", flush=True)
@@ -127,8 +131,10 @@ def main():
     print({k: v for k, v in os.environ.items() if k.startswith("MLX_")}, flush=True)
     for inputs in filter(None, args.inputs.split(",")):
         measure(args.length, (int(inputs),))
-    for spin in map(int, args.spin.split(",")):
-        for turns in (1, 2, 3):
+    for host in (None, "as they are", "moved"):
+        measure(args.length, LAYER, several=True, tails=True, host=host)
+    for spin in filter(None, map(int, args.spin.split(","))):
+        for turns in (1, 2):
             measure(args.length, LAYER, several=True, tails=True, spin=spin, turns=turns)
 
 

@@ -5,7 +5,7 @@ so once, with its reason; in `strict` mode it is an error.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -110,6 +110,8 @@ class Kernels:
         if mode not in MODES:
             raise BadRequest(f"kernels must be one of {', '.join(MODES)}, not {mode!r}")
         self.mode, self.gpu, self._say = mode, gpu, say
+        self.judge: Callable[[Op, str], Any] | None = None  # asked once for an op and dtype, before its first launch
+        self._judged: set[tuple[str, str]] = set()
         self.disabled: dict[str, str] = {}  # op -> why its kernel is not used on this machine
         self.used: dict[str, int] = {}  # op -> calls computed by our kernel
         self.fallbacks: dict[tuple[str, str], int] = {}  # (op, reason) -> calls computed by plain MLX instead
@@ -121,12 +123,19 @@ class Kernels:
             return op.reference(**arguments)
         if not op.pays(**arguments):
             return op.reference(**arguments)  # measured: MLX's own is faster for this shape
-        reason = self.disabled.get(op.name) or op.refuses(**arguments)
+        if not (reason := op.refuses(**arguments)):
+            self._ask(op, computed_in(arguments.values()))
+            reason = self.disabled.get(op.name)
         if reason:
             self.lack(op, reason)
             return op.reference(**arguments)
         self.used[op.name] = self.used.get(op.name, 0) + 1
         return op.launch(self.gpu, **arguments)
+
+    def _ask(self, op: Op, dtype: str) -> None:
+        if self.judge is not None and (op.name, dtype) not in self._judged:
+            self._judged.add((op.name, dtype))
+            self.judge(op, dtype)
 
     def lack(self, op: Op, reason: str) -> None:
         """An op's kernel cannot be used here: said once, or an error in strict mode."""
@@ -136,6 +145,15 @@ class Kernels:
         if key not in self.fallbacks:
             self._say(f"{op.name} runs as plain MLX: {reason}")
         self.fallbacks[key] = self.fallbacks.get(key, 0) + 1
+
+
+def computed_in(arguments: Iterable[Any]) -> str:
+    """The type a call computes in: half precision if anything in it is, else float32."""
+    for value in arguments:
+        dtype = value.dtype if isinstance(value, mx.array) else value
+        if isinstance(dtype, mx.Dtype) and dtype in (mx.float16, mx.bfloat16):
+            return "float16" if dtype == mx.float16 else "bfloat16"
+    return "float32"
 
 
 PLAIN = Kernels("reference")

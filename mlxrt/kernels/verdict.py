@@ -1,4 +1,5 @@
-"""Whether this machine computes our kernels rightly: asked once per device, system, MLX and text, then remembered.
+"""Whether this machine computes our kernels rightly: asked before an op's first launch, once per device, system, MLX
+and text, then remembered.
 
 A GPU's compiler is not ours to trust, and most machines are none we have seen. A kernel that disagrees with its op's
 meaning, does not compile, or took the process down while it was tried is disabled with a printed line; plain MLX
@@ -87,6 +88,11 @@ def examine(op: Op, gpu: Gpu, dtype: str, most: int | None = None) -> Verdict:
     return Verdict(op.name, dtype, True, worst, tried)
 
 
+def when_used(kernels: Kernels, folder: Path, say: Callable[[str], None]) -> None:
+    """Ask about each kernel before its first launch: a model uses a few of them, and compilers take their time."""
+    kernels.judge = lambda op, dtype: verify(kernels, [dtype], folder, say, ops=[op])
+
+
 class Record:
     """The verdicts of one machine, in a file. Lost or unreadable, they are asked for again."""
 
@@ -141,16 +147,19 @@ def verify(
     say: Callable[[str], None],
     most: int | None = FEW,
     anew: bool = False,
+    ops: Iterable[Op] | None = None,
 ) -> list[Verdict]:
-    """Disable what disagrees on this machine. Answers come from the record where it has them; `anew` asks again."""
+    """Disable what disagrees on this machine, of all ops or of these. Answers come from the record where it has them;
+    `anew` asks again."""
     gpu = kernels.gpu
     if gpu is None or kernels.mode == "reference":
         return []
     record = Record(folder, gpu)
-    todo = [(op, dtype) for op in with_kernels().values() for dtype in dtypes]
+    todo = [(op, dtype) for op in (with_kernels().values() if ops is None else ops) for dtype in dtypes]
     unknown = [pair for pair in todo if anew or record.find(pair[0], gpu, pair[1]) is None]
     if unknown:
-        say(f"checking {len(unknown)} kernels on {record.where['device'] or gpu.name}, once for this machine and MLX")
+        what = f"{len(unknown)} kernels" if len(unknown) > 1 else f"the kernel of {unknown[0][0].name}"
+        say(f"checking {what} on {record.where['device'] or gpu.name}, once for this machine and MLX")
     for op, dtype in unknown:
         try_out(record, op, gpu, dtype, most, say)
     verdicts = [found for op, dtype in todo if (found := record.find(op, gpu, dtype))]

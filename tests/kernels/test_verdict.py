@@ -7,8 +7,9 @@ import pytest
 
 from mlxrt.kernels import OPS, Case, Kernels, Op, Source, gpu_of
 from mlxrt.kernels import verdict as verdicts
+from mlxrt.kernels.kernels import computed_in
 from mlxrt.kernels.proof import cases_of, compare
-from mlxrt.kernels.verdict import Record, examine, verify
+from mlxrt.kernels.verdict import Record, examine, verify, when_used
 
 from ..metal_sim import Simulator
 
@@ -179,3 +180,53 @@ def test_what_would_never_be_launched_is_not_tried():
     op.pays = lambda x: False
     found = examine(op, gpu_of("metal", Simulator().metal_kernel), "float32")
     assert found.agrees and found.cases == 0
+
+
+def test_a_kernel_is_asked_about_when_it_is_first_used(two_ops, tmp_path):
+    right, wrong = toy("right", 2, TWICE), toy("wrong", 2, THRICE)
+    kernels, sim, said = machine()
+    when_used(kernels, tmp_path, said.append)
+    assert not sim.launches and not said
+    x = mx.arange(32).astype(mx.float32)
+    for _ in range(2):
+        for op in (wrong, right):
+            assert mx.array_equal(kernels.run(op, x=x), 2 * x)
+    assert [line for line in said if line.startswith("checking")] == [
+        f"checking the kernel of {name} on {Record(tmp_path, kernels.gpu).where['device'] or 'metal'}, once for this "
+        "machine and MLX"
+        for name in ("wrong", "right")
+    ]
+    assert kernels.used == {"right": 2} and list(kernels.disabled) == ["wrong"]
+    kernels.run(right, x=x.astype(mx.bfloat16))
+    assert len([line for line in said if line.startswith("checking")]) == 3  # another dtype is another question
+
+
+def test_inside_a_compiled_function(two_ops, tmp_path, monkeypatch):
+    """Tracing goes on while the kernel is tried on numbers of its own."""
+    asked, right = [], toy("right", 2, TWICE)
+    kernels, _, _ = machine()
+
+    def judge(op, dtype):
+        asked.append(examine(op, kernels.gpu, dtype))
+
+    kernels.judge = judge
+
+    def traced(x):
+        kernels._ask(right, "float32")
+        return x * 2
+
+    assert mx.array_equal(mx.compile(traced)(mx.ones(4)), 2 * mx.ones(4))
+    assert asked[0].agrees and asked[0].cases == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "dtype"),
+    [
+        ([mx.zeros(2), mx.bfloat16], "bfloat16"),
+        ([mx.zeros(2, mx.uint32), mx.zeros(2, mx.float16), mx.float32], "float16"),
+        ([mx.zeros(2), None, 3, "silu"], "float32"),
+        ([mx.zeros(2, mx.uint32)], "float32"),
+    ],
+)
+def test_what_a_call_computes_in(arguments, dtype):
+    assert computed_in(arguments) == dtype

@@ -155,7 +155,7 @@ class FullKV(LayerSpec):
         where = {"table": held((self, "table"), named), "base": held((self, "base"), first)}
         if tail is not None:  # for kernels: all they need besides the table, as one array
             start, used = tail
-            where["where"] = mx.array([[b, s, used] for b, s in zip(first, start, strict=True)])
+            where["where"] = held.resident([[b, s, used] for b, s in zip(first, start, strict=True)])
         return where | {"first": base} if alone else where
 
     def open(self, pool: Arrays, index: dict[str, Any], rows: int) -> Arrays:

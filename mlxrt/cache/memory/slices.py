@@ -98,12 +98,18 @@ class Held:
 
     def __init__(self):
         self._last: dict[object, tuple[list, mx.array]] = {}
+        self._moves = mx.default_device().type == mx.DeviceType.gpu
 
     def __call__(self, name: object, value: list) -> mx.array:
         last = self._last.get(name)
         if last is None or last[0] != value:
-            self._last[name] = last = (value, mx.array(value))
+            self._last[name] = last = (value, self.resident(value))
         return last[1]
+
+    def resident(self, value: list) -> mx.array:
+        """Where the device keeps its own: what is made of Python numbers stays the host's, for every launch that reads
+        it."""
+        return mx.array(value) + 0 if self._moves else mx.array(value)
 
 
 def table(ids: list[list[int]], rows: int, width: int) -> list[list[int]]:
