@@ -125,8 +125,9 @@ def shaped(shape: Shape, config: EngineConfig, say: Say) -> CausalLM:
 
 
 def finish(model: CausalLM, config: EngineConfig, say: Say) -> CausalLM:
-    kernels = Kernels(config.kernels, gpu_of(backend()), say)
-    when_used(kernels, cache_root() / "kernels", say)
+    folder = cache_root() / "kernels"
+    kernels = Kernels(config.kernels, gpu_of(backend(), folder=folder), say)
+    when_used(kernels, folder, say)
     model.fuse(kernels)
     if device.kind() == "cpu":
         turn(model)

@@ -18,6 +18,7 @@ from mlxrt import EngineConfig
 from mlxrt.engine import Engine, Source
 from mlxrt.kernels import Kernels, backend, gpu_of
 from mlxrt.models import find
+from mlxrt.weights.cachedir import cache_root
 from mlxrt.weights.shapes import Shape, random_weights
 
 
@@ -27,7 +28,7 @@ def build(layers):
     family = find(config)
     model = family(family.parse(config, lambda line: None))
     random_weights(model, asked.bits, mx.bfloat16, mode=asked.mode, group_size=asked.group_size)
-    model.fuse(Kernels("auto", gpu_of(backend()), print))
+    model.fuse(Kernels("auto", gpu_of(backend(), folder=cache_root() / "kernels"), print))
     mx.eval(model.parameters())
     return model
 

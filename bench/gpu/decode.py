@@ -26,6 +26,7 @@ from mlxrt import EngineConfig, Request, SamplingParams
 from mlxrt.engine import Engine, Source
 from mlxrt.kernels import Kernels, backend, gpu_of
 from mlxrt.models import find
+from mlxrt.weights.cachedir import cache_root
 from mlxrt.weights.randomise import packs
 from mlxrt.weights.shapes import Shape, random_weights
 
@@ -40,7 +41,7 @@ def build(shape, mode, context):
     random_weights(model, asked.bits, mx.bfloat16, mode=asked.mode, group_size=asked.group_size)
     arrays = tree_flatten(model.parameters())
     peer = peer_of(asked, arrays)
-    model.fuse(Kernels(mode, gpu_of(backend()), print))
+    model.fuse(Kernels(mode, gpu_of(backend(), folder=cache_root() / "kernels"), print))
     mx.eval(model.parameters())
     config = EngineConfig(max_context=context, chunk=2048, max_running=64, kernels=mode)
     return Engine(model, config, source=Source(shape), say=lambda line: None), peer

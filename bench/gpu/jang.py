@@ -23,6 +23,7 @@ from mlxrt.kernels.codes import coded_down, coded_gate_up
 from mlxrt.kernels.proof import DTYPES, cases_of, prove, truth
 from mlxrt.models.coded import CodedExpertLinear, Coding
 from mlxrt.models.moe import ExpertLinear, Experts, PackedExpertLinear
+from mlxrt.weights.cachedir import cache_root
 
 HIDDEN, INNER, USED, TOKENS = 3072, 1536, 8, 512
 MINE = ("turn", "coded_rows", "coded_gate_up", "coded_down", "coded_unpack", "vector_rows")
@@ -140,7 +141,7 @@ def main() -> int:
     if backend() == "reference":
         print("bench.gpu.jang needs a GPU", file=sys.stderr)
         return 2
-    kernels = Kernels("strict", gpu_of(backend()))
+    kernels = Kernels("strict", gpu_of(backend(), folder=cache_root() / "kernels"))
     fine = options.unproved or proven(kernels)
     mx.random.seed(0)
     coded = handed([coded_layer(options.experts, options.bits) for _ in range(options.layers)], kernels)

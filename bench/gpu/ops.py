@@ -18,6 +18,7 @@ from bench.gpu.turn import turn
 from mlxrt.kernels import OPS, Matrix, backend, gpu_of, matmul, matvec
 from mlxrt.kernels.matvec import FEW
 from mlxrt.kernels.proof import DTYPES, cases_of, prove, truth
+from mlxrt.weights.cachedir import cache_root
 
 SHAPES = ((12288, 4096), (151936, 4096), (6144, 4096), (4096, 4096), (4096, 12288), (1024, 2048), (151936, 1024))
 
@@ -101,7 +102,7 @@ def main():
     parser.add_argument("--rows", default="1,8,32", help="of x, in the speed part")
     parser.add_argument("--turn", help="measure while holding a lock on this file")
     args = parser.parse_args()
-    gpu = gpu_of(backend())
+    gpu = gpu_of(backend(), folder=cache_root() / "kernels")
     assert gpu is not None, "no GPU here"
     wrong, right = check(gpu, [name for name in args.only.split(",") if name])
     print(f"{right} cases right, {len(wrong)} wrong", flush=True)

@@ -6,11 +6,13 @@ so once, with its reason; in `strict` mode it is an error.
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from ..errors import BadRequest, NoKernel
+from . import cuda_compiler
 from .bundle import NAMES, Place, lay
 from .cuda_header import CUDA_HEADER
 from .metal_header import METAL_HEADER
@@ -99,10 +101,14 @@ def named(source: str, lines: list[str]) -> str:
     return f"{source}_of_{hashlib.sha256(''.join(lines).encode()).hexdigest()[:8]}" if lines else source
 
 
-def gpu_of(name: str, make: Factory | None = None) -> Gpu | None:
+def gpu_of(name: str, make: Factory | None = None, folder: Path | None = None) -> Gpu | None:
+    """`folder`: where kernels that take long to compile are kept for the next process."""
     if name == "metal":
         return Gpu(name, make or mx.fast.metal_kernel, METAL_HEADER)
-    return Gpu(name, make or mx.fast.cuda_kernel, CUDA_HEADER) if name == "cuda" else None
+    if name != "cuda":
+        return None
+    kept = cuda_compiler.library(folder) if folder is not None and make is None else None
+    return Gpu(name, make or kept or mx.fast.cuda_kernel, CUDA_HEADER)
 
 
 class Kernels:

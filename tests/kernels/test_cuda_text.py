@@ -3,13 +3,14 @@
 import pytest
 
 from mlxrt.kernels import OPS, gpu_of
+from mlxrt.kernels.cuda_compiler import tool
 from mlxrt.kernels.proof import cases_of
 
-from .nvrtc import Compiled, complaints, library
+from .nvrtc import Compiled, complaints
 from .test_bundle import constants, laid
 
 pytestmark = pytest.mark.skipif(
-    library() is None, reason="NVIDIA's compiler is not here: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"
+    tool() is None, reason="NVIDIA's compiler is not here: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"
 )
 
 

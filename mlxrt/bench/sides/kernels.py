@@ -21,8 +21,9 @@ class KernelBench:
         import mlx.core as mx
 
         from mlxrt.kernels import OPS, backend, gpu_of
+        from mlxrt.weights.cachedir import cache_root
 
-        self.gpu = gpu_of(backend())
+        self.gpu = gpu_of(backend(), folder=cache_root() / "kernels")
         if self.gpu is None:
             raise NoKernel("there is no GPU here: every op runs as plain MLX, nothing to compare")
         self.backend = backend()

@@ -1,0 +1,161 @@
+"""Kernels for CUDA, compiled once per machine and kept in a folder.
+
+MLX compiles a custom CUDA kernel anew in every process, and with all of its own headers: 2.5 s each, a minute or two for
+a model. It runs compiled ones just as well. The compiler is the one MLX itself uses, from the same wheels.
+"""
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+TYPES = {
+    mx.bfloat16: "__nv_bfloat16", mx.float16: "__half", mx.float32: "float", mx.uint32: "unsigned int",
+    mx.int32: "int", mx.uint8: "unsigned char", mx.int8: "signed char", mx.uint16: "unsigned short",
+    mx.int16: "short", mx.int64: "long long", mx.bool_: "bool",
+}  # fmt: skip
+INCLUDES = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
+Tool = tuple[ctypes.CDLL, Path]  # the compiler, and the folder of CUDA's headers
+
+
+@cache
+def tool() -> Tool | None:
+    """NVIDIA's run-time compiler: from its wheels, else from an installed toolkit; None where there is neither."""
+    found = importlib.util.find_spec("nvidia")
+    roots = [Path(folder) for folder in (found.submodule_search_locations or () if found else ())]
+    roots += [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    for root in [*roots, Path("/usr/local/cuda")]:
+        libraries = [p for p in sorted(root.rglob("libnvrtc.so*")) if "builtins" not in p.name and "alt" not in p.name]
+        headers = next(root.rglob("cuda_fp16.h"), None)
+        if libraries and headers:
+            try:
+                return ctypes.CDLL(str(libraries[-1])), headers.parent
+            except OSError:  # of another system: look on
+                continue
+    return None
+
+
+def cuda_text(
+    name: str,
+    inputs: Sequence[tuple[str, mx.Dtype]],
+    outputs: Sequence[tuple[str, mx.Dtype]],
+    source: str,
+    header: str,
+    template: Sequence[tuple[str, Any]],
+) -> str:
+    """A whole file: what MLX would make of the same definition, as far as our kernels can tell."""
+    constants = [
+        f"using {key} = {TYPES[value]};"
+        if isinstance(value, mx.Dtype)
+        else f"constexpr {'bool' if isinstance(value, bool) else 'int'} {key} = {str(value).lower()};"
+        for key, value in template
+    ]
+    takes = [f"const {TYPES[dtype]}* {n}" for n, dtype in inputs] + [f"{TYPES[dtype]}* {n}" for n, dtype in outputs]
+    body = "\n".join([*constants, source])
+    return f'{INCLUDES}{header}\nextern "C" __global__ void {name}({", ".join(takes)}) {{\n{body}\n}}\n'
+
+
+def compiled(text: str, architecture: str) -> bytes:
+    """Machine code for such a device; RuntimeError with what the compiler said against the text."""
+    there = tool()
+    if there is None:
+        raise RuntimeError("NVIDIA's compiler is not here: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime")
+    nvrtc, headers = there
+    program = ctypes.c_void_p()
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
+    try:
+        said = (f"--gpu-architecture={architecture}", f"-I{headers}", "--std=c++17", "-default-device")
+        options = (ctypes.c_char_p * len(said))(*(option.encode() for option in said))
+        if nvrtc.nvrtcCompileProgram(program, len(said), options):
+            raise RuntimeError(got(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode())
+        return got(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def got(size_of: Any, read: Any, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    size_of(program, ctypes.byref(size))
+    out = ctypes.create_string_buffer(size.value)
+    read(program, out)
+    return out.raw.rstrip(b"\0") if size_of.__name__.endswith("LogSize") else out.raw
+
+
+class Library:
+    """Compiled kernels in a folder, by their text. Stands where mx.fast.cuda_kernel would."""
+
+    def __init__(self, folder: Path, architecture: str, run: Callable[..., Any] | None = None):
+        self.folder, self.architecture = folder / architecture, architecture
+        self.run = run or mx.fast.precompiled_cuda_kernel
+        self._ready: dict[str, tuple[str, bytes]] = {}  # by text: the kernel's name and its code
+
+    def __call__(
+        self, name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, header: str = ""
+    ) -> Callable[..., list[mx.array]]:
+        def launch(*, inputs, grid, threadgroup, output_shapes, output_dtypes, template=()) -> list[mx.array]:
+            takes = [(n, a.dtype) for n, a in zip(input_names, inputs, strict=True)]
+            gives = list(zip(output_names, output_dtypes, strict=True))
+            own, code = self.find(cuda_text("NAME", takes, gives, source, header, list(template)), name)
+            return self.run(
+                name=own,
+                compiled_source=code,
+                inputs=inputs,
+                output_shapes=output_shapes,
+                output_dtypes=output_dtypes,
+                scalars=[],
+                grid=grid,
+                threadgroup=threadgroup,
+                ensure_row_contiguous=True,
+            )
+
+        return launch
+
+    def find(self, text: str, name: str) -> tuple[str, bytes]:
+        """Its name, which no other text has, and its code: from the folder, else compiled now."""
+        if text not in self._ready:
+            own = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+            path = self.folder / f"{own}.cubin"
+            try:
+                code = path.read_bytes()
+            except OSError:
+                code = compiled(text.replace(" NAME(", f" {own}("), self.architecture)
+                keep(path, code)
+            self._ready[text] = own, code
+        return self._ready[text]
+
+
+def keep(path: Path, code: bytes) -> None:
+    """The whole file or none. A folder that cannot be written costs time only: the next process compiles again."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, partial = tempfile.mkstemp(prefix=".partial-", dir=path.parent)
+        with open(handle, "wb") as out:
+            out.write(code)
+        os.replace(partial, path)
+    except OSError:
+        return
+
+
+def library(folder: Path) -> Library | None:
+    """Where compiled kernels are found to run here, by one that is tried; None: leave compiling to MLX."""
+    architecture = str(mx.device_info().get("architecture", ""))
+    if tool() is None or not architecture.startswith("sm_"):
+        return None
+    made = Library(folder, architecture)
+    trial = made("mlxrt_trial", ["x"], ["y"], "y[threadIdx.x] = x[threadIdx.x] + N;")
+    x = mx.arange(32).astype(mx.float32)
+    try:
+        [y] = trial(
+            inputs=[x], grid=(32, 1, 1), threadgroup=(32, 1, 1), output_shapes=[(32,)], output_dtypes=[mx.float32],
+            template=[("N", 3)],
+        )  # fmt: skip
+        return made if mx.array_equal(y, x + 3) else None
+    except (RuntimeError, ValueError):  # an MLX, driver or compiler it does not work with
+        return None
