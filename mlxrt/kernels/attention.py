@@ -105,31 +105,33 @@ APPEND = r"""
 REST = r"""
     const int LK = D / 16; const int KPS = 32 / LK;
     uint part = lane % LK; int mine = int(lane) / LK;
-    float q[HG][16]; float m[HG]; float l[HG]; float a[HG][16];
+    float q[HG][16]; float all[HG]; float m[HG]; float l[HG]; float a[HG][16]; float base[HG];
     #pragma unroll
     for (int g = 0; g < HG; g++) {
-        m[g] = -1e30f; l[g] = 0.0f;
+        m[g] = -1e30f; l[g] = 0.0f; all[g] = 0.0f; base[g] = 0.0f;
         #pragma unroll
-        for (int i = 0; i < 16; i++) { q[g][i] = vecs[g][part * 16 + i] * as_type<float>(uint(SCALE)); a[g][i] = 0.0f; }
+        for (int i = 0; i < 16; i++) {
+            q[g][i] = vecs[g][part * 16 + i] * as_type<float>(uint(SCALE)); all[g] += q[g][i]; a[g][i] = 0.0f;
+        }
     }
     for (int k0 = from + int(sg) * KPS * U; k0 < to; k0 += SG * KPS * U) {
-        float kk[U][16]; float vv[U][16];
+        float kk[U][16]; float vv[U][16]; float2 kf[U]; float2 vf[U]; bool live[U];
         #pragma unroll
         for (int u = 0; u < U; u++) {
-            int p = k0 + u * KPS + mine; int at = p < to ? p : k0;
+            int p = k0 + u * KPS + mine; live[u] = p < to; int at = live[u] ? p : k0;
             READ_KEYS
         }
         #pragma unroll
-        for (int u = 0; u < U; u++) {
-            bool live = k0 + u * KPS + mine < to;
-            #pragma unroll
-            for (int g = 0; g < HG; g++) meet<LK, CAP>(q[g], kk[u], vv[u], live, m[g], l[g], a[g]);
+        for (int g = 0; g < HG; g++) {
+            meet<U, LK, CAP, CODED>(q[g], all[g], kk, vv, kf, vf, live, m[g], l[g], a[g], base[g]);
         }
     }
     if (NEW && last && sg == uint(SG - 1)) {
-        float kk[16]; float vv[16];
-        for (int i = 0; i < 16; i++) { kk[i] = vecs[HG][part * 16 + i]; vv[i] = vecs[HG + 1][part * 16 + i]; }
-        for (int g = 0; g < HG; g++) meet<LK, CAP>(q[g], kk, vv, mine == 0, m[g], l[g], a[g]);
+        float kk[1][16]; float vv[1][16]; float2 none[1]; bool live[1]; live[0] = mine == 0;
+        for (int i = 0; i < 16; i++) { kk[0][i] = vecs[HG][part * 16 + i]; vv[0][i] = vecs[HG + 1][part * 16 + i]; }
+        for (int g = 0; g < HG; g++) {
+            meet<1, LK, CAP, false>(q[g], all[g], kk, vv, none, none, live, m[g], l[g], a[g], base[g]);
+        }
     }
     #pragma unroll
     for (int g = 0; g < HG; g++) {
@@ -141,7 +143,7 @@ REST = r"""
         for (uint o = LK; o < 32; o *= 2) den += simd_shuffle_xor(den, o);
         #pragma unroll
         for (int i = 0; i < 16; i++) {
-            float v = a[g][i] * f;
+            float v = (CODED ? a[g][i] + base[g] : a[g][i]) * f;
             #pragma unroll
             for (uint o = LK; o < 32; o *= 2) v += simd_shuffle_xor(v, o);
             if (mine == 0) sums[sg][g][part * 16 + i] = v;
@@ -165,19 +167,32 @@ REST = r"""
     }
 """
 MEET = r"""
-// One key and value against a query, LK lanes a key: the running softmax of its numbers.
-template <int LK, int CAP> FN void meet(const thread float (&q)[16], const thread float (&k)[16], const thread float (&v)[16], bool live, thread float& m, thread float& l, thread float (&a)[16]) {
-    float d = 0.0f;
+// U keys and values against a query, LK lanes a key: the running softmax of its numbers. CODED: sixteen numbers of a key
+// are k times kf.x plus kf.y, which takes no time from each of them: the query's sum is `all`; likewise values, whose
+// part that is the same for all sixteen gathers in `base`.
+template <int U, int LK, int CAP, bool CODED> FN void meet(const thread float (&q)[16], float all, const thread float (&k)[U][16], const thread float (&v)[U][16], const thread float2 (&kf)[U], const thread float2 (&vf)[U], const thread bool (&live)[U], thread float& m, thread float& l, thread float (&a)[16], thread float& base) {
+    float d[U]; float top = m;
     #pragma unroll
-    for (int i = 0; i < 16; i++) d += q[i] * k[i];
+    for (int u = 0; u < U; u++) {
+        d[u] = 0.0f;
+        #pragma unroll
+        for (int i = 0; i < 16; i++) d[u] += q[i] * k[u][i];
+        if (CODED) d[u] = d[u] * kf[u].x + all * kf[u].y;
+        #pragma unroll
+        for (uint o = 1; o < uint(LK); o *= 2) d[u] += simd_shuffle_xor(d[u], o);
+        if (CAP != 0) d[u] = metal::tanh(d[u] / as_type<float>(uint(CAP))) * as_type<float>(uint(CAP));
+        d[u] = live[u] ? d[u] : -1e30f; top = metal::max(top, d[u]);
+    }
+    float f = metal::exp(m - top); l *= f; base *= f; m = top;
     #pragma unroll
-    for (uint o = 1; o < uint(LK); o *= 2) d += simd_shuffle_xor(d, o);
-    if (CAP != 0) d = metal::tanh(d / as_type<float>(uint(CAP))) * as_type<float>(uint(CAP));
-    d = live ? d : -1e30f;
-    float top = metal::max(m, d); float f = metal::exp(m - top); float p = live ? metal::exp(d - top) : 0.0f;
-    l = l * f + p; m = top;
+    for (int i = 0; i < 16; i++) a[i] *= f;
     #pragma unroll
-    for (int i = 0; i < 16; i++) a[i] = a[i] * f + p * v[i];
+    for (int u = 0; u < U; u++) {
+        float p = live[u] ? metal::exp(d[u] - top) : 0.0f; l += p;
+        if (CODED) { base += p * vf[u].y; p *= vf[u].x; }
+        #pragma unroll
+        for (int i = 0; i < 16; i++) a[i] += p * v[u][i];
+    }
 }
 """
 READS = r"""
@@ -295,6 +310,7 @@ def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None)
         HG=together,
         SG=simdgroups,
         U=2,
+        CODED=False,
         SPLITS=splits,
         HEADS=qkv.shape[1] // dim,
         NEW=new,
@@ -347,6 +363,6 @@ def shape_of(rows: int, h: int, kv: int, dim: int, pages: Pages) -> tuple[int, i
 def parts_of(tokens: int, busy: int) -> int:
     """Parts of 1,024 keys at least, until the device is full."""
     splits = 1
-    while tokens > 1024 * splits and busy * splits < 528 and splits < 64:
+    while tokens > 1024 * splits and busy * splits < 264 and splits < 64:
         splits *= 2
     return splits

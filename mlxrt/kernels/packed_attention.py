@@ -134,10 +134,10 @@ TURN = Source(
     APPEND,
 )
 READ_CODES = r"""
-// Sixteen numbers, part `part` of coded vector i of a head of D.
+// Sixteen numbers, part `part` of coded vector i of a head of D: each is y times .x plus .y of what comes back.
 template <int BITS, int GROUP, int D, typename W, typename S>
-FN void read_codes(W w, S s, S z, uint i, uint part, thread float* y) {
-    uint p[BITS / 2]; uint at = (i * D + part * 16) / 16 * (BITS / 2);
+FN float2 read_codes(W w, S s, S z, uint i, uint part, uint nil, thread float (&y)[16]) {
+    uint p[BITS / 2]; uint at = (i * D + part * 16) / 16 * (BITS / 2); uint one = lift_of<BITS>(nil);
     if (BITS == 8) {
         auto v = ((const device uint4*)(w))[at / 4];
         p[0] = v.x; p[1 % (BITS / 2)] = v.y; p[2 % (BITS / 2)] = v.z; p[3 % (BITS / 2)] = v.w;
@@ -145,21 +145,23 @@ FN void read_codes(W w, S s, S z, uint i, uint part, thread float* y) {
         #pragma unroll
         for (int c = 0; c < BITS / 2; c++) p[c] = w[at + c];
     }
-    float scale = float(s[(i * D + part * 16) / GROUP]); float zero = float(z[(i * D + part * 16) / GROUP]);
+    float2 f; f.x = float(s[(i * D + part * 16) / GROUP]);
+    f.y = zero_at<0, BITS>(z, (i * D + part * 16) / GROUP, f.x);
     #pragma unroll
-    for (int n = 0; n < 16; n++) {
-        y[n] = float((p[n * BITS / 32] >> (n * BITS % 32)) & ((1u << BITS) - 1u)) * scale + zero;
-    }
+    for (int n = 0; n < 16; n++) y[n] = lifted<BITS>(p, n, one);
+    return f;
 }
 """
 READS = r"""
             if (at < stop) {
                 uint page = uint(at - begin) / uint(S); uint block = STAGE ? blocks[page - early] : uint(table[r * W + page]);
                 uint i = (block * KV + kh) * S + uint(at) % S;
-                read_codes<KB, GROUP, D>(kw, ks, kz, i, part, kk[u]); read_codes<VB, GROUP, D>(vw, vs, vz, i, part, vv[u]);
+                kf[u] = read_codes<KB, GROUP, D>(kw, ks, kz, i, part, nil, kk[u]);
+                vf[u] = read_codes<VB, GROUP, D>(vw, vs, vz, i, part, nil, vv[u]);
             } else {
                 uint i = (r * KV + kh) * TAIL + uint(at - stop);
-                read_codes<KB, GROUP, D>(tkw, tks, tkz, i, part, kk[u]); read_codes<VB, GROUP, D>(tvw, tvs, tvz, i, part, vv[u]);
+                kf[u] = read_codes<KB, GROUP, D>(tkw, tks, tkz, i, part, nil, kk[u]);
+                vf[u] = read_codes<VB, GROUP, D>(tvw, tvs, tvz, i, part, nil, vv[u]);
             }
 """
 LOOK = Source(
@@ -181,7 +183,7 @@ LOOK = Source(
         "sinks",
     ),
     ("out",),
-    BEGIN + REST.replace("READ_KEYS", READS),
+    "    uint nil = threadgroup_position_in_grid.z;" + BEGIN + REST.replace("READ_KEYS", READS),
     READ + READ_CODES + MEET,
 )
 
@@ -291,6 +293,7 @@ def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None)
         HG=together,
         SG=simdgroups,
         U=2,
+        CODED=True,
         SPLITS=splits,
         HEADS=h,
         NEW=False,

@@ -107,7 +107,7 @@ template <int BITS, int N> FN uint code(const thread uint (&p)[N], int n) {
 // A code plus 2^BITS, as a float: the code is put into the mantissa, which costs no conversion. Those are slow on GPUs.
 // `one` is 2^BITS, from lift_of: its argument is always 0, but no compiler knows it, so the number stays in a register
 // instead of being made anew for every code.
-template <int BITS> FN uint lift_of(uint nil) { return (uint(127 + BITS) << 23) + nil; }
+template <int BITS> FN uint lift_of(uint nil) { return (uint(127 + BITS) + nil) << 23; }
 template <int BITS, int N> FN float lifted(const thread uint (&p)[N], int n, uint one) {
     const int TOP = 23 - BITS; const uint MASK = ((1u << BITS) - 1u) << TOP;
     int word = n * BITS / 32; int bit = n * BITS % 32;

@@ -32,7 +32,7 @@ def simulated(monkeypatch):
     monkeypatch.setattr(kernels, "OPS", {"add_norm": small})
     monkeypatch.setattr(kernels, "backend", lambda: "metal")
     gpu = kernels.gpu_of("metal", make)
-    monkeypatch.setattr(kernels, "gpu_of", lambda name: gpu)
+    monkeypatch.setattr(kernels, "gpu_of", lambda name, folder: gpu)
     monkeypatch.setattr("mlxrt.bench.sides.kernels.CHAINED", 1)
     return KernelBench({})
 

@@ -70,8 +70,13 @@ def one_norm(dtype: mx.Dtype) -> Iterator[Case]:
 
 def many_heads(dtype: mx.Dtype) -> Iterator[Case]:
     """So many that a threadgroup takes two or four that share a key head."""
-    for rows, reads in ((64, False), (128, False), (128, True)):
-        queries, dim, size = 4, 64, 8
+    for rows, queries, dim, reads in (
+        (64, 4, 64, False),
+        (128, 4, 64, False),
+        (128, 4, 64, True),
+        (128, 2, 512, False),
+    ):
+        size = 8
         table = mx.arange(1, rows + 1).astype(mx.int32)[:, None]
         pool, tail = normal(dtype, rows + 1, 2, size, dim), normal(dtype, rows, 2, 16, dim)
         start = (mx.arange(rows) + 8) % (size + 1)  # the last of 128 has nothing but its tail, and that is full
@@ -79,8 +84,53 @@ def many_heads(dtype: mx.Dtype) -> Iterator[Case]:
         pages = Pages(pool, tail, table, where)
         options = {"heads": Heads(queries, 1, dim), "pages": pages, "scale": 0.125}
         width = queries if reads else queries + 2
-        name = f"{rows} rows of {queries} heads{', reading' if reads else ''}"
+        name = f"{rows} rows of {queries} heads of {dim}{', reading' if reads else ''}"
         yield Case(name, {"qkv": normal(dtype, rows, width * dim)}, options)
+
+
+def odd_parts(dtype: mx.Dtype) -> Iterator[Case]:
+    """Keys in parts, of which some are empty: a short row among long ones, a window that ends in the tail. And so many
+    blocks that a threadgroup does not keep the table."""
+    for rows, size, blocks, start, used, window in (
+        (2, 32, 80, [2501, 5], 3, None),
+        (1, 32, 80, [2500], 12, 4),
+        (1, 1, 600, [590], 2, None),
+    ):
+        table = mx.random.permutation(mx.arange(1, rows * blocks + 1)).reshape(rows, blocks).astype(mx.int32)
+        where = mx.array([[0, s, used] for s in start])
+        pages = Pages(normal(dtype, rows * blocks + 1, 2, size, 64), normal(dtype, rows, 2, 16, 64), table, where)
+        options = {"heads": Heads(2, 1, 64), "pages": pages, "scale": 0.125, "window": window}
+        yield Case(f"{rows} rows of {start}, window {window}", {"qkv": normal(dtype, rows, 4 * 64)}, options)
+
+
+def odd_groups(dtype: mx.Dtype) -> Iterator[Case]:
+    """Values to encode whose ends are equally far from zero, the upper one where a lane's second number is; and none
+    but zeros."""
+    base = next(c for c in OPS["attend_packed"].cases(dtype) if c.options["pages"].group == 64)
+    qkv = mx.array(base.arrays["qkv"])
+    values = mx.clip(qkv[:, -128:-64], -1, 1)
+    values[:, 5], values[:, 32] = -2, 2
+    qkv[:, -128:-64], qkv[:, -64:] = values, 0
+    yield Case("odd groups", base.arrays | {"qkv": qkv}, base.options)
+
+
+def even_logits(dtype: mx.Dtype) -> Iterator[Case]:
+    """Of equals the first wins, whoever looks at it."""
+    yield Case("all alike", {"x": mx.zeros((2, 3000), dtype)})
+
+
+def even_experts(dtype: mx.Dtype) -> Iterator[Case]:
+    """Pairs of experts alike, one lane's two among them: the lower number comes first."""
+    w = mx.tile(normal(dtype, 32, 64), (3, 1))
+    yield Case("alike", {"x": normal(dtype, 2, 64)}, {"matrix": Matrix(w), "k": 5})
+
+
+def wide_experts(dtype: mx.Dtype) -> Iterator[Case]:
+    """x in more than one tile."""
+    arrays = {"x": normal(dtype, 1, 5152), "experts": mx.array([[1, 0]], mx.uint32)}
+    weight = (normal(mx.float32, 2, 18, 5152) * 0.02).astype(dtype)
+    matrix = Matrix(*mx.quantize(weight, 32, 4), 4, 32, "affine")
+    yield Case("18 rows of 5152", arrays, {"matrix": matrix, "activation": "silu"})
 
 
 def long_rows(dtype: mx.Dtype) -> Iterator[Case]:
@@ -107,7 +157,14 @@ def tall_downs(dtype: mx.Dtype) -> Iterator[Case]:
     yield Case("4097 rows", arrays, {"matrix": packed(dtype, 3, 4097, 32)})
 
 
-MORE = {"matvec": (strong_gates, wide), "attend_pages": (one_norm,)}
+MORE = {
+    "matvec": (strong_gates, wide),
+    "attend_pages": (one_norm, odd_parts),
+    "attend_packed": (odd_groups,),
+    "greedy": (even_logits,),
+    "route": (even_experts,),
+    "expert_gate_up": (wide_experts,),
+}
 WIDE = {
     "matvec": (tall,),
     "matmul": (tall_tiles,),
