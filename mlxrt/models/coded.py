@@ -4,7 +4,8 @@ y = norm * sum(turned x * levels[codes]). JANGTQ and its version 2 differ in lev
 are one module. Refuses to know tensor names of checkpoints: weights/jangtq.py and weights/jangh.py do.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import mlx.core as mx
@@ -19,6 +20,7 @@ from .levels import lloyd_max, odd_cubic
 from .rotation import Rotation, binary_blocks, divided, rotate, unrotate
 
 HADAMARD32 = 32
+AT_ONCE = 1 << 30  # bytes of unpacked experts: a layer of 256 would take gigabytes
 
 
 @dataclass(frozen=True)
@@ -121,11 +123,22 @@ class CodedExpertLinear(CodedLayer):
         """x [..., 1, in] through the matrices of `experts` [...]."""
         rows = self.turned(divided(x, self.get("divisor"), experts))
         if self.kernels.gpu is not None and experts.size >= self.words.shape[0]:
-            stack = self.unpacked(x.dtype).swapaxes(-1, -2)
-            y = mx.gather_mm(rows.astype(x.dtype), stack, rhs_indices=experts, sorted_indices=ordered)
+            y = self.unpacking(rows.astype(x.dtype), experts, ordered)
         else:
             y = gathered(rows, self.matrix, experts, ordered=ordered).astype(x.dtype)
         return y + self.bias[experts][..., None, :] if "bias" in self else y
+
+    def unpacking(self, rows: mx.array, experts: mx.array, ordered: bool) -> mx.array:
+        """Turned rows [..., 1, in] by matrices that are unpacked: so many outputs of all experts at a time that the
+        numbers stay within `AT_ONCE` bytes."""
+        count, outs, width = self.words.shape[0], self.words.shape[1], self.coding.width
+        parts = math.ceil(count * outs * width * rows.dtype.size / AT_ONCE)
+        each, made = math.ceil(outs / parts), []
+        for i in range(0, outs, each):
+            part = replace(self.matrix, words=self.words[:, i : i + each], norms=self.norms[:, i : i + each])
+            stack = self.kernels.run(coded_unpack, matrix=part, dtype=rows.dtype).swapaxes(-1, -2)
+            made.append(mx.gather_mm(rows, stack, rhs_indices=experts, sorted_indices=ordered))
+        return mx.concatenate(made, axis=-1) if len(made) > 1 else made[0]
 
 
 def launches(gate: nn.Module, up: nn.Module, down: nn.Module) -> bool:

@@ -73,6 +73,15 @@ def test_many_tokens_unpack_each_expert_once(simulated):
     assert simulated.used == {"turn": 3, "coded_unpack": 3}
 
 
+def test_so_many_outputs_at_a_time_that_they_fit(simulated, monkeypatch):
+    monkeypatch.setattr("mlxrt.models.coded.AT_ONCE", E * DIM * 4 * 15)
+    mx.random.seed(2)
+    module, x = coded_experts((2, 2, 2)), mx.random.normal((70, DIM))
+    experts, weights = mx.random.randint(0, E, (70, 2)).astype(mx.uint32), mx.random.uniform(shape=(70, 2))
+    agrees(module, simulated, x, experts, weights)
+    assert simulated.used == {"turn": 3, "coded_unpack": 9}
+
+
 @pytest.mark.parametrize("rows", [1, 70])
 def test_dense_layers(rows, simulated):
     mx.random.seed(3)
