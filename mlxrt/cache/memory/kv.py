@@ -155,7 +155,8 @@ class FullKV(LayerSpec):
         where = {"table": held((self, "table"), named), "base": held((self, "base"), first)}
         if tail is not None:  # for kernels: all they need besides the table, as one array
             start, used = tail
-            where["where"] = held.resident([[b, s, used] for b, s in zip(first, start, strict=True)])
+            pairs = [list(pair) for pair in zip(first, start, strict=True)]
+            where["where"] = held.counted((self, "where"), pairs, used, TAIL)
         return where | {"first": base} if alone else where
 
     def open(self, pool: Arrays, index: dict[str, Any], rows: int) -> Arrays:

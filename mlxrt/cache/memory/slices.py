@@ -5,6 +5,8 @@ offsets move; on a GPU it costs a launch of its own, so the hot loop has none). 
 of the old array never sees the new values, and MLX reuses the buffer when there is no holder.
 """
 
+from collections.abc import Callable
+
 import mlx.core as mx
 
 Start = int | mx.array
@@ -94,22 +96,28 @@ def widen(array: mx.array, size: int) -> mx.array:
 
 
 class Held:
-    """Numbers of the host as arrays, made anew only when they change: a decode step repeats most of them."""
+    """Numbers of the host as arrays, made anew only when they change: a decode step repeats most of them, and making an
+    array of a few costs 60 us on CUDA."""
 
     def __init__(self):
         self._last: dict[object, tuple[list, mx.array]] = {}
-        self._moves = mx.default_device().type == mx.DeviceType.gpu
 
-    def __call__(self, name: object, value: list) -> mx.array:
+    def __call__(self, name: object, value: list, make: Callable[[list], mx.array] = mx.array) -> mx.array:
         last = self._last.get(name)
         if last is None or last[0] != value:
-            self._last[name] = last = (value, self.resident(value))
+            self._last[name] = last = (value, make(value))
         return last[1]
 
-    def resident(self, value: list) -> mx.array:
-        """Where the device keeps its own: what is made of Python numbers stays the host's, for every launch that reads
-        it."""
-        return mx.array(value) + 0 if self._moves else mx.array(value)
+    def counted(self, name: object, value: list[list[int]], at: int, most: int) -> mx.array:
+        """value [R, k] with one more column, which is `at`. All of them, from 0 to most - 1, are made at once."""
+
+        def make(value: list) -> mx.array:
+            rows, numbers = mx.array(value), mx.arange(most)[:, None, None]
+            return mx.concatenate(
+                [mx.broadcast_to(rows, (most, *rows.shape)), mx.broadcast_to(numbers, (most, rows.shape[0], 1))], axis=2
+            )
+
+        return self(name, value, make)[at]
 
 
 def table(ids: list[list[int]], rows: int, width: int) -> list[list[int]]:
