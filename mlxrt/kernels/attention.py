@@ -37,7 +37,7 @@ BEGIN = r"""
     int lo = WINDOW > 0 ? metal::max(begin, pos - WINDOW + 1) : begin;
     int full = stop - lo;
     int each = (metal::max(full, 0) + SPLITS - 1) / SPLITS;
-    int from = lo + int(split) * each;
+    int from = metal::min(lo + int(split) * each, metal::max(lo, stop));  // a short row's last part begins at its tail
     int to = last ? pos + (NEW ? 0 : 1) : metal::min(from + each, stop);
     // Blocks of this part of the keys: read at once, not one before every key, and by those who have no heads to turn.
     const int PART = W / SPLITS + 4; const bool STAGE = PART <= 512; uint early = uint(from - begin) / uint(S);

@@ -193,7 +193,7 @@ def packed_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (1, 4, 2, 64, 8, 3, [19], 3, (8, 8), 32, {"norms": True, "turning": 32}),
         (2, 2, 1, 128, 32, 2, [40, 33], 0, (4, 4), 64, {"turning": 64, "window": 20, "sinks": True}),
         (2, 4, 1, 128, 16, 4, [50, 7], 15, (8, 4), 128, {"turning": 32, "softcap": 5.0}),
-        (1, 2, 1, 64, 32, 80, [2500], 6, (4, 2), 32, {"turning": 16, "magnitude": 1.3}),
+        (2, 2, 1, 64, 32, 80, [2500, 5], 6, (4, 2), 32, {"turning": 16, "magnitude": 1.3}),
     ]
     for rows, h, kv, dim, size, blocks, start, used, bits, group, extra in shapes:
         mx.random.seed(dim + blocks)

@@ -68,6 +68,13 @@ def hunt(mutant: Mutant, folder: Path) -> str:
     return SURVIVED
 
 
+def alarms(op: str, folder: Path) -> list[str]:
+    """Trials of an op that notice its kernels as they are: with one of those every mutant would count as noticed."""
+    every = (trial for dtype, order in WAYS for trial in trials(op, dtype, order))
+    seen = ((trial, trial.notices(lambda sim: sim.metal_kernel, folder)) for trial in every)
+    return [f"{op} {trial.dtype}, {trial.case.name}: {found}" for trial, found in seen if found]
+
+
 LUCKY: dict[tuple[Piece, ...], list[Trial]] = {}  # what noticed earlier mutants of a text likely notices the next
 
 

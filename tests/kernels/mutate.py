@@ -1,7 +1,8 @@
 """python -m tests.kernels.mutate [--op X] [--sample N] [--seed S] [--jobs J]: is every wrong in a kernel noticed?
 
 Makes every mutant (mutants.py), runs it in the simulator (hunt.py), prints a table and the survivors. Fails under 95 %,
-on a survivor that survivors.toml does not explain, and on an explanation that explains nothing any more.
+on a survivor that survivors.toml does not explain, on an explanation that explains nothing any more, and before all
+that where a kernel as it is gets noticed.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from pathlib import Path
 import mlxrt  # noqa: F401  before MLX
 from mlxrt.kernels import OPS
 
-from .hunt import REFUSED, SURVIVED, hunt
+from .hunt import REFUSED, SURVIVED, alarms, hunt
 from .mutants import RULES, Mutant, mutants, pieces, together
 
 EXPLAINED = Path(__file__).with_name("survivors.toml")
@@ -45,6 +46,11 @@ def all_mutants(op: str | None = None) -> list[Mutant]:
 def try_one(mutant: Mutant) -> Result:
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         return Result(mutant, hunt(mutant, Path(folder)))
+
+
+def try_whole(op: str) -> list[str]:
+    with tempfile.TemporaryDirectory(prefix="whole-") as folder:
+        return alarms(op, Path(folder))
 
 
 def judge(results: list[Result], known: dict[str, str], made: set[str], whole: bool) -> list[str]:
@@ -85,6 +91,10 @@ def main(argv: list[str] | None = None) -> int:
         chosen = random.Random(args.seed).sample(chosen, args.sample)
     results = []
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
+        used = sorted({name for mutant in chosen for name in mutant.users})
+        if false := [line for lines in pool.imap_unordered(try_whole, used) for line in lines]:
+            print("\n".join(f"noticed without any change: {line}" for line in false))
+            return 1
         for result in pool.imap_unordered(try_one, chosen, chunksize=4):
             results.append(result)
             if result.by == SURVIVED or len(results) % 50 == 0:

@@ -1,10 +1,12 @@
 """The mutation of kernels is itself tried: what it makes, notices and lets pass. The whole run is a script."""
 
+from dataclasses import replace
+
 import pytest
 
 from mlxrt.kernels import OPS
 
-from .hunt import REFUSED, SURVIVED, hunt
+from .hunt import REFUSED, SURVIVED, alarms, hunt
 from .mutants import Mutant, Piece, functions, mutants, pieces, together
 from .mutate import Result, all_mutants, explanations, judge
 
@@ -106,3 +108,11 @@ def test_explanations_name_mutants_that_exist():
     known, there = explanations(), {m.label for m in all_mutants()}
     assert not known.keys() - there
     assert all(len(reason) > 20 for reason in known.values())
+
+
+def test_a_kernel_that_is_wrong_as_it_is_gives_the_alarm(monkeypatch, tmp_path):
+    op = OPS["mix"]
+    assert alarms("mix", tmp_path) == []
+    wrong = replace(op, reference=lambda **arguments: 2 * op.reference(**arguments), name="doubled")
+    monkeypatch.setitem(OPS, "doubled", wrong)
+    assert alarms("doubled", tmp_path)
