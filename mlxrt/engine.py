@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from .budget import Cost, activations
 from .cache import SequenceState
-from .errors import BadRequest, NoTokenizer, PromptWontFit, WontFit
+from .errors import BadRequest, NoTokenizer, PromptWontFit, WontFit, shown
 from .loop import Source, StepLoop, tell
 from .request import Completion, Event, Request, Sequence
 from .sampling import check_params, draw_seed
@@ -121,7 +121,7 @@ class Engine(StepLoop):
         vocab = self.model.config.vocab_size
         for t in tokens:
             if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < vocab:
-                raise BadRequest(f"tokens must be whole numbers in 0..{vocab - 1}, not {t!r}")
+                raise BadRequest(f"tokens must be whole numbers in 0..{vocab - 1}, not {shown(t)}")
         if not tokens:
             raise BadRequest("the prompt is empty: it gives no token")
         return tuple(tokens)

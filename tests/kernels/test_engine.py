@@ -18,6 +18,7 @@ QWEN = CONFIG | {
     "num_key_value_heads": 1,
     "head_dim": 64,
     "tie_word_embeddings": True,
+    "max_position_embeddings": 2048,
     "quantization": {"group_size": 64, "bits": 4},
 }
 PROMPT = [3, 14, 15, 9, 2, 6]
@@ -74,6 +75,23 @@ def test_generation_by_kernels_is_generation_by_plain_mlx(folder, on_gpu):
     kernels = engine.runner.model.kernels
     assert {"matvec", "attend_pages", "embed_rows"} <= set(kernels.used)
     assert not kernels.disabled and not kernels.fallbacks
+
+
+def test_a_short_request_beside_a_long_one(folder, on_gpu):
+    """Their keys are split over threadgroups as the long one wants it."""
+    params = mlxrt.SamplingParams(max_tokens=6, ignore_eos=True)
+    asked = [mlxrt.Request(tokens=tuple(t), params=params) for t in ([7 * i % 47 for i in range(1100)], PROMPT)]
+    options = dict(dequantise=False, max_context=1200)
+
+    def both(**config):
+        with mlxrt.load(str(folder), mlxrt.EngineConfig(**options, **config), say=lambda line: None) as engine:
+            return [c.tokens for c in engine.generate(asked)], engine.runner.model.kernels
+
+    plain, _ = both(kernels="reference")
+    sim = on_gpu()
+    tokens, kernels = both()
+    assert tokens == plain and not sim.errors()
+    assert "attend_pages" in kernels.used and not kernels.fallbacks
 
 
 @pytest.mark.parametrize(("op", "text"), [("matvec", "mlxrt_matvec"), ("attend_pages", "mlxrt_attend")])
