@@ -115,7 +115,7 @@ REST = r"""
         }
     }
     for (int k0 = from + int(sg) * KPS * U; k0 < to; k0 += SG * KPS * U) {
-        float kk[U][16]; float vv[U][16]; float2 kf[U]; float2 vf[U]; bool live[U];
+        float kk[U][16]; float vv[U][16]; Line kf[U]; Line vf[U]; bool live[U];
         #pragma unroll
         for (int u = 0; u < U; u++) {
             int p = k0 + u * KPS + mine; live[u] = p < to; int at = live[u] ? p : k0;
@@ -127,7 +127,7 @@ REST = r"""
         }
     }
     if (NEW && last && sg == uint(SG - 1)) {
-        float kk[1][16]; float vv[1][16]; float2 none[1]; bool live[1]; live[0] = mine == 0;
+        float kk[1][16]; float vv[1][16]; Line none[1]; bool live[1]; live[0] = mine == 0;
         for (int i = 0; i < 16; i++) { kk[0][i] = vecs[HG][part * 16 + i]; vv[0][i] = vecs[HG + 1][part * 16 + i]; }
         for (int g = 0; g < HG; g++) {
             meet<1, LK, CAP, false>(q[g], all[g], kk, vv, none, none, live, m[g], l[g], a[g], base[g]);
@@ -167,17 +167,18 @@ REST = r"""
     }
 """
 MEET = r"""
+struct Line { float by; float plus; };  // a number is a code `by` that `plus` this
 // U keys and values against a query, LK lanes a key: the running softmax of its numbers. CODED: sixteen numbers of a key
-// are k times kf.x plus kf.y, which takes no time from each of them: the query's sum is `all`; likewise values, whose
-// part that is the same for all sixteen gathers in `base`.
-template <int U, int LK, int CAP, bool CODED> FN void meet(const thread float (&q)[16], float all, const thread float (&k)[U][16], const thread float (&v)[U][16], const thread float2 (&kf)[U], const thread float2 (&vf)[U], const thread bool (&live)[U], thread float& m, thread float& l, thread float (&a)[16], thread float& base) {
+// are k along the line kf, which takes no time from each of them: the query's sum is `all`; likewise values, whose part
+// that is the same for all sixteen gathers in `base`.
+template <int U, int LK, int CAP, bool CODED> FN void meet(const thread float (&q)[16], float all, const thread float (&k)[U][16], const thread float (&v)[U][16], const thread Line (&kf)[U], const thread Line (&vf)[U], const thread bool (&live)[U], thread float& m, thread float& l, thread float (&a)[16], thread float& base) {
     float d[U]; float top = m;
     #pragma unroll
     for (int u = 0; u < U; u++) {
         d[u] = 0.0f;
         #pragma unroll
         for (int i = 0; i < 16; i++) d[u] += q[i] * k[u][i];
-        if (CODED) d[u] = d[u] * kf[u].x + all * kf[u].y;
+        if (CODED) d[u] = d[u] * kf[u].by + all * kf[u].plus;
         #pragma unroll
         for (uint o = 1; o < uint(LK); o *= 2) d[u] += simd_shuffle_xor(d[u], o);
         if (CAP != 0) d[u] = metal::tanh(d[u] / as_type<float>(uint(CAP))) * as_type<float>(uint(CAP));
@@ -189,7 +190,7 @@ template <int U, int LK, int CAP, bool CODED> FN void meet(const thread float (&
     #pragma unroll
     for (int u = 0; u < U; u++) {
         float p = live[u] ? metal::exp(d[u] - top) : 0.0f; l += p;
-        if (CODED) { base += p * vf[u].y; p *= vf[u].x; }
+        if (CODED) { base += p * vf[u].plus; p *= vf[u].by; }
         #pragma unroll
         for (int i = 0; i < 16; i++) a[i] += p * v[u][i];
     }

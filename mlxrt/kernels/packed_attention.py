@@ -134,9 +134,9 @@ TURN = Source(
     APPEND,
 )
 READ_CODES = r"""
-// Sixteen numbers, part `part` of coded vector i of a head of D: each is y times .x plus .y of what comes back.
+// Sixteen numbers, part `part` of coded vector i of a head of D: each is y along the line that comes back.
 template <int BITS, int GROUP, int D, typename W, typename S>
-FN float2 read_codes(W w, S s, S z, uint i, uint part, uint nil, thread float (&y)[16]) {
+FN Line read_codes(W w, S s, S z, uint i, uint part, uint nil, thread float (&y)[16]) {
     uint p[BITS / 2]; uint at = (i * D + part * 16) / 16 * (BITS / 2); uint one = lift_of<BITS>(nil);
     if (BITS == 8) {
         auto v = ((const device uint4*)(w))[at / 4];
@@ -145,8 +145,8 @@ FN float2 read_codes(W w, S s, S z, uint i, uint part, uint nil, thread float (&
         #pragma unroll
         for (int c = 0; c < BITS / 2; c++) p[c] = w[at + c];
     }
-    float2 f; f.x = float(s[(i * D + part * 16) / GROUP]);
-    f.y = zero_at<0, BITS>(z, (i * D + part * 16) / GROUP, f.x);
+    Line f; f.by = float(s[(i * D + part * 16) / GROUP]);
+    f.plus = zero_at<0, BITS>(z, (i * D + part * 16) / GROUP, f.by);
     #pragma unroll
     for (int n = 0; n < 16; n++) y[n] = lifted<BITS>(p, n, one);
     return f;
@@ -184,7 +184,7 @@ LOOK = Source(
     ),
     ("out",),
     "    uint nil = threadgroup_position_in_grid.z;" + BEGIN + REST.replace("READ_KEYS", READS),
-    READ + READ_CODES + MEET,
+    READ + MEET + READ_CODES,
 )
 
 
