@@ -191,7 +191,7 @@ class Ring(LayerState):
         return {"oldest": self.oldest}
 
     def placed(self, blocks, n, described):
-        blocks[0].filled = n
+        blocks[0].filled = SHARED  # a value that was read from a file may be continued twice, as any other
         return replace(self, blocks=blocks, oldest=described["oldest"], length=n)
 
     def piece(self, i, size):

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from mlxrt.cache import BlockPool, BlockTable, PrefixStore, SequenceState
+from mlxrt.cache.states import Ring
 from mlxrt.errors import CacheCorrupt, CannotRewind, EvictedBlock, NoRoom
 
 
@@ -196,3 +197,18 @@ def test_scheduler_imports_no_mlx():
     code += "sys.modules['mlx'] = None\n"
     code += "import mlxrt.scheduler; assert 'mlx.core' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("made", ["cut", "restored"])
+def test_a_ring_that_somebody_holds_is_copied_before_it_is_written(made):
+    """Writing on destroys a ring's oldest tokens: a value from a file may be held as one from the store is."""
+    pool = BlockPool(8)
+    value = Ring(pool, 20, 8, 3).grow(21)
+    if made == "cut":
+        value = value.cut(21)
+    else:
+        value = Ring(pool, 20, 8, 3).placed(tuple(pool.take()), 21, value.describe())
+    first, second = value.grow(30), value.grow(1)
+    assert len({ids(s)[0] for s in (value, first, second)}) == 3
+    assert [o.id for o, _ in pool.copies] == ids(value) * 2
+    assert value.floor == 11 and value.rewind(11).length == 11

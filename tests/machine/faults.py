@@ -31,12 +31,16 @@ CORE = (
 LONGEST = 900  # seconds a child may take: a fault that hangs is caught too
 
 
-def plant(fault: Fault, folder: Path) -> str:
-    """A copy of the package and its tests with the fault in it; what is wrong with the fault itself, if anything."""
+def copy(folder: Path) -> None:
     ignored = shutil.ignore_patterns("__pycache__", ".hypothesis")
-    for name in ("mlxrt", "tests"):
+    for name in ("mlxrt", "tests", "bench"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", folder)
+
+
+def plant(fault: Fault, folder: Path) -> str:
+    """A copy of the package and its tests with the fault in it; what is wrong with the fault itself, if anything."""
+    copy(folder)
     path = folder / "mlxrt" / fault.file
     text = path.read_text(encoding="utf-8")
     if (n := text.count(fault.old)) != 1:
@@ -73,9 +77,22 @@ def catch(fault: Fault, programs: int) -> tuple[bool, str]:
             if child(ROOT, "-m", "tests.machine.faults", "--replay", json.dumps(found["program"])).returncode:
                 return False, f"a false alarm, the program fails without the fault too: {last_line(found['failure'])}"
             return True, f"the machine, program {found['programs'] + 1} ({found['failure'].splitlines()[-1][:110]})"
-        tests = child(folder, "-m", "pytest", "-x", "-p", "no:cacheprovider", *CORE)
-        failed = [line for line in tests.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        return bool(failed), failed[0][:130] if failed else "NOTHING"
+        failed = core_tests(folder)
+        return bool(failed), failed or "NOTHING"
+
+
+def core_tests(folder: Path) -> str:
+    """The first of them that fails there; nothing if all pass."""
+    tests = child(folder, "-m", "pytest", "-x", "-p", "no:cacheprovider", *CORE)
+    failed = [line for line in tests.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failed[0][:130] if failed else "" if tests.returncode == 0 else last_line(tests.stdout)
+
+
+def false_alarm() -> str:
+    """A test that fails without any fault: it would catch every one."""
+    with tempfile.TemporaryDirectory() as name:
+        copy(Path(name).resolve())
+        return core_tests(Path(name).resolve())
 
 
 def last_line(text: str) -> str:
@@ -121,6 +138,9 @@ def main() -> int:
     chosen = [f for f in FAULTS if options.only in f.name]
     if not chosen:
         parser.error(f"no fault has {options.only!r} in its name")
+    if alarm := false_alarm():
+        print(f"caught without any fault: {alarm}")
+        return 1
     survived = 0
     with ThreadPoolExecutor(options.processes) as pool:
         for fault, (caught, by) in zip(chosen, pool.map(lambda f: catch(f, options.programs), chosen)):

@@ -41,6 +41,13 @@ FAULTS = (
         "a window's table is read from 0", KV, "base = [s.first * s.size for s in states]", "base = [0 for _ in states]"
     ),
     fault("a ring forgets what it overwrote", STATES, "max(self.oldest, end - (self", "max(0, end - (self", "ring"),
+    fault(
+        "a restored ring is written in place",
+        STATES,
+        "blocks[0].filled = SHARED  # a value",
+        "blocks[0].filled = n  # a value",
+        "ring ring-keep",
+    ),
     fault("a shared ring is written in place", STATES, "self.blocks[0].filled = SHARED", "assert SHARED", "ring"),
     fault("a flush passes a ring's slot twice", RING, '< index["end"][row] - turn)', "< 0)", "ring q4-ring"),
     fault(
