@@ -126,7 +126,7 @@ def shaped(shape: Shape, config: EngineConfig, say: Say) -> CausalLM:
 
 def finish(model: CausalLM, config: EngineConfig, say: Say) -> CausalLM:
     folder = cache_root() / "kernels"
-    kernels = Kernels(config.kernels, gpu_of(backend(), folder=folder), say)
+    kernels = Kernels(config.kernels, gpu_of(backend(), folder=folder, say=say), say)
     when_used(kernels, folder, say)
     model.fuse(kernels)
     if device.kind() == "cpu":

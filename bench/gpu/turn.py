@@ -1,7 +1,7 @@
 """One measurement at a time: processes build and compile side by side, and each measures while it has the turn.
 
-MLX compiles a custom kernel anew in every process, 2.5 s each, so what one process after another would take minutes
-for is done at once. Nobody measures before MLXRT_TURN (seconds since 1970), when all are expected to be ready.
+MLX compiles its own kernels in every process (gather_qmm alone takes 40 s): what one process after another would take
+minutes for is done at once. Nobody measures before MLXRT_TURN (seconds since 1970), when all are expected to be ready.
 """
 
 import fcntl

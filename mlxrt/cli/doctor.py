@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     from ..weights.cachedir import cache_root
     from .machine import machine
 
-    kernels = Kernels("auto", gpu_of(backend(), folder=cache_root() / "kernels"))
+    kernels = Kernels("auto", gpu_of(backend(), folder=cache_root() / "kernels", say=note))
     system = {"system": platform.platform(), "python": platform.python_version()}
     found = machine() | system | {"ops": report(kernels, args.quick, note, args.dtype)}
     print(json.dumps(found, allow_nan=False) if args.json else "\n".join(one_line(line) for line in lines(found)))

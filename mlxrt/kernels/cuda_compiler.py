@@ -22,6 +22,8 @@ TYPES = {
     mx.int16: "short", mx.int64: "long long", mx.bool_: "bool",
 }  # fmt: skip
 INCLUDES = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
+NO_TOOL = "NVIDIA's compiler is not here: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"
+Say = Callable[[str], None]
 Tool = tuple[ctypes.CDLL, Path]  # the compiler, and the folder of CUDA's headers
 
 
@@ -66,7 +68,7 @@ def compiled(text: str, architecture: str) -> bytes:
     """Machine code for such a device; RuntimeError with what the compiler said against the text."""
     there = tool()
     if there is None:
-        raise RuntimeError("NVIDIA's compiler is not here: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime")
+        raise RuntimeError(NO_TOOL)
     nvrtc, headers = there
     program = ctypes.c_void_p()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
@@ -91,8 +93,8 @@ def got(size_of: Any, read: Any, program: ctypes.c_void_p) -> bytes:
 class Library:
     """Compiled kernels in a folder, by their text. Stands where mx.fast.cuda_kernel would."""
 
-    def __init__(self, folder: Path, architecture: str, run: Callable[..., Any] | None = None):
-        self.folder, self.architecture = folder / architecture, architecture
+    def __init__(self, folder: Path, architecture: str, say: Say, run: Callable[..., Any] | None = None):
+        self.folder, self.architecture, self._say = folder / architecture, architecture, say
         self.run = run or mx.fast.precompiled_cuda_kernel
         self._ready: dict[str, tuple[str, bytes]] = {}  # by text: the kernel's name and its code
 
@@ -126,29 +128,30 @@ class Library:
                 code = path.read_bytes()
             except OSError:
                 code = compiled(text.replace(" NAME(", f" {own}("), self.architecture)
-                keep(path, code)
+                self.keep(path, code)
             self._ready[text] = own, code
         return self._ready[text]
 
+    def keep(self, path: Path, code: bytes) -> None:
+        """The whole file or none. A folder that cannot be written costs time only: the next process compiles again."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle, partial = tempfile.mkstemp(prefix=".partial-", dir=path.parent)
+            with open(handle, "wb") as out:
+                out.write(code)
+            os.replace(partial, path)
+        except OSError as error:
+            self._say(f"cannot keep compiled kernels in {path.parent}: {error.strerror or error}")
+            self._say = lambda line: None  # once is enough
 
-def keep(path: Path, code: bytes) -> None:
-    """The whole file or none. A folder that cannot be written costs time only: the next process compiles again."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, partial = tempfile.mkstemp(prefix=".partial-", dir=path.parent)
-        with open(handle, "wb") as out:
-            out.write(code)
-        os.replace(partial, path)
-    except OSError:
-        return
 
-
-def library(folder: Path) -> Library | None:
-    """Where compiled kernels are found to run here, by one that is tried; None: leave compiling to MLX."""
+def library(folder: Path, say: Say) -> Library | None:
+    """Where compiled kernels are found to run here, by one that is tried; None: leave compiling to MLX, and say so."""
     architecture = str(mx.device_info().get("architecture", ""))
     if tool() is None or not architecture.startswith("sm_"):
+        say(f"MLX compiles kernels anew in every process: {NO_TOOL if tool() is None else f'device {architecture!r}'}")
         return None
-    made = Library(folder, architecture)
+    made = Library(folder, architecture, say)
     trial = made("mlxrt_trial", ["x"], ["y"], "y[threadIdx.x] = x[threadIdx.x] + N;")
     x = mx.arange(32).astype(mx.float32)
     try:
@@ -156,6 +159,9 @@ def library(folder: Path) -> Library | None:
             inputs=[x], grid=(32, 1, 1), threadgroup=(32, 1, 1), output_shapes=[(32,)], output_dtypes=[mx.float32],
             template=[("N", 3)],
         )  # fmt: skip
-        return made if mx.array_equal(y, x + 3) else None
-    except (RuntimeError, ValueError):  # an MLX, driver or compiler it does not work with
-        return None
+        reason = "" if mx.array_equal(y, x + 3) else "a kernel compiled beforehand computes something else"
+    except (RuntimeError, ValueError) as error:  # an MLX, driver or compiler it does not work with
+        reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
+    if reason:
+        say(f"MLX compiles kernels anew in every process: {reason}")
+    return None if reason else made

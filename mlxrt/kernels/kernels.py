@@ -101,13 +101,18 @@ def named(source: str, lines: list[str]) -> str:
     return f"{source}_of_{hashlib.sha256(''.join(lines).encode()).hexdigest()[:8]}" if lines else source
 
 
-def gpu_of(name: str, make: Factory | None = None, folder: Path | None = None) -> Gpu | None:
-    """`folder`: where kernels that take long to compile are kept for the next process."""
+def gpu_of(
+    name: str,
+    make: Factory | None = None,
+    folder: Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Gpu | None:
+    """`folder`: where kernels that take long to compile are kept for the next process; `say` hears if they cannot be."""
     if name == "metal":
         return Gpu(name, make or mx.fast.metal_kernel, METAL_HEADER)
     if name != "cuda":
         return None
-    kept = cuda_compiler.library(folder) if folder is not None and make is None else None
+    kept = cuda_compiler.library(folder, say) if folder is not None and make is None else None
     return Gpu(name, make or kept or mx.fast.cuda_kernel, CUDA_HEADER)
 
 

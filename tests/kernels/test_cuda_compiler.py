@@ -44,10 +44,10 @@ def compiler(monkeypatch):
 
 def test_a_text_is_compiled_once_for_all_processes(tmp_path, compiler):
     first, second = Runs(), Runs()
-    library = Library(tmp_path, "sm_90", first)
+    library = Library(tmp_path, "sm_90", print, first)
     for _ in range(3):
         launch(library)
-    launch(Library(tmp_path, "sm_90", second))
+    launch(Library(tmp_path, "sm_90", print, second))
     assert len(compiler) == 1
     assert set(first.asked) == set(second.asked) and len(set(first.asked)) == 1
     assert [p.suffix for p in (tmp_path / "sm_90").iterdir()] == [".cubin"]
@@ -56,7 +56,7 @@ def test_a_text_is_compiled_once_for_all_processes(tmp_path, compiler):
 @pytest.mark.parametrize("other", [{"n": 4}, {"dtype": mx.bfloat16}, {"source": BODY + " "}])
 def test_another_text_is_another_kernel(tmp_path, compiler, other):
     run = Runs()
-    library = Library(tmp_path, "sm_90", run)
+    library = Library(tmp_path, "sm_90", print, run)
     launch(library)
     launch(library, **other)
     assert len(compiler) == 2 and len({name for name, _ in run.asked}) == 2
@@ -64,13 +64,13 @@ def test_another_text_is_another_kernel(tmp_path, compiler, other):
 
 def test_another_device_has_a_folder_of_its_own(tmp_path, compiler):
     for architecture in ("sm_90", "sm_100"):
-        launch(Library(tmp_path, architecture, Runs()))
+        launch(Library(tmp_path, architecture, print, Runs()))
     assert len(compiler) == 2
 
 
 def test_the_name_in_the_text_is_the_name_that_is_launched(tmp_path, compiler):
     run = Runs()
-    launch(Library(tmp_path, "sm_90", run))
+    launch(Library(tmp_path, "sm_90", print, run))
     [(name, _)] = run.asked
     assert f'extern "C" __global__ void {name}(const __half* x, __half* y)' in compiler[0]
     assert "constexpr bool B = true;" in compiler[0] and "using T = __half;" in compiler[0]
@@ -78,9 +78,12 @@ def test_the_name_in_the_text_is_the_name_that_is_launched(tmp_path, compiler):
 
 def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path, compiler):
     (tmp_path / "file").write_text("")
-    run = Runs()
-    launch(Library(tmp_path / "file", "sm_90", run))
-    assert run.asked
+    run, said = Runs(), []
+    library = Library(tmp_path / "file", "sm_90", said.append, run)
+    for n in (3, 4):
+        launch(library, n)
+    assert len(run.asked) == 2
+    assert len(said) == 1 and said[0].startswith("cannot keep compiled kernels in ")
 
 
 def test_where_compiled_kernels_do_not_run_mlx_compiles(tmp_path, monkeypatch):
@@ -88,8 +91,9 @@ def test_where_compiled_kernels_do_not_run_mlx_compiles(tmp_path, monkeypatch):
     monkeypatch.setattr(mx, "device_info", lambda: {"architecture": "sm_90"})
     monkeypatch.setattr(cuda_compiler, "tool", lambda: ("there", tmp_path))
     monkeypatch.setattr(cuda_compiler, "compiled", lambda text, architecture: b"code")
-    assert cuda_compiler.library(tmp_path) is None
-    assert gpu_of("cuda", folder=tmp_path)._make is mx.fast.cuda_kernel
+    said = []
+    assert gpu_of("cuda", folder=tmp_path, say=said.append)._make is mx.fast.cuda_kernel
+    assert len(said) == 1 and said[0].startswith("MLX compiles kernels anew in every process: ")
 
 
 def test_a_wrong_trial_is_not_trusted(tmp_path, monkeypatch):
@@ -102,7 +106,7 @@ def test_a_wrong_trial_is_not_trusted(tmp_path, monkeypatch):
             return [inputs[0] + (3 if right else 2)]
 
         monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", run)
-        assert (cuda_compiler.library(tmp_path) is not None) == right
+        assert (cuda_compiler.library(tmp_path, print) is not None) == right
 
 
 @needs_tool

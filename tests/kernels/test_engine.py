@@ -54,7 +54,7 @@ def on_gpu(monkeypatch):
     def stand_in(kernel: str | None = None) -> Simulator:
         sim = Simulator(strict=False, portable=True)
         monkeypatch.setattr(loader, "backend", lambda: "metal")
-        monkeypatch.setattr(loader, "gpu_of", lambda name, folder: gpu_of(name, spoiling(sim, kernel)))
+        monkeypatch.setattr(loader, "gpu_of", lambda name, **_: gpu_of(name, spoiling(sim, kernel)))
         return sim
 
     return stand_in
