@@ -13,14 +13,17 @@ from typing import Any, Self
 
 
 class Interrupt:
-    """Holds Ctrl-C back while `patient()` says so; `asked` tells. A second one is not held back."""
+    """Holds Ctrl-C back while `patient()` says so; `asked` tells. A second one is not held back.
+
+    Where the shell has it ignored (a script's background job, nohup) it stays so."""
 
     def __init__(self, patient: Callable[[], bool]):
         self.asked, self._patient = False, patient
         self._before: Any = None
 
     def __enter__(self) -> Self:
-        self._before = _signal.signal(signal.SIGINT, self._hear)
+        if _signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            self._before = _signal.signal(signal.SIGINT, self._hear)
         return self
 
     def __exit__(self, *_) -> None:

@@ -1,3 +1,15 @@
 """mlxrt before MLX: it brings the BLAS that MLX then finds."""
 
+import signal
+
+import pytest
+
 import mlxrt  # noqa: F401
+
+
+@pytest.fixture
+def hears_ctrl_c():
+    """A script's background jobs ignore Ctrl-C, and so do their children: the tests may run in one."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

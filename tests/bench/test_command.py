@@ -181,7 +181,7 @@ def test_a_side_that_dies_says_why():
         Side("ours", {})
 
 
-def test_ctrl_c_keeps_what_was_measured(folder, tmp_path):
+def test_ctrl_c_keeps_what_was_measured(folder, tmp_path, hears_ctrl_c):
     out = tmp_path / "a.json"
     argv = ["bench", "decode", "-m", str(folder), "--peer", "none", "--json", str(out), "--lengths", "8"]
     many = ["--rounds", "1000", "--minutes", "50", "--width", "0.1", "--threads", "1", "--tokens", "2"]

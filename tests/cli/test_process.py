@@ -14,6 +14,9 @@ ENDLESS = ("-n", "3000", "--ignore-eos", "--temp", "1", "--seed", "1")
 CTRL_C = b"\x03"
 
 
+pytestmark = pytest.mark.usefixtures("hears_ctrl_c")
+
+
 def start(*argv: object, **options) -> subprocess.Popen:
     # Unbuffered: communicate() does not see what a buffer has already taken.
     pipes = {"bufsize": 0, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -30,6 +33,15 @@ def test_ctrl_c_keeps_what_was_generated(folder):
     [timing] = [line for line in err.decode().splitlines() if "prompt tokens" in line]
     assert "stopped" in timing and "seed 1" in timing
     assert b"Traceback" not in err
+
+
+def test_an_ignored_ctrl_c_stays_ignored(folder):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    child = start("generate", "-m", folder, "hello", "-n", "300", "--ignore-eos", "--seed", "1")
+    child.stdout.read(1)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 0 and b"300 generated" in err and b"stopped" not in err
 
 
 def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(folder):

@@ -174,14 +174,6 @@ def test_sampled_rows_are_the_same_from_any_thread():
     assert together(*(lambda r=r: engine.generate(r).tokens for r in ask)) == alone
 
 
-@pytest.fixture
-def hears_ctrl_c():
-    """A shell's background jobs ignore Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def test_ctrl_c_waits_for_the_end_of_a_step(hears_ctrl_c):
     """So that the engine can be used afterwards, in a notebook say."""
     model = make("wf")
