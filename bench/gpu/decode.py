@@ -33,18 +33,17 @@ from mlxrt.weights.shapes import Shape, random_weights
 RENAMED = {"qwen3_moe": (".mlp.experts.", ".mlp.switch_mlp.")}
 
 
-def build(shape, mode, context):
-    """(engine, mlx-lm's model or None, bytes a token reads of the weights)."""
+def build(shape, mode, context, peer=True):
+    """(engine, mlx-lm's model or None)."""
     asked = Shape.parse(f"shape:{shape}")
     family = find(asked.config)
     model = family(family.parse(asked.config, lambda line: None))
     random_weights(model, asked.bits, mx.bfloat16, mode=asked.mode, group_size=asked.group_size)
-    arrays = tree_flatten(model.parameters())
-    peer = peer_of(asked, arrays)
+    beside = peer_of(asked, tree_flatten(model.parameters())) if peer else None
     model.fuse(Kernels(mode, gpu_of(backend(), folder=cache_root() / "kernels"), print))
     mx.eval(model.parameters())
     config = EngineConfig(max_context=context, chunk=2048, max_running=64, kernels=mode)
-    return Engine(model, config, source=Source(shape), say=lambda line: None), peer
+    return Engine(model, config, source=Source(shape), say=lambda line: None), beside
 
 
 def peer_of(asked, arrays):
@@ -197,7 +196,7 @@ def compare(engine, peer, batch, length, args, known):
 def measure(shape, args):
     runs = [tuple(map(int, run.split("x"))) for run in args.runs.split(",")]
     began = time.perf_counter()
-    engine, peer = build(shape, args.mode, max(n for _, n in runs) + 2 * args.tokens)
+    engine, peer = build(shape, args.mode, max(n for _, n in runs) + 2 * args.tokens, peer=not args.alone)
     vocab = engine.model.config.vocab_size
     read, count = bytes_read(engine.model), launches(engine.model, prompts_of(vocab, 1, 8)[0])
     if args.turn:  # compile now what will be timed

@@ -10,7 +10,6 @@ the host's. Needs kernels from mlxrt/kernels/cuda_compiler.py.
 import argparse
 import ctypes
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlxrt  # noqa: F401  before MLX
@@ -20,6 +19,8 @@ import numpy as np
 
 from bench.gpu.decode import ask, build, prompts_of
 from bench.gpu.ops import copy_bandwidth
+from mlxrt import EngineConfig
+from mlxrt.engine import Engine, Source
 from mlxrt.kernels.kernels import Gpu
 
 CUDA_STREAM_CAPTURE_MODE_RELAXED = 2
@@ -140,26 +141,22 @@ def table(driver: Driver, launches: list[Launch], copy: float) -> None:
             f"largest input {read / len(held) / 1e6:8.2f} MB ({read / took / copy:4.0%} of copying), "
             f"{blocks[0]}x{blocks[1]}x{blocks[2]} of {threads[0]}"
         )
-    print(f"  {len(launches)} launches, one after another in a graph: {1e6 * whole:.0f} us; sum of the lines {1e6 * total:.0f} us", flush=True)
+    print(f"  {len(launches)} launches one after another in a graph: {1e6 * whole:.0f} us; lines {1e6 * total:.0f} us")
 
 
 def recorded(shape: str, batch: int, prompt: int) -> list[Launch]:
-    engine, _ = build(shape, "auto", prompt + 64, peer=False)
-    engine.close()
-    from mlxrt import EngineConfig
-    from mlxrt.engine import Engine, Source
-
-    record = Record(engine.model.kernels.gpu)
+    """The launches of one decode step in the engine, once every row has four tokens."""
+    model = build(shape, "auto", prompt + 64, peer=False)[0].model
+    record = Record(model.kernels.gpu)
     config = EngineConfig(max_context=prompt + 64, chunk=2048, compile=False, ahead=0, max_running=64)
-    with Engine(engine.model, config, source=Source(shape), say=lambda line: None) as plain:
-        prompts = prompts_of(plain.model.config.vocab_size, batch, prompt)
-        count = [0] * batch
-        with plain.stream([ask(p, 8) for p in prompts]) as stream:
-            order = list(stream.ids)
+    with Engine(model, config, source=Source(shape), say=lambda line: None) as engine:
+        prompts, done = prompts_of(model.config.vocab_size, batch, prompt), False
+        with engine.stream([ask(p, 12) for p in prompts]) as stream:
+            count = dict.fromkeys(stream.ids, 0)
             for event in stream:
-                count[order.index(event.id)] += 1
-                record.on = min(count) == max(count) == 4 or (record.on and max(count) < 5)
-    mx.eval([a for one in record.launches for a in one.outputs])
+                count[event.id] += 1
+                done |= bool(record.launches)
+                record.on = not done and min(count.values()) >= 4
     return record.launches
 
 

@@ -17,6 +17,8 @@ import mlxrt  # noqa: F401  before MLX
 import mlx.core as mx
 # isort: on
 
+from bench.gpu.device import Driver, Record, table
+from bench.gpu.ops import copy_bandwidth
 from bench.gpu.turn import turn
 from mlxrt.kernels import OPS, PLAIN, Kernels, backend, gpu_of
 from mlxrt.kernels.codes import coded_down, coded_gate_up
@@ -145,6 +147,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="bfloat16", choices=("float16", "bfloat16"))
     parser.add_argument("--repeat", type=int, default=30)
     parser.add_argument("--turn", help="measure while holding a lock on this file")
+    parser.add_argument("--device", action="store_true", help="also a table of what the device itself takes")
     parser.add_argument("--unproved", action="store_true", help="without every case of every kernel first")
     options = parser.parse_args()
     if backend() == "reference":
@@ -161,6 +164,8 @@ def main() -> int:
         prefill(coded[0], kernels, dtype, once)
     with turn(options.turn):
         fine &= decode(coded, dtype, options)
+        if options.device:
+            kernel_table(coded, dtype, kernels)
         mx.clear_cache()
         return 0 if prefill(coded[0], kernels, dtype, options) and fine else 1
 
@@ -175,6 +180,15 @@ def decode(coded: list[Experts], dtype: mx.Dtype, options: argparse.Namespace) -
     told = {"layers": len(coded), "bits": options.bits, "error": off}
     say(decode_ms=ours, affine2_gather_qmm_ms=theirs, ratio=theirs / ours, **told)
     return off < 0.05
+
+
+def kernel_table(coded: list[Experts], dtype: mx.Dtype, kernels: Kernels) -> None:
+    record = Record(kernels.gpu)
+    record.on = True
+    x = mx.random.normal((1, HIDDEN)).astype(dtype)
+    mx.eval(through(coded, x, routes_for(len(coded), 1, coded[0].gate_proj.words.shape[0])))
+    record.on = False
+    table(Driver(), record.launches, copy_bandwidth())
 
 
 def prefill(layer: Experts, kernels: Kernels, dtype: mx.Dtype, options: argparse.Namespace) -> bool:
