@@ -133,7 +133,7 @@ def main():
         measure(args.length, (int(inputs),))
     for host in (None, "as they are", "moved"):
         measure(args.length, LAYER, several=True, tails=True, host=host)
-    for spin in filter(None, map(int, args.spin.split(","))):
+    for spin in map(int, filter(None, args.spin.split(","))):
         for turns in (1, 2):
             measure(args.length, LAYER, several=True, tails=True, spin=spin, turns=turns)
 
