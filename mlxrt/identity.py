@@ -14,7 +14,7 @@ from .models import CausalLM
 from .text import Tokenizer
 from .weights.fingerprint import weights_digest
 
-FORMAT = "2"
+FORMAT = "3"
 
 
 def identify(

@@ -58,6 +58,10 @@ FN uint right_row(uint lane, uint i) { return (lane & 3u) * 2 + i; }
 FN uint right_col(uint lane, uint i) { return lane >> 2; }
 FN uint sum_row(uint lane, uint i) { return lane >> 2; }
 FN uint sum_col(uint lane, uint i) { return (lane & 3u) * 2 + i; }
+// Which lane has a number of such a sum, and what all rows of its column come to.
+FN uint sum_lane(uint row, uint col) { return row * 4 + col / 2; }
+FN float rows_max(float v) { for (int o = 4; o < 32; o *= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, o)); return v; }
+FN float rows_sum(float v) { for (int o = 4; o < 32; o *= 2) v += __shfl_xor_sync(0xffffffffu, v, o); return v; }
 template <typename T> struct alignas(2 * sizeof(T)) Tile { T e[2]; };
 template <typename T> FN void set(Tile<T>& t, uint i, T v) { t.e[i] = v; }
 template <typename T> FN T at(Tile<T>& t, uint i) { return t.e[i]; }
@@ -84,6 +88,11 @@ template <typename T> FN void right16(const T* x, const uint (&from)[2], const b
         *(uint*)(&t[4 * c + 2].e[0]) = v.z; *(uint*)(&t[4 * c + 3].e[0]) = v.w;
     }
 }
+// A word that holds two numbers: both into a tile, or one of them.
+template <typename T> FN void set_pair(Tile<T>& t, uint w) { *(uint*)(&t.e[0]) = w; }
+template <typename T> FN T one_of(uint w, int n);
+template <> FN __half one_of<__half>(uint w, int n) { return __ushort_as_half((unsigned short)(w >> (16 * n))); }
+template <> FN __nv_bfloat16 one_of<__nv_bfloat16>(uint w, int n) { return __ushort_as_bfloat16((unsigned short)(w >> (16 * n))); }
 FN float4 four(float a, float b, float c, float d) { return make_float4(a, b, c, d); }
 template <typename T> FN void unpack2(uint u, float* y);
 template <> FN void unpack2<float>(uint u, float* y) { y[0] = __uint_as_float(u); }

@@ -15,6 +15,14 @@ FN uint right_row(uint lane, uint i) { return tile_row(lane); }
 FN uint right_col(uint lane, uint i) { return tile_col(lane) + i; }
 FN uint sum_row(uint lane, uint i) { return tile_row(lane); }
 FN uint sum_col(uint lane, uint i) { return tile_col(lane) + i; }
+// Which lane has a number of such a sum, and what all rows of its column come to.
+FN uint sum_lane(uint row, uint col) { return row / 4 * 16 + col / 4 * 8 + row % 4 * 2 + col / 2 % 2; }
+FN float rows_max(float v) {
+    v = metal::max(v, simd_shuffle_xor(v, 2)); v = metal::max(v, simd_shuffle_xor(v, 4)); return metal::max(v, simd_shuffle_xor(v, 16));
+}
+FN float rows_sum(float v) {
+    v += simd_shuffle_xor(v, 2); v += simd_shuffle_xor(v, 4); return v + simd_shuffle_xor(v, 16);
+}
 template <typename T> struct Tile { metal::simdgroup_matrix<T, 8, 8> m; };
 template <typename T> FN void set(thread Tile<T>& t, uint i, T v) { t.m.thread_elements()[i] = v; }
 template <typename T> FN T at(thread Tile<T>& t, uint i) { return t.m.thread_elements()[i]; }
@@ -43,4 +51,9 @@ template <> FN void unpack2<half>(uint u, thread float* y) {
 template <> FN void unpack2<bfloat16_t>(uint u, thread float* y) {
     y[0] = as_type<float>(u << 16); y[1] = as_type<float>(u & 0xffff0000u);
 }
+// A word that holds two numbers: both into a tile, or one of them.
+template <typename T> FN void set_pair(thread Tile<T>& t, uint w) {
+    float y[2]; unpack2<T>(w, y); t.m.thread_elements()[0] = static_cast<T>(y[0]); t.m.thread_elements()[1] = static_cast<T>(y[1]);
+}
+template <typename T> FN T one_of(uint w, int n) { float y[2]; unpack2<T>(w, y); return static_cast<T>(y[n]); }
 """

@@ -66,7 +66,11 @@ BITS, GROUPS = (2, 3, 4, 6, 8), (32, 64, 128)
 
 @dataclass(frozen=True)
 class Quantised(Codec):
-    """Affine codes of `key` and `value` bits per group of `group` numbers, as MLX packs them."""
+    """Affine codes of `key` and `value` bits per group of `group` numbers, as MLX packs them.
+
+    A token becomes two arrays, because each costs a launch time: the words of its key and then its value, and the
+    lines their codes lie on: scales and biases of the key's groups, then of the value's.
+    """
 
     key: int = 8
     value: int = 8
@@ -83,13 +87,12 @@ class Quantised(Codec):
     def shapes(self, heads, dim):
         if dim % self.group:
             raise UnsupportedModel(f"head_dim {dim} is no multiple of the quantisation group {self.group}")
-        packed = [(heads, dim * bits // 32, mx.uint32) for bits in (self.key, self.value)]
-        scales = (heads, dim // self.group, self.dtype)
-        return [packed[0], scales, scales, packed[1], scales, scales]
+        return [(heads, dim * (self.key + self.value) // 32, mx.uint32), (heads, 4 * dim // self.group, self.dtype)]
 
     def encode(self, k, v):
         coded = [mx.quantize(x.astype(self.dtype), self.group, bits) for x, bits in ((k, self.key), (v, self.value))]
-        return (*coded[0], *coded[1])
+        words, lines = [c[0] for c in coded], [x for c in coded for x in c[1:]]
+        return mx.concatenate(words, axis=-1), mx.concatenate(lines, axis=-1)
 
     def decode(self, parts):
         k, v = (mx.dequantize(w, s, b, self.group, bits) for (w, s, b), bits in self._coded(parts))
@@ -105,7 +108,10 @@ class Quantised(Codec):
 
     def _coded(self, parts):
         """Words, scales and biases of keys and of values, each with its bits."""
-        return (parts[:3], self.key), (parts[3:], self.value)
+        words, lines = parts
+        k, v = mx.split(words, [words.shape[-1] * self.key // (self.key + self.value)], axis=-1)
+        ks, kb, vs, vb = mx.split(lines, 4, axis=-1)
+        return ((k, ks, kb), self.key), ((v, vs, vb), self.value)
 
     def _product(self, x, parts, bits, transpose):
         if x.shape[:-2] != parts[0].shape[:-2]:  # quantized_matmul does not broadcast batches

@@ -38,17 +38,12 @@ class KVView(LayerView):
         With both the kernel for rows of one token does everything between two products of a layer.
         """
         fits = form is not None and self.kernels.gpu is not None and bool(self.live) and self.spec.pages
-        if fits and isinstance(self.spec.codec, Quantised) and form.v_norm:  # type: ignore[union-attr]
-            self.kernels.lack(attend_packed, "values are normed before they are encoded")
-            fits = False
         if not fits:
             return self.attend(*turn(qkv, self.positions), scale=scale, softcap=softcap, sinks=sinks).flatten(1)
         where = (self.index["table"], self.index["where"])
         what = {"scale": scale, "window": self.spec.window, "softcap": softcap, "sinks": sinks}
         if isinstance(codec := self.spec.codec, Quantised):
-            pool, tail = self.pool, self.live
-            bits = (codec.key, codec.value, codec.group)
-            coded = PackedPages(pool[:3], pool[3:], tail[:3], tail[3:], *where, *bits)
+            coded = PackedPages(self.pool, self.live, *where, codec.key, codec.value, codec.group)
             out, self.live = self.kernels.run(attend_packed, qkv=qkv, heads=form, pages=coded, **what)
         else:
             pages = Pages(self.pool[0], self.live[0], *where)

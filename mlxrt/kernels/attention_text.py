@@ -1,0 +1,338 @@
+"""The texts of attention over pages: what is done to a row's heads, two ways to meet its keys, and how parts join.
+
+Written once, for keys and values as they are and as codes, with a new token and without: `source` puts them together.
+"""
+
+from . import attention_codes as codes
+from .op import Source
+from .packing import READ
+
+READ16 = r"""
+// Sixteen numbers, part `part` of vector i of a head of D.
+template <typename T, int D, typename P> FN void read16(P p, uint i, uint part, thread float* y) {
+    load8<T>(p, (i * D + part * 16) / 8, y); load8<T>(p, (i * D + part * 16) / 8 + 1, y + 8);
+}
+"""
+
+# One threadgroup: HG query heads of one key head of one row, and one part of its keys.
+BEGIN = r"""
+    uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
+    uint t = thread_position_in_threadgroup.x;
+    uint r = threadgroup_position_in_grid.x / uint(H / HG);
+    uint h0 = threadgroup_position_in_grid.x % uint(H / HG) * uint(HG);
+    uint split = threadgroup_position_in_grid.y; bool last = split == uint(SPLITS - 1);
+    uint kh = h0 / uint(H / KV);
+    const int ROWS = CODED ? KV : 2 * KV;  // vectors of a token
+    threadgroup float vecs[HG + 2][D]; MEMORY
+    threadgroup float sums[SG][HG][D]; threadgroup float tops[SG][HG]; threadgroup float dens[SG][HG];
+    int begin = where[3 * r]; int stop = where[3 * r + 1]; uint fresh = uint(where[3 * r + 2]); int pos = stop + int(fresh);
+    int lo = WINDOW > 0 ? metal::max(begin, pos - WINDOW + 1) : begin;
+    int full = stop - lo;
+    int each = (metal::max(full, 0) + SPLITS - 1) / SPLITS;
+    int from = metal::min(lo + int(split) * each, metal::max(lo, stop));  // a short row's last part begins at its tail
+    int to = last ? pos + 1 : metal::min(from + each, stop);
+    // Blocks of this part of the keys: read at once, not one before every key, and by those who have no heads to turn.
+    const int PART = W / SPLITS + 4; const bool STAGE = PART <= 512; uint early = uint(from - begin) / uint(S);
+    const int BUSY = SG > HG + 2 ? HG + 2 : 0;
+    threadgroup uint blocks[STAGE ? PART : 1];
+    if (STAGE && sg >= uint(BUSY)) {
+        for (uint i = t - uint(BUSY * 32); i < uint(PART); i += uint((SG - BUSY) * 32)) {
+            blocks[i] = early + i < uint(W) ? uint(table[r * W + early + i]) : 0;
+        }
+    }
+    for (uint v = sg; v < uint(NEW ? HG + 2 : HG); v += uint(SG)) {
+        uint head = v < uint(HG) ? h0 + v : v == uint(HG) || TIED ? uint(H) + kh : uint(H + KV) + kh;
+        float e[D / 32]; float g[D / 32]; float speed[TURN / 32 + 1]; float ss = 0.0f;
+        #pragma unroll
+        for (uint i = 0; i < uint(D / 32); i++) { e[i] = float(qkv[(r * HEADS + head) * D + lane + 32 * i]); g[i] = 1.0f; }
+        if (QN && v < uint(HG)) {
+            #pragma unroll
+            for (uint i = 0; i < uint(D / 32); i++) g[i] = float(qn[lane + 32 * i]);
+        }
+        if (KN && v == uint(HG)) {
+            #pragma unroll
+            for (uint i = 0; i < uint(D / 32); i++) g[i] = float(kn[lane + 32 * i]);
+        }
+        #pragma unroll
+        for (uint i = 0; i < uint(TURN / 32 + 1); i++) speed[i] = lane + 32 * i < uint(TURN) ? float(speeds[lane + 32 * i]) : 0.0f;
+        #pragma unroll
+        for (uint i = 0; i < uint(D / 32); i++) ss += e[i] * e[i];
+        bool normed = v < uint(HG) ? QN : v == uint(HG) ? KN : VN;
+        float inv = normed ? metal::rsqrt(simd_sum(ss) / float(D) + as_type<float>(uint(EPS))) : 1.0f;
+        #pragma unroll
+        for (uint i = 0; i < uint(D / 32); i++) vecs[v][lane + 32 * i] = e[i] * inv * g[i];
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+        if (v <= uint(HG)) {
+            #pragma unroll
+            for (uint i = 0; i < uint(TURN / 32 + 1); i++) {
+                uint p = lane + 32 * i;
+                if (p < uint(TURN)) {
+                    float angle = float(pos) * speed[i]; float f = as_type<float>(uint(MAGNITUDE));
+                    float c = metal::cos(angle) * f; float s = metal::sin(angle) * f;
+                    float a = vecs[v][p]; float b = vecs[v][p + TURN];
+                    vecs[v][p] = a * c - b * s; vecs[v][p + TURN] = a * s + b * c;
+                }
+            }
+            simdgroup_barrier(mem_flags::mem_threadgroup);
+        }
+        ENCODE
+        for (uint i = lane; i < uint(D); i += 32) vecs[v][i] = float(static_cast<T>(vecs[v][i]));
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+"""
+APPEND = r"""
+    if (last && h0 % uint(H / KV) == 0) {
+        const uint EACH = 16 / sizeof(T); const uint CHUNKS = TAIL * D / EACH;
+        for (uint i = t; i < 2 * CHUNKS; i += uint(SG * 32)) {
+            uint kv = i / CHUNKS; uint at = ((r * 2 + kv) * KV + kh) * CHUNKS + i % CHUNKS;
+            if (i % CHUNKS / (D / EACH) != fresh) {
+                ((device uint4*)(tail_out))[at] = ((const device uint4*)(tail))[at];
+            }
+        }
+        for (uint i = t; i < uint(2 * D); i += uint(SG * 32)) {
+            uint at = (((r * 2 + i / D) * KV + kh) * TAIL + fresh) * D + i % D;
+            tail_out[at] = static_cast<T>(vecs[HG + i / D][i % D]);
+        }
+    }
+"""
+# Lanes by themselves: for float32, and for heads too wide for matrix units. A lane takes 16 numbers of a key.
+ALONE = r"""
+    const int LK = D / 16; const int KPS = 32 / LK;
+    uint part = lane % LK; int mine = int(lane) / LK;
+    float q[HG][16]; float all[HG]; float m[HG]; float l[HG]; float a[HG][16]; float base[HG];
+    #pragma unroll
+    for (int g = 0; g < HG; g++) {
+        m[g] = -1e30f; l[g] = 0.0f; all[g] = 0.0f; base[g] = 0.0f;
+        #pragma unroll
+        for (int i = 0; i < 16; i++) {
+            q[g][i] = vecs[g][part * 16 + i] * as_type<float>(uint(SCALE)); all[g] += q[g][i]; a[g][i] = 0.0f;
+        }
+    }
+    for (int k0 = from + int(sg) * KPS * U; k0 < to; k0 += SG * KPS * U) {
+        float kk[U][16]; float vv[U][16]; Line kf[U]; Line vf[U]; bool live[U];
+        #pragma unroll
+        for (int u = 0; u < U; u++) {
+            int p = k0 + u * KPS + mine; live[u] = p < to; int key = live[u] ? p : k0;
+            READ_BOTH
+        }
+        #pragma unroll
+        for (int g = 0; g < HG; g++) {
+            meet<U, LK, CAP, CODED>(q[g], all[g], kk, vv, kf, vf, live, m[g], l[g], a[g], base[g]);
+        }
+    }
+    #pragma unroll
+    for (int g = 0; g < HG; g++) {
+        float top = m[g];
+        #pragma unroll
+        for (uint o = LK; o < 32; o *= 2) top = metal::max(top, simd_shuffle_xor(top, o));
+        float f = metal::exp(m[g] - top); float den = l[g] * f;
+        #pragma unroll
+        for (uint o = LK; o < 32; o *= 2) den += simd_shuffle_xor(den, o);
+        #pragma unroll
+        for (int i = 0; i < 16; i++) {
+            float v = (CODED ? a[g][i] + base[g] : a[g][i]) * f;
+            #pragma unroll
+            for (uint o = LK; o < 32; o *= 2) v += simd_shuffle_xor(v, o);
+            if (mine == 0) sums[sg][g][part * 16 + i] = v;
+        }
+        if (lane == 0) { tops[sg][g] = top; dens[sg][g] = den; }
+    }
+"""
+# Matrix units: scores are [16 keys, 8 queries], results [numbers, 8 queries]. Sums over numbers of a head may be taken in
+# any order, and so may its results be made: a lane takes neighbours of a key and of a value, and nothing is moved.
+TILES = r"""
+    const int LT = D / 8; uint quarter = left_col(lane, 0) / 2; uint eighth = left_row(lane, 0);
+    Tile<T> q[LT]; Tile<float> acc[LT]; float m[2]; float l[2];
+    #pragma unroll
+    for (uint i = 0; i < 2; i++) {
+        uint k = right_row(lane, i); uint head = right_col(lane, i); m[i] = -1e30f; l[i] = 0.0f;
+        #pragma unroll
+        for (int j = 0; j < LT; j++) {
+            float v = head < uint(HG) ? vecs[head][k / 2 * (D / 4) + 2 * j + k % 2] : 0.0f;
+            set<T>(q[j], i, static_cast<T>(v)); set<float>(acc[j], i, 0.0f);
+        }
+    }
+    for (int k0 = from + int(sg) * 16; k0 < to; k0 += SG * 16) {
+        Tile<T> keys[2][LT]; Tile<T> values[2][LT]; Tile<float> s[2]; float p[2][2];
+        #pragma unroll
+        for (int c = 0; c < 2; c++) {
+            int key = metal::min(k0 + 8 * c + int(left_row(lane, 0)), to - 1);
+            READ_KEY
+            #pragma unroll
+            for (uint i = 0; i < 2; i++) {
+                int key = metal::min(k0 + 8 * c + int(left_col(lane, i)), to - 1);
+                READ_VALUE
+                set<float>(s[c], i, 0.0f);
+            }
+        }
+        #pragma unroll
+        for (int j = 0; j < LT; j++) multiply2(s[0], s[1], keys[0][j], keys[1][j], q[j]);
+        #pragma unroll
+        for (uint i = 0; i < 2; i++) {
+            float top = m[i];
+            #pragma unroll
+            for (int c = 0; c < 2; c++) {
+                float d = at<float>(s[c], i) * as_type<float>(uint(SCALE));
+                if (CAP != 0) d = metal::tanh(d / as_type<float>(uint(CAP))) * as_type<float>(uint(CAP));
+                p[c][i] = k0 + 8 * c + int(sum_row(lane, i)) < to ? d : -1e30f; top = metal::max(top, p[c][i]);
+            }
+            top = rows_max(top);
+            float f = metal::exp(m[i] - top); m[i] = top;
+            #pragma unroll
+            for (int c = 0; c < 2; c++) p[c][i] = metal::exp(p[c][i] - top);
+            l[i] = l[i] * f + p[0][i] + p[1][i];
+            #pragma unroll
+            for (int j = 0; j < LT; j++) set<float>(acc[j], i, at<float>(acc[j], i) * f);
+        }
+        #pragma unroll
+        for (int c = 0; c < 2; c++) {
+            Tile<T> shares;
+            #pragma unroll
+            for (uint i = 0; i < 2; i++) {
+                uint head = right_col(lane, i); uint of = sum_lane(right_row(lane, i), head);
+                float even = simd_shuffle(p[c][0], of); float odd = simd_shuffle(p[c][1], of);
+                set<T>(shares, i, static_cast<T>(head % 2 == 0 ? even : odd));
+            }
+            #pragma unroll
+            for (int j = 0; j < LT; j += 2) multiply2(acc[j], acc[j + 1], values[c][j], values[c][j + 1], shares);
+        }
+    }
+    #pragma unroll
+    for (uint i = 0; i < 2; i++) {
+        uint head = sum_col(lane, i); float den = rows_sum(l[i]);
+        if (head < uint(HG)) {
+            #pragma unroll
+            for (int j = 0; j < LT; j++) sums[sg][head][sum_row(lane, i) * LT + j] = at<float>(acc[j], i);
+            if (sum_row(lane, i) == 0) { tops[sg][head] = m[i]; dens[sg][head] = den; }
+        }
+    }
+"""
+FINISH = r"""
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = t; i < uint(HG * D); i += uint(SG * 32)) {
+        uint g = i / D; uint d = i % D;
+        float top = SINKS && SPLITS == 1 ? float(sinks[h0 + g]) : -1e30f; float den = 0.0f; float o = 0.0f;
+        for (int s = 0; s < SG; s++) top = metal::max(top, tops[s][g]);
+        for (int s = 0; s < SG; s++) { float e = metal::exp(tops[s][g] - top); den += dens[s][g] * e; o += sums[s][g][d] * e; }
+        if (SPLITS == 1) {
+            if (SINKS) den += metal::exp(float(sinks[h0 + g]) - top);
+            out[(r * H + h0 + g) * D + d] = static_cast<OUT>(o / den);
+        } else {
+            uint at = (r * H + h0 + g) * SPLITS + split;
+            out[at * (D + 2) + d] = static_cast<OUT>(o);
+            if (d == 0) { out[at * (D + 2) + D] = static_cast<OUT>(top); out[at * (D + 2) + D + 1] = static_cast<OUT>(den); }
+        }
+    }
+"""
+MEET = r"""
+struct Line { float by; float plus; };  // a number is a code `by` that `plus` this
+// U keys and values against a query, LK lanes a key: the running softmax of its numbers. CODED: sixteen numbers of a key
+// are k along the line kf, which takes no time from each of them: the query's sum is `all`; likewise values, whose part
+// that is the same for all sixteen gathers in `base`.
+template <int U, int LK, int CAP, bool CODED> FN void meet(const thread float (&q)[16], float all, const thread float (&k)[U][16], const thread float (&v)[U][16], const thread Line (&kf)[U], const thread Line (&vf)[U], const thread bool (&live)[U], thread float& m, thread float& l, thread float (&a)[16], thread float& base) {
+    float d[U]; float top = m;
+    #pragma unroll
+    for (int u = 0; u < U; u++) {
+        d[u] = 0.0f;
+        #pragma unroll
+        for (int i = 0; i < 16; i++) d[u] += q[i] * k[u][i];
+        if (CODED) d[u] = d[u] * kf[u].by + all * kf[u].plus;
+        #pragma unroll
+        for (uint o = 1; o < uint(LK); o *= 2) d[u] += simd_shuffle_xor(d[u], o);
+        if (CAP != 0) d[u] = metal::tanh(d[u] / as_type<float>(uint(CAP))) * as_type<float>(uint(CAP));
+        d[u] = live[u] ? d[u] : -1e30f; top = metal::max(top, d[u]);
+    }
+    float f = metal::exp(m - top); l *= f; base *= f; m = top;
+    #pragma unroll
+    for (int i = 0; i < 16; i++) a[i] *= f;
+    #pragma unroll
+    for (int u = 0; u < U; u++) {
+        float p = live[u] ? metal::exp(d[u] - top) : 0.0f; l += p;
+        if (CODED) { base += p * vf[u].plus; p *= vf[u].by; }
+        #pragma unroll
+        for (int i = 0; i < 16; i++) a[i] += p * v[u][i];
+    }
+}
+"""
+# Which vector of the pool, or of the tail, holds a key; a value's is as far behind it as there are keys.
+SLOT = r"""bool pooled = key < stop; uint slot = (r * uint(ROWS) + kh) * TAIL + uint(key - stop);
+            if (pooled) {
+                uint page = uint(key - begin) / uint(S); uint block = STAGE ? blocks[page - early] : uint(table[r * W + page]);
+                slot = (block * uint(ROWS) + kh) * S + uint(key) % S;
+            }"""
+READS = {
+    "READ_KEY": r"""
+            uint w[LT];
+            if (pooled) load_words<LT>(pool, 4 * slot + quarter, w); else load_words<LT>(tail, 4 * slot + quarter, w);
+            #pragma unroll
+            for (int j = 0; j < LT; j++) set_pair<T>(keys[c][j], w[j]);""",
+    "READ_VALUE": r"""
+            uint w[LT / 2]; slot += uint(KV) * (pooled ? uint(S) : uint(TAIL));
+            if (pooled) load_words<LT / 2>(pool, 8 * slot + eighth, w); else load_words<LT / 2>(tail, 8 * slot + eighth, w);
+            #pragma unroll
+            for (int j = 0; j < LT; j++) set<T>(values[c][j], i, one_of<T>(w[j / 2], j % 2));""",
+    "READ_BOTH": r"""
+            uint behind = uint(KV) * (pooled ? uint(S) : uint(TAIL));
+            if (pooled) { read16<T, D>(pool, slot, part, kk[u]); read16<T, D>(pool, slot + behind, part, vv[u]); }
+            else { read16<T, D>(tail, slot, part, kk[u]); read16<T, D>(tail, slot + behind, part, vv[u]); }""",
+}
+# The new token is not in memory yet.
+NEWEST = {
+    "READ_KEY": r"""
+            #pragma unroll
+            for (int n = 0; n < D / 4; n++) set<T>(keys[c][n / 2], n % 2, static_cast<T>(vecs[HG][quarter * (D / 4) + n]));""",
+    "READ_VALUE": r"""
+            #pragma unroll
+            for (int j = 0; j < LT; j++) set<T>(values[c][j], i, static_cast<T>(vecs[HG + 1][eighth * LT + j]));""",
+    "READ_BOTH": r"""
+            kf[u].by = 1.0f; kf[u].plus = 0.0f; vf[u] = kf[u];
+            #pragma unroll
+            for (int i = 0; i < 16; i++) { kk[u][i] = vecs[HG][part * 16 + i]; vv[u][i] = vecs[HG + 1][part * 16 + i]; }""",
+}
+JOIN = Source(
+    "mlxrt_attend_join",
+    ("parts", "sinks"),
+    ("out",),
+    r"""
+    uint h = threadgroup_position_in_grid.x; uint t = thread_position_in_threadgroup.x;
+    float top = SINKS ? float(sinks[h % H]) : -1e30f; float den = 0.0f;
+    for (int s = 0; s < SPLITS; s++) top = metal::max(top, parts[(h * SPLITS + s) * (D + 2) + D]);
+    for (int s = 0; s < SPLITS; s++) {
+        uint at = (h * SPLITS + s) * (D + 2);
+        den += parts[at + D + 1] * metal::exp(parts[at + D] - top);
+    }
+    if (SINKS) den += metal::exp(float(sinks[h % H]) - top);
+    for (uint d = t; d < uint(D); d += uint(SIZE)) {
+        float o = 0.0f;
+        for (int s = 0; s < SPLITS; s++) {
+            uint at = (h * SPLITS + s) * (D + 2);
+            o += parts[at + d] * metal::exp(parts[at + D] - top);
+        }
+        out[h * D + d] = static_cast<T>(o / den);
+    }
+""",
+)
+
+
+def source(*, new: bool, tiled: bool, coded: bool) -> Source:
+    """The kernel of one kind of call."""
+    text = (TILES if tiled else ALONE) + FINISH
+    for name, read in (codes.READS if coded else READS).items():
+        known = SLOT + read
+        text = text.replace(
+            name, f"if (NEW && key == pos) {{{NEWEST[name]}\n            }} else {{ {known} }}" if new else known
+        )
+    begin, append, memory, kept = (
+        BEGIN.replace("ENCODE", "").replace("MEMORY", ""),
+        APPEND,
+        ("pool", "tail"),
+        ("tail_out",),
+    )
+    if coded:
+        memory, kept = ("words", "lines", "tail_words", "tail_lines"), ("words_out", "lines_out")
+        begin, append = codes.CONSTANTS + BEGIN.replace("ENCODE", codes.ENCODE if new else ""), codes.APPEND
+        begin = begin.replace("MEMORY", codes.ROOM if new else "")
+    name = "mlxrt_" + ("attend" if new else "look") + "_tiles" * tiled + "_coded" * coded
+    inputs = ("qkv", *memory, "table", "where", "speeds", "qn", "kn", "sinks")
+    helpers = READ + READ16 + MEET + (codes.READ_CODES + codes.ENCODING if coded else "")
+    return Source(name, inputs, ("out", *kept) if new else ("out",), begin + (append if new else "") + text, helpers)
