@@ -65,7 +65,7 @@ def refuses(qkv, heads, pages, **rest) -> str | None:
 
 @attend_pages.kernel(*SOURCES.values(), JOIN, refuses=refuses)
 def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
-    form = seen(scale, window, softcap, sinks) | {"CODED": False}
+    form = seen(scale, window, softcap, sinks) | {"CODED": False, "KB": 16, "VB": 16, "GROUP": heads.dim}
     shape = (*pages.pool.shape[2:3], pages.tail.shape[2])
     out, *new = run(gpu, SOURCES, qkv, heads, [pages.pool], [pages.tail], pages.table, pages.where, sinks, shape, form)
     return out, new[0] if new else pages.tail
@@ -87,8 +87,9 @@ def run(
     """Attention's output, then the tail's arrays with the new token, if there is one. `shape`: tokens in a block and in
     a tail; `form`: what else the text must know, as constants."""
     rows, h, kv, dim = qkv.shape[0], heads.queries, heads.keys, heads.dim
-    new, tiled = qkv.shape[1] > h * dim, qkv.dtype != mx.float32 and dim <= WIDEST
-    together, simdgroups, splits = shape_of(rows, h, kv, dim, table.shape[1] * shape[0])
+    new = qkv.shape[1] > h * dim
+    tiled = qkv.dtype != mx.float32 and dim <= WIDEST and min(form["KB"] * 2, form["VB"]) * form["GROUP"] >= 256
+    together, simdgroups, splits = shape_of(rows, h, kv, dim, table.shape[1] * shape[0], tiled)
     out = ((rows, h * dim), qkv.dtype) if splits == 1 else ((rows, h, splits, dim + 2), mx.float32)
     found, *kept = gpu(
         sources[new, tiled],
@@ -137,19 +138,20 @@ def join(gpu: Gpu, parts: mx.array, x: mx.array, heads: Heads, sinks: mx.array |
     return gpu(JOIN, [parts, sinks], rows * h, 128, [((rows, h * dim), x.dtype)], **sizes)[0]
 
 
-def shape_of(rows: int, h: int, kv: int, dim: int, tokens: int) -> tuple[int, int, int]:
+def shape_of(rows: int, h: int, kv: int, dim: int, tokens: int, tiled: bool) -> tuple[int, int, int]:
     """(query heads a threadgroup takes together, its simdgroups, parts of the keys).
 
-    Heads that share a key head read it once if they go together; they may where enough threadgroups are left.
+    Heads that share a key head read it once if they go together; they may where enough threadgroups are left. Simdgroups
+    are as many as registers (of 65,536 on CUDA, where a lane takes up to 170 for heads of 128, 250 for 256) and 20 KB of
+    threadgroup memory for their results allow.
     """
-    for together in (8, 4, 2, 1):
+    for together in (8, 4, 2, 1) if dim <= 256 else (4, 2, 1):
         busy = rows * h // together
         splits = parts_of(tokens, busy)
         if together == 1 or (h // kv % together == 0 and busy * splits >= 128):
             break
-    simdgroups = 16
-    while simdgroups * together * dim * 4 > 20480:
-        simdgroups //= 2
+    most = (12 if dim <= 128 else 8) if tiled else 16 if together == 1 and dim <= 128 else 8
+    simdgroups = max(1, min(most, 5120 // (together * dim)))
     return together, simdgroups, splits
 
 

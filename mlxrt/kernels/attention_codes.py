@@ -1,52 +1,70 @@
 """What attention's text has instead, where keys and values are codes: how they are read, and how a new token becomes some.
 
-Codes are MLX's affine ones, made by the same rule as mx.quantize.
+Codes are MLX's affine ones, made by the same rule as mx.quantize. A token's words are its key's, then its value's; its
+lines are the key's scales and biases, then the value's.
 """
 
-CONSTANTS = r"""
-    const int KW = D * KB / 32; const int VEC = KW + D * VB / 32; const int G = D / GROUP;
-    uint nil = threadgroup_position_in_grid.z;
+# Codes are whole numbers that half precision holds exactly.
+HOLD = r"""
+    const int KW = D * KB / 32; const int VEC = KW + D * VB / 32; const int G = D / GROUP; using Half = FLOAT16;
+    const device uint* held = words; const device uint* recent = tail_words;
+    threadgroup uint codes[2 * D]; threadgroup float fits[4 * G];
 """
-ROOM = "threadgroup uint codes[2 * D]; threadgroup float fits[4 * G];"
-# A token's words are its key's, then its value's; its lines are the key's scales and biases, then the value's.
-READS = {
-    "READ_KEY": r"""
-            uint w[KW / 4]; const int KG = D / 4 > GROUP ? D / 4 / GROUP : 1; Line f[KG]; uint first = quarter * (D / 4) / GROUP;
-            if (pooled) pull<KW / 4>(words, slot * VEC + quarter * (KW / 4), w); else pull<KW / 4>(tail_words, slot * VEC + quarter * (KW / 4), w);
+READ_LINES = r"""
             #pragma unroll
-            for (int g = 0; g < KG; g++) {
-                if (pooled) f[g] = line_at<KB>(lines, slot * 4 * G + first + g, G); else f[g] = line_at<KB>(tail_lines, slot * 4 * G + first + g, G);
+            for (int g = 0; g < GS; g++) {
+                if (NEW && key == pos) {
+                    kf[c][g].by = fits[g]; kf[c][g].plus = fits[G + g]; vf[c][g].by = fits[2 * G + g]; vf[c][g].plus = fits[3 * G + g];
+                } else {
+                    uint of = slot * 4 * G + g;
+                    if (pooled) { kf[c][g] = line_at(lines, of, G); vf[c][g] = line_at(lines, of + 2 * G, G); }
+                    else { kf[c][g] = line_at(tail_lines, of, G); vf[c][g] = line_at(tail_lines, of + 2 * G, G); }
+                }
             }
-            #pragma unroll
-            for (int n = 0; n < D / 4; n++) {
-                set<T>(keys[c][n / 2], n % 2, static_cast<T>(lifted<KB>(w, n, lift_of<KB>(nil)) * f[n / GROUP].by + f[n / GROUP].plus));
-            }""",
-    "READ_VALUE": r"""
-            const int OWN = LT * VB < 32 ? 1 : LT * VB / 32; uint w[OWN]; Line f; uint first = eighth * LT / GROUP;
-            uint from_word = slot * VEC + KW + eighth * (LT * VB) / 32;
-            if (pooled) { pull<OWN>(words, from_word, w); f = line_at<VB>(lines, (slot * 4 + 2) * G + first, G); }
-            else { pull<OWN>(tail_words, from_word, w); f = line_at<VB>(tail_lines, (slot * 4 + 2) * G + first, G); }
-            if (LT * VB < 32) w[0] >>= eighth * (LT * VB) % 32;
-            #pragma unroll
-            for (int j = 0; j < LT; j++) set<T>(values[c][j], i, static_cast<T>(lifted<VB>(w, j, lift_of<VB>(nil)) * f.by + f.plus));""",
-    "READ_BOTH": r"""
-            uint kw = slot * VEC + part * (KB / 2); uint vw = slot * VEC + KW + part * (VB / 2); uint of = slot * 4 * G + part * 16 / GROUP;
-            if (pooled) {
-                kf[u] = read_codes<KB>(words, lines, kw, of, G, nil, kk[u]); vf[u] = read_codes<VB>(words, lines, vw, of + 2 * G, G, nil, vv[u]);
-            } else {
-                kf[u] = read_codes<KB>(tail_words, tail_lines, kw, of, G, nil, kk[u]);
-                vf[u] = read_codes<VB>(tail_words, tail_lines, vw, of + 2 * G, G, nil, vv[u]);
-            }""",
-}
-# A new token's codes, made as mx.quantize makes them; what the token itself sees is what they say.
+"""
+READ_BOTH = r"""
+                uint kw = slot * VEC + part * (KB / 2); uint vw = slot * VEC + KW + part * (VB / 2); uint of = slot * 4 * G + part * 16 / GROUP;
+                if (pooled) {
+                    kf[u] = lifted_line<KB>(line_at(lines, of, G)); vf[u] = lifted_line<VB>(line_at(lines, of + 2 * G, G));
+                } else {
+                    kf[u] = lifted_line<KB>(line_at(tail_lines, of, G)); vf[u] = lifted_line<VB>(line_at(tail_lines, of + 2 * G, G));
+                }
+                read_codes<KB>(pooled ? held : recent, kw, nil, kk[u]); read_codes<VB>(pooled ? held : recent, vw, nil, vv[u]);
+"""
+# What the new token itself sees is what its codes say.
 ENCODE = r"""
-        if (v == uint(HG)) encode<T, D, GROUP, KB>(&vecs[v][0], &codes[0], &fits[0], lane);
-        if (v == uint(HG + 1)) encode<T, D, GROUP, VB>(&vecs[v][0], &codes[D], &fits[2 * G], lane);
+        if (v == uint(HG)) encode<T, D, GROUP, KB>(&vecs[v][0], &codes[0], &newest[0], &fits[0], lane);
+        if (v == uint(HG + 1)) encode<T, D, GROUP, VB>(&vecs[v][0], &codes[D], &newest[KW], &fits[2 * G], lane);
+"""
+APPEND = r"""
+    if (last && h0 % uint(H / KV) == 0) {
+        uint at_word = (r * uint(KV) + kh) * TAIL * VEC; uint at_line = (r * uint(KV) + kh) * TAIL * 4 * G;
+        for (uint i = t; i < uint(TAIL * VEC); i += uint(SG * 32)) {
+            words_out[at_word + i] = i / VEC != fresh ? tail_words[at_word + i] : newest[i % VEC];
+        }
+        for (uint i = t; i < uint(TAIL * 4 * G); i += uint(SG * 32)) {
+            lines_out[at_line + i] = i / (4 * G) != fresh ? tail_lines[at_line + i] : static_cast<T>(fits[i % (4 * G)]);
+        }
+    }
 """
 ENCODING = r"""
-template <typename T, int D, int GROUP, int BITS, typename V, typename C, typename F>
-FN void encode(V vec, C codes, F fits, uint lane) {
-    const float bins = float((1u << BITS) - 1u);
+// The line a group's codes lie on; its bias is `apart` behind its scale.
+template <typename S> FN Line line_at(S lines, uint at, uint apart) {
+    Line f; f.by = float(lines[at]); f.plus = float(lines[at + apart]);
+    return f;
+}
+template <int BITS> FN Line lifted_line(Line f) { f.plus -= float(1u << BITS) * f.by; return f; }
+// Sixteen lifted codes from word `at` on.
+template <int BITS, typename W> FN void read_codes(W w, uint at, uint nil, thread float (&y)[16]) {
+    uint p[BITS / 2]; uint one = lift_of<BITS>(nil);
+    pull<BITS / 2>(w, at, p);
+    #pragma unroll
+    for (int n = 0; n < 16; n++) y[n] = lifted<BITS>(p, n, one);
+}
+// A vector's codes, group by group as mx.quantize makes them, packed; in its place what they say.
+template <typename T, int D, int GROUP, int BITS, typename V, typename C, typename N, typename F>
+FN void encode(V vec, C codes, N packed, F fits, uint lane) {
+    const float bins = float((1u << BITS) - 1u); const uint EACH = 32 / BITS;
     for (uint g = 0; g < uint(D / GROUP); g++) {
         float lo = vec[g * GROUP + lane]; float hi = lo;
         for (uint i = lane + 32; i < uint(GROUP); i += 32) {
@@ -66,44 +84,11 @@ FN void encode(V vec, C codes, F fits, uint lane) {
         }
         if (lane == 0) { fits[g] = by; fits[D / GROUP + g] = plus; }
     }
-}
-"""
-APPEND = r"""
-    if (last && h0 % uint(H / KV) == 0) {
-        uint at_word = (r * uint(KV) + kh) * TAIL * VEC; uint at_line = (r * uint(KV) + kh) * TAIL * 4 * G;
-        for (uint i = t; i < uint(TAIL * VEC); i += uint(SG * 32)) {
-            uint n = i % VEC; uint word = 0;
-            if (i / VEC != fresh) { word = tail_words[at_word + i]; }
-            else if (n < uint(KW)) { for (uint c = 0; c < 32 / KB; c++) word |= codes[n * (32 / KB) + c] << (c * KB); }
-            else { for (uint c = 0; c < 32 / VB; c++) word |= codes[D + (n - KW) * (32 / VB) + c] << (c * VB); }
-            words_out[at_word + i] = word;
-        }
-        for (uint i = t; i < uint(TAIL * 4 * G); i += uint(SG * 32)) {
-            lines_out[at_line + i] = i / (4 * G) != fresh ? tail_lines[at_line + i] : static_cast<T>(fits[i % (4 * G)]);
-        }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = lane; i < uint(D) / EACH; i += 32) {
+        uint word = 0;
+        for (uint c = 0; c < EACH; c++) word |= codes[i * EACH + c] << (c * BITS);
+        packed[i] = word;
     }
-"""
-READ_CODES = r"""
-// N words from word `at` on, which is a multiple of N or of four.
-template <int N, typename P> FN void pull(P w, uint at, thread uint (&p)[N]) {
-    if (N % 4 == 0) { load_words<N>(w + at, 0, p); }
-    else {
-        #pragma unroll
-        for (int c = 0; c < N; c++) p[c] = w[at + c];
-    }
-}
-// The line a group's lifted codes lie on; its bias is `apart` behind its scale.
-template <int BITS, typename S> FN Line line_at(S lines, uint at, uint apart) {
-    Line f; f.by = float(lines[at]); f.plus = float(lines[at + apart]) - float(1u << BITS) * f.by;
-    return f;
-}
-// Sixteen numbers from word `at` on: each is y along the line that comes back.
-template <int BITS, typename W, typename S>
-FN Line read_codes(W w, S lines, uint at, uint line, uint apart, uint nil, thread float (&y)[16]) {
-    uint p[BITS / 2]; uint one = lift_of<BITS>(nil);
-    pull<BITS / 2>(w, at, p);
-    #pragma unroll
-    for (int n = 0; n < 16; n++) y[n] = lifted<BITS>(p, n, one);
-    return line_at<BITS>(lines, line, apart);
 }
 """

@@ -17,13 +17,13 @@ template <typename T, int D, typename P> FN void read16(P p, uint i, uint part, 
 # One threadgroup: HG query heads of one key head of one row, and one part of its keys.
 BEGIN = r"""
     uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
-    uint t = thread_position_in_threadgroup.x;
+    uint t = thread_position_in_threadgroup.x; uint nil = threadgroup_position_in_grid.z;
     uint r = threadgroup_position_in_grid.x / uint(H / HG);
     uint h0 = threadgroup_position_in_grid.x % uint(H / HG) * uint(HG);
     uint split = threadgroup_position_in_grid.y; bool last = split == uint(SPLITS - 1);
     uint kh = h0 / uint(H / KV);
     const int ROWS = CODED ? KV : 2 * KV;  // vectors of a token
-    threadgroup float vecs[HG + 2][D]; MEMORY
+    threadgroup float vecs[HG + 2][D]; threadgroup uint newest[D * (KB + VB) / 32];
     threadgroup float sums[SG][HG][D]; threadgroup float tops[SG][HG]; threadgroup float dens[SG][HG];
     int begin = where[3 * r]; int stop = where[3 * r + 1]; uint fresh = uint(where[3 * r + 2]); int pos = stop + int(fresh);
     int lo = WINDOW > 0 ? metal::max(begin, pos - WINDOW + 1) : begin;
@@ -77,6 +77,7 @@ BEGIN = r"""
         }
         ENCODE
         for (uint i = lane; i < uint(D); i += 32) vecs[v][i] = float(static_cast<T>(vecs[v][i]));
+        STORE
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 """
@@ -113,7 +114,14 @@ ALONE = r"""
         #pragma unroll
         for (int u = 0; u < U; u++) {
             int p = k0 + u * KPS + mine; live[u] = p < to; int key = live[u] ? p : k0;
-            READ_BOTH
+            if (NEW && key == pos) {  // not in memory yet
+                kf[u].by = 1.0f; kf[u].plus = 0.0f; vf[u] = kf[u];
+                #pragma unroll
+                for (int i = 0; i < 16; i++) { kk[u][i] = vecs[HG][part * 16 + i]; vv[u][i] = vecs[HG + 1][part * 16 + i]; }
+            } else {
+                SLOT
+                READ_BOTH
+            }
         }
         #pragma unroll
         for (int g = 0; g < HG; g++) {
@@ -139,40 +147,86 @@ ALONE = r"""
     }
 """
 # Matrix units: scores are [16 keys, 8 queries], results [numbers, 8 queries]. Sums over numbers of a head may be taken in
-# any order, and so may its results be made: a lane takes neighbours of a key and of a value, and nothing is moved.
+# any order, and so may its results be made: a lane takes neighbours of a key and of a value, and nothing is moved. Codes
+# are multiplied as they are; what a group of them has in common, its line, is put to the sums (plain numbers: one group).
 TILES = r"""
-    const int LT = D / 8; uint quarter = left_col(lane, 0) / 2; uint eighth = left_row(lane, 0);
-    Tile<T> q[LT]; Tile<float> acc[LT]; float m[2]; float l[2];
+    const int GS = CODED ? D / GROUP : 1; const int WIDE = D / GS; const int LT = WIDE / 8; const int PAIR = 16 / KB; const int HALF = 16 / VB;
+    const int KMINE = WIDE * KB / 128; const int VMINE = WIDE * VB / 256;  // words of a group a lane takes
+    const float UNIT = 64.0f;  // keeps shares times scales of codes within half precision
+    uint quarter = left_col(lane, 0) / 2; uint eighth = left_row(lane, 0);
+    Tile<Half> q[GS][LT]; Tile<float> acc[GS][LT]; float all[GS][2]; float base[GS][2]; float m[2]; float l[2];
     #pragma unroll
-    for (uint i = 0; i < 2; i++) {
-        uint k = right_row(lane, i); uint head = right_col(lane, i); m[i] = -1e30f; l[i] = 0.0f;
+    for (int g = 0; g < GS; g++) {
+        Tile<float> sum[2]; Tile<Half> ones;
         #pragma unroll
-        for (int j = 0; j < LT; j++) {
-            float v = head < uint(HG) ? vecs[head][k / 2 * (D / 4) + 2 * j + k % 2] : 0.0f;
-            set<T>(q[j], i, static_cast<T>(v)); set<float>(acc[j], i, 0.0f);
-        }
-    }
-    for (int k0 = from + int(sg) * 16; k0 < to; k0 += SG * 16) {
-        Tile<T> keys[2][LT]; Tile<T> values[2][LT]; Tile<float> s[2]; float p[2][2];
-        #pragma unroll
-        for (int c = 0; c < 2; c++) {
-            int key = metal::min(k0 + 8 * c + int(left_row(lane, 0)), to - 1);
-            READ_KEY
+        for (uint i = 0; i < 2; i++) {
+            uint k = right_row(lane, i); uint head = right_col(lane, i); m[i] = -1e30f; l[i] = 0.0f; base[g][i] = 0.0f;
+            set<float>(sum[0], i, 0.0f); set<float>(sum[1], i, 0.0f); set<Half>(ones, i, static_cast<Half>(1.0f));
             #pragma unroll
-            for (uint i = 0; i < 2; i++) {
-                int key = metal::min(k0 + 8 * c + int(left_col(lane, i)), to - 1);
-                READ_VALUE
-                set<float>(s[c], i, 0.0f);
+            for (int j = 0; j < LT; j++) {
+                uint n = g * WIDE + k / 2 * (WIDE / 4) + j / PAIR * (2 * PAIR) + j % PAIR + k % 2 * PAIR;
+                set<Half>(q[g][j], i, static_cast<Half>(head < uint(HG) ? vecs[head][n] : 0.0f)); set<float>(acc[g][j], i, 0.0f);
             }
         }
         #pragma unroll
-        for (int j = 0; j < LT; j++) multiply2(s[0], s[1], keys[0][j], keys[1][j], q[j]);
+        for (int j = 0; j < LT; j++) if (CODED) multiply2(sum[0], sum[1], ones, ones, q[g][j]);
+        all[g][0] = at<float>(sum[0], 0); all[g][1] = at<float>(sum[0], 1);
+    }
+    for (int k0 = from + int(sg) * 16; k0 < to; k0 += SG * 16) {
+        Tile<Half> keys[2][GS][LT]; Tile<Half> values[2][GS][LT]; Tile<float> s[GS][2]; float p[2][2]; Line kf[2][GS]; Line vf[2][GS];
+        #pragma unroll
+        for (int c = 0; c < 2; c++) {
+            int key = metal::min(k0 + 8 * c + int(left_row(lane, 0)), to - 1);
+            SLOT
+            READ_LINES
+            #pragma unroll
+            for (int g = 0; g < GS; g++) {
+                uint w[KMINE]; uint at_word = g * (WIDE * KB / 32) + quarter * KMINE;
+                if (NEW && key == pos) near_words<KMINE>(&newest[0], at_word, w); else pull<KMINE>(pooled ? held : recent, slot * VEC + at_word, w);
+                #pragma unroll
+                for (int j = 0; j < LT; j++) set_numbers<Half, KB>(keys[c][g][j], w[j / PAIR], j % PAIR);
+            }
+        }
+        #pragma unroll
+        for (int c = 0; c < 2; c++) {
+            uint two[2][GS][VMINE];
+            #pragma unroll
+            for (uint i = 0; i < 2; i++) {
+                int key = metal::min(k0 + 8 * c + int(left_col(lane, i)), to - 1);
+                SLOT
+                uint behind = CODED ? slot * VEC + KW : (slot + uint(KV) * (pooled ? uint(S) : uint(TAIL))) * VEC;
+                #pragma unroll
+                for (int g = 0; g < GS; g++) {
+                    uint at_word = g * (WIDE * VB / 32) + eighth * VMINE;
+                    if (NEW && key == pos) near_words<VMINE>(&newest[0], KW + at_word, two[i][g]); else pull<VMINE>(pooled ? held : recent, behind + at_word, two[i][g]);
+                }
+            }
+            #pragma unroll
+            for (int g = 0; g < GS; g++) {
+                #pragma unroll
+                for (int j = 0; j < LT; j++) {
+                    uint a = two[0][g][j / HALF / 2]; uint b = two[1][g][j / HALF / 2];
+                    uint both = j / HALF % 2 == 0 ? (a & 0xffffu) | (b << 16) : (a >> 16) | (b & 0xffff0000u);
+                    set_numbers<Half, VB>(values[c][g][j], both, j % HALF);
+                }
+            }
+        }
+        #pragma unroll
+        for (int g = 0; g < GS; g++) {
+            #pragma unroll
+            for (uint i = 0; i < 2; i++) { set<float>(s[g][0], i, 0.0f); set<float>(s[g][1], i, 0.0f); }
+            #pragma unroll
+            for (int j = 0; j < LT; j++) multiply2(s[g][0], s[g][1], keys[0][g][j], keys[1][g][j], q[g][j]);
+        }
         #pragma unroll
         for (uint i = 0; i < 2; i++) {
             float top = m[i];
             #pragma unroll
             for (int c = 0; c < 2; c++) {
-                float d = at<float>(s[c], i) * as_type<float>(uint(SCALE));
+                float d = CODED ? 0.0f : at<float>(s[0][c], i);
+                #pragma unroll
+                for (int g = 0; g < GS; g++) if (CODED) d += at<float>(s[g][c], i) * kf[c][g].by + all[g][i] * kf[c][g].plus;
+                d *= as_type<float>(uint(SCALE));
                 if (CAP != 0) d = metal::tanh(d / as_type<float>(uint(CAP))) * as_type<float>(uint(CAP));
                 p[c][i] = k0 + 8 * c + int(sum_row(lane, i)) < to ? d : -1e30f; top = metal::max(top, p[c][i]);
             }
@@ -182,29 +236,46 @@ TILES = r"""
             for (int c = 0; c < 2; c++) p[c][i] = metal::exp(p[c][i] - top);
             l[i] = l[i] * f + p[0][i] + p[1][i];
             #pragma unroll
-            for (int j = 0; j < LT; j++) set<float>(acc[j], i, at<float>(acc[j], i) * f);
+            for (int g = 0; g < GS; g++) {
+                base[g][i] *= f;
+                #pragma unroll
+                for (int j = 0; j < LT; j++) set<float>(acc[g][j], i, at<float>(acc[g][j], i) * f);
+            }
         }
         #pragma unroll
         for (int c = 0; c < 2; c++) {
-            Tile<T> shares;
             #pragma unroll
-            for (uint i = 0; i < 2; i++) {
-                uint head = right_col(lane, i); uint of = sum_lane(right_row(lane, i), head);
-                float even = simd_shuffle(p[c][0], of); float odd = simd_shuffle(p[c][1], of);
-                set<T>(shares, i, static_cast<T>(head % 2 == 0 ? even : odd));
+            for (int g = 0; g < GS; g++) {
+                Tile<Half> shares; float mine[2];
+                #pragma unroll
+                for (uint i = 0; i < 2; i++) {
+                    mine[i] = CODED ? p[c][i] * (vf[c][g].by * UNIT) : p[c][i];
+                    if (CODED) base[g][i] += p[c][i] * vf[c][g].plus;
+                }
+                #pragma unroll
+                for (uint i = 0; i < 2; i++) {
+                    uint head = right_col(lane, i); uint of = sum_lane(right_row(lane, i), head);
+                    float even = simd_shuffle(mine[0], of); float odd = simd_shuffle(mine[1], of);
+                    set<Half>(shares, i, static_cast<Half>(head % 2 == 0 ? even : odd));
+                }
+                #pragma unroll
+                for (int j = 0; j < LT; j += 2) multiply2(acc[g][j], acc[g][(j + 1) % LT], values[c][g][j], values[c][g][(j + 1) % LT], shares);
             }
-            #pragma unroll
-            for (int j = 0; j < LT; j += 2) multiply2(acc[j], acc[j + 1], values[c][j], values[c][j + 1], shares);
         }
     }
     #pragma unroll
     for (uint i = 0; i < 2; i++) {
         uint head = sum_col(lane, i); float den = rows_sum(l[i]);
-        if (head < uint(HG)) {
+        #pragma unroll
+        for (int g = 0; g < GS; g++) {
+            float same = CODED ? rows_sum(base[g][i]) : 0.0f;
             #pragma unroll
-            for (int j = 0; j < LT; j++) sums[sg][head][sum_row(lane, i) * LT + j] = at<float>(acc[j], i);
-            if (sum_row(lane, i) == 0) { tops[sg][head] = m[i]; dens[sg][head] = den; }
+            for (int j = 0; j < LT; j++) {
+                float v = at<float>(acc[g][j], i);
+                if (head < uint(HG)) sums[sg][head][g * WIDE + sum_row(lane, i) * LT + j] = CODED ? v / UNIT + same : v;
+            }
         }
+        if (head < uint(HG) && sum_row(lane, i) == 0) { tops[sg][head] = m[i]; dens[sg][head] = den; }
     }
 """
 FINISH = r"""
@@ -260,35 +331,41 @@ SLOT = r"""bool pooled = key < stop; uint slot = (r * uint(ROWS) + kh) * TAIL + 
                 uint page = uint(key - begin) / uint(S); uint block = STAGE ? blocks[page - early] : uint(table[r * W + page]);
                 slot = (block * uint(ROWS) + kh) * S + uint(key) % S;
             }"""
-READS = {
-    "READ_KEY": r"""
-            uint w[LT];
-            if (pooled) load_words<LT>(pool, 4 * slot + quarter, w); else load_words<LT>(tail, 4 * slot + quarter, w);
-            #pragma unroll
-            for (int j = 0; j < LT; j++) set_pair<T>(keys[c][j], w[j]);""",
-    "READ_VALUE": r"""
-            uint w[LT / 2]; slot += uint(KV) * (pooled ? uint(S) : uint(TAIL));
-            if (pooled) load_words<LT / 2>(pool, 8 * slot + eighth, w); else load_words<LT / 2>(tail, 8 * slot + eighth, w);
-            #pragma unroll
-            for (int j = 0; j < LT; j++) set<T>(values[c][j], i, one_of<T>(w[j / 2], j % 2));""",
-    "READ_BOTH": r"""
+READ_PLAIN = r"""
             uint behind = uint(KV) * (pooled ? uint(S) : uint(TAIL));
             if (pooled) { read16<T, D>(pool, slot, part, kk[u]); read16<T, D>(pool, slot + behind, part, vv[u]); }
-            else { read16<T, D>(tail, slot, part, kk[u]); read16<T, D>(tail, slot + behind, part, vv[u]); }""",
+            else { read16<T, D>(tail, slot, part, kk[u]); read16<T, D>(tail, slot + behind, part, vv[u]); }
+"""
+HOLD = r"""
+    const int KW = D / 2; const int VEC = D / 2; using Half = T;
+    const device uint* held = (const device uint*)(pool); const device uint* recent = (const device uint*)(tail);
+"""
+# The new token's words, as memory will have them.
+STORE = r"""
+        if (v >= uint(HG)) {
+            simdgroup_barrier(mem_flags::mem_threadgroup);
+            for (uint i = lane; i < uint(D / 2); i += 32) newest[(v - uint(HG)) * KW + i] = pair_of<T>(vecs[v][2 * i], vecs[v][2 * i + 1]);
+        }
+"""
+WORDS = r"""
+// N words from word `at` on, which is a multiple of N or of four.
+template <int N, typename P> FN void pull(P w, uint at, thread uint (&p)[N]) {
+    if (N % 4 == 0) { load_words<N>(w + at, 0, p); }
+    else {
+        #pragma unroll
+        for (int c = 0; c < N; c++) p[c] = w[at + c];
+    }
 }
-# The new token is not in memory yet.
-NEWEST = {
-    "READ_KEY": r"""
-            #pragma unroll
-            for (int n = 0; n < D / 4; n++) set<T>(keys[c][n / 2], n % 2, static_cast<T>(vecs[HG][quarter * (D / 4) + n]));""",
-    "READ_VALUE": r"""
-            #pragma unroll
-            for (int j = 0; j < LT; j++) set<T>(values[c][j], i, static_cast<T>(vecs[HG + 1][eighth * LT + j]));""",
-    "READ_BOTH": r"""
-            kf[u].by = 1.0f; kf[u].plus = 0.0f; vf[u] = kf[u];
-            #pragma unroll
-            for (int i = 0; i < 16; i++) { kk[u][i] = vecs[HG][part * 16 + i]; vv[u][i] = vecs[HG + 1][part * 16 + i]; }""",
+template <int N, typename P> FN void near_words(P w, uint at, thread uint (&p)[N]) {
+    #pragma unroll
+    for (int c = 0; c < N; c++) p[c] = w[at + c];
 }
+// Two numbers of a word into a tile: those `k` places of BITS from where its halves begin.
+template <typename U, int BITS> FN void set_numbers(thread Tile<U>& t, uint w, int k) {
+    if (BITS == 16) { set_pair<U>(t, w); }
+    else { set_whole(t, (w >> (BITS * k)) & (((1u << (BITS % 16)) - 1u) * 0x10001u)); }
+}
+"""
 JOIN = Source(
     "mlxrt_attend_join",
     ("parts", "sinks"),
@@ -316,23 +393,21 @@ JOIN = Source(
 
 def source(*, new: bool, tiled: bool, coded: bool) -> Source:
     """The kernel of one kind of call."""
-    text = (TILES if tiled else ALONE) + FINISH
-    for name, read in (codes.READS if coded else READS).items():
-        known = SLOT + read
-        text = text.replace(
-            name, f"if (NEW && key == pos) {{{NEWEST[name]}\n            }} else {{ {known} }}" if new else known
-        )
-    begin, append, memory, kept = (
-        BEGIN.replace("ENCODE", "").replace("MEMORY", ""),
-        APPEND,
+    memory, kept, hold, store, append = (
         ("pool", "tail"),
         ("tail_out",),
+        HOLD if tiled else "",
+        STORE if tiled else "",
+        APPEND,
     )
+    encode, lines, read = "", "", READ_PLAIN
     if coded:
-        memory, kept = ("words", "lines", "tail_words", "tail_lines"), ("words_out", "lines_out")
-        begin, append = codes.CONSTANTS + BEGIN.replace("ENCODE", codes.ENCODE if new else ""), codes.APPEND
-        begin = begin.replace("MEMORY", codes.ROOM if new else "")
-    name = "mlxrt_" + ("attend" if new else "look") + "_tiles" * tiled + "_coded" * coded
+        memory, kept, hold = ("words", "lines", "tail_words", "tail_lines"), ("words_out", "lines_out"), codes.HOLD
+        append, store, encode, lines, read = codes.APPEND, "", codes.ENCODE, codes.READ_LINES, codes.READ_BOTH
+    begin = BEGIN.replace("ENCODE", encode if new else "").replace("STORE", store if new else "")
+    text = hold + begin + (append if new else "") + (TILES if tiled else ALONE) + FINISH
+    text = text.replace("SLOT", SLOT).replace("READ_LINES", lines).replace("READ_BOTH", read)
     inputs = ("qkv", *memory, "table", "where", "speeds", "qn", "kn", "sinks")
-    helpers = READ + READ16 + MEET + (codes.READ_CODES + codes.ENCODING if coded else "")
-    return Source(name, inputs, ("out", *kept) if new else ("out",), begin + (append if new else "") + text, helpers)
+    helpers = READ + READ16 + MEET + (WORDS if tiled or coded else "") + (codes.ENCODING if coded else "")
+    name = "mlxrt_" + ("attend" if new else "look") + "_tiles" * tiled + "_coded" * coded
+    return Source(name, inputs, ("out", *kept) if new else ("out",), text, helpers)

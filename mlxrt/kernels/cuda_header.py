@@ -88,11 +88,16 @@ template <typename T> FN void right16(const T* x, const uint (&from)[2], const b
         *(uint*)(&t[4 * c + 2].e[0]) = v.z; *(uint*)(&t[4 * c + 3].e[0]) = v.w;
     }
 }
-// A word that holds two numbers: both into a tile, or one of them.
+// A word that holds two numbers, into a tile.
 template <typename T> FN void set_pair(Tile<T>& t, uint w) { *(uint*)(&t.e[0]) = w; }
-template <typename T> FN T one_of(uint w, int n);
-template <> FN __half one_of<__half>(uint w, int n) { return __ushort_as_half((unsigned short)(w >> (16 * n))); }
-template <> FN __nv_bfloat16 one_of<__nv_bfloat16>(uint w, int n) { return __ushort_as_bfloat16((unsigned short)(w >> (16 * n))); }
+// Whole numbers in both halves of a word, none above 255.
+FN void set_whole(Tile<__half>& t, uint w) {
+    w |= 0x64006400u; *(__half2*)(&t.e[0]) = __hsub2(*(__half2*)(&w), __half2half2(__ushort_as_half((unsigned short)(0x6400u))));
+}
+FN void set_whole(Tile<__nv_bfloat16>& t, uint w) {}  // never: codes are multiplied in half precision
+template <typename T> FN uint pair_of(float a, float b);
+template <> FN uint pair_of<__half>(float a, float b) { return tile_bits(__float2half(a), __float2half(b)); }
+template <> FN uint pair_of<__nv_bfloat16>(float a, float b) { return tile_bits(__float2bfloat16(a), __float2bfloat16(b)); }
 FN float4 four(float a, float b, float c, float d) { return make_float4(a, b, c, d); }
 template <typename T> FN void unpack2(uint u, float* y);
 template <> FN void unpack2<float>(uint u, float* y) { y[0] = __uint_as_float(u); }

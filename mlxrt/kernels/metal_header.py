@@ -51,9 +51,15 @@ template <> FN void unpack2<half>(uint u, thread float* y) {
 template <> FN void unpack2<bfloat16_t>(uint u, thread float* y) {
     y[0] = as_type<float>(u << 16); y[1] = as_type<float>(u & 0xffff0000u);
 }
-// A word that holds two numbers: both into a tile, or one of them.
+// A word that holds two numbers, into a tile.
 template <typename T> FN void set_pair(thread Tile<T>& t, uint w) {
     float y[2]; unpack2<T>(w, y); t.m.thread_elements()[0] = static_cast<T>(y[0]); t.m.thread_elements()[1] = static_cast<T>(y[1]);
 }
-template <typename T> FN T one_of(uint w, int n) { float y[2]; unpack2<T>(w, y); return static_cast<T>(y[n]); }
+// Whole numbers in both halves of a word, none above 255.
+template <typename T> FN void set_whole(thread Tile<T>& t, uint w) {
+    t.m.thread_elements()[0] = static_cast<T>(float(w & 0xffffu)); t.m.thread_elements()[1] = static_cast<T>(float(w >> 16));
+}
+template <typename T> FN uint pair_of(float a, float b);
+template <> FN uint pair_of<half>(float a, float b) { return as_type<uint>(half2(half(a), half(b))); }
+template <> FN uint pair_of<bfloat16_t>(float a, float b) { return (as_type<uint>(a) >> 16) | (as_type<uint>(b) & 0xffff0000u); }  // they are such
 """
