@@ -158,6 +158,6 @@ def shape_of(rows: int, h: int, kv: int, dim: int, tokens: int, tiled: bool) -> 
 def parts_of(tokens: int, busy: int) -> int:
     """Parts of 512 keys at least, until the device is full; up to 1,024 keys one launch is better than two."""
     splits = 1
-    while tokens > 1024 and tokens > 512 * splits and busy * splits < 264 and splits < 64:
+    while tokens > 1024 and tokens > 512 * splits and busy * splits < 132 and splits < 64:
         splits *= 2
     return splits

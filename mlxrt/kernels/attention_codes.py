@@ -10,16 +10,21 @@ HOLD = r"""
     const device uint* held = words; const device uint* recent = tail_words;
     threadgroup uint codes[2 * D]; threadgroup float fits[4 * G];
 """
+# All of a token's lines at once: they are numbers of half precision, two in a word.
 READ_LINES = r"""
+            float line[4 * G];
+            if (NEW && key == pos) {
+                #pragma unroll
+                for (int n = 0; n < 4 * G; n++) line[n] = fits[n];
+            } else {
+                uint w[2 * G];
+                if (pooled) pull<2 * G>((const device uint*)(lines), slot * 2 * G, w); else pull<2 * G>((const device uint*)(tail_lines), slot * 2 * G, w);
+                #pragma unroll
+                for (int n = 0; n < 2 * G; n++) unpack2<T>(w[n], line + 2 * n);
+            }
             #pragma unroll
-            for (int g = 0; g < GS; g++) {
-                if (NEW && key == pos) {
-                    kf[c][g].by = fits[g]; kf[c][g].plus = fits[G + g]; vf[c][g].by = fits[2 * G + g]; vf[c][g].plus = fits[3 * G + g];
-                } else {
-                    uint of = slot * 4 * G + g;
-                    if (pooled) { kf[c][g] = line_at(lines, of, G); vf[c][g] = line_at(lines, of + 2 * G, G); }
-                    else { kf[c][g] = line_at(tail_lines, of, G); vf[c][g] = line_at(tail_lines, of + 2 * G, G); }
-                }
+            for (int g = 0; g < G; g++) {
+                kf[c][g].by = line[g]; kf[c][g].plus = line[G + g]; vf[c][g].by = line[2 * G + g]; vf[c][g].plus = line[3 * G + g];
             }
 """
 READ_BOTH = r"""
