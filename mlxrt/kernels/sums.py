@@ -102,7 +102,13 @@ def matvec_of_sum(x, matrix, residual, post, post_eps, scalar=None, **product):
     return matvec.reference(h, matrix, **product), h
 
 
-@matvec_of_sum.kernel(MATVEC_OF_SUM, refuses=matvec.refuses, pays=matvec.pays)
+def refuses(x, matrix, residual, post, **rest) -> str | None:
+    if residual.dtype != x.dtype or post.dtype != x.dtype:  # they are read eight at a time, as words
+        return f"a branch in {x.dtype}, the residual in {residual.dtype}, the norm in {post.dtype}"
+    return matrix.refused(x)
+
+
+@matvec_of_sum.kernel(MATVEC_OF_SUM, refuses=refuses, pays=matvec.pays)
 def launch(gpu, x, matrix, residual, post, post_eps, scalar=None, **product):
     given = {"POST_EPS": bits_of(post_eps), "SCALED": scalar is not None}
     more, outputs = [residual, post, scalar], [(x.shape, x.dtype)]

@@ -139,6 +139,15 @@ def test_what_the_kernel_refuses_is_said_by_the_product():
     assert said == ["matvec runs as plain MLX: nvfp4 weights"] and kernels.used == {"add_norm": 1}
 
 
+def test_other_types_are_summed_apart():
+    kernels, (linear, x, around) = simulated(), layer(1)
+    linear.weight, around["norm"].weight = (a.astype(mx.bfloat16) for a in (linear.weight, around["norm"].weight))
+    x, around["residual"] = x.astype(mx.bfloat16), around["residual"].astype(mx.bfloat16)
+    _, h = product_of_sum(linear, x, kernels, **around)  # the weight of `post` is still float32
+    assert mx.allclose(h, by_hand(linear, x, **around)[1].astype(mx.bfloat16), rtol=0.02)
+    assert kernels.used == {"add_norm": 1, "matvec": 1}
+
+
 def test_a_layer_that_is_no_matrix_is_called():
     class Twice(nn.Linear):
         def __call__(self, x):
