@@ -18,17 +18,18 @@ STAGE = r"""
 // stage8 of (residual + x * inv * post) * f, which is also written to h.
 template <typename T, bool NORM, typename X, typename R, typename W, typename H, typename G, typename P, typename S>
 FN float stage_sum8(X x, R residual, W post, float inv, float f, H h, bool writes, uint from, G g, uint at, uint i, bool live, P xs, S sums) {
-    float v[8]; float r[8]; float w[8];
+    float v[8]; float r[8]; float p[8]; float w[8]; uint here = (from + at) / 8 + i;
     if (live) {
-        load8<T>(x, (from + at) / 8 + i, v); load8<T>(residual, (from + at) / 8 + i, r); load8<T>(post, at / 8 + i, w);
+        load8<T>(x, here, v); load8<T>(residual, here, r); load8<T>(post, at / 8 + i, p);
+        if (NORM) load8<T>(g, at / 8 + i, w);
         #pragma unroll
         for (int n = 0; n < 8; n++) {
-            T sum = static_cast<T>((v[n] * inv * w[n] + r[n]) * f);
-            if (writes) h[from + at + 8 * i + uint(n)] = sum;
+            T sum = static_cast<T>((v[n] * inv * p[n] + r[n]) * f);
+            if (writes) h[8 * here + uint(n)] = sum;
             v[n] = float(sum);
         }
     }
-    return lay8<T, NORM>(v, g, at, i, live, xs, sums);
+    return lay8<NORM>(v, w, i, live, xs, sums);
 }
 """
 # `norms` is matvec's: it is not used before the tiles are done, and there are barriers between.
