@@ -67,7 +67,7 @@ def changed(text: str, old: str, new: str) -> str:
 
 
 MATVEC_OF_SUM = Source(
-    "mlxrt_matvec_of_sum",
+    "mlxrt_matvec_sum",  # `_of_` begins what `named` adds to a name
     (*MATVEC.inputs, "residual", "post", "scalar"),
     (*MATVEC.outputs, "h"),
     changed(changed(MATVEC.body, TILES, DIVISORS.removeprefix("\n") + TILES), FROM_MEMORY, OF_SUM),
