@@ -69,7 +69,7 @@ def draw_matvec(rng: random.Random, dtype: mx.Dtype) -> Case:
 def draw_of_sum(rng: random.Random, dtype: mx.Dtype) -> Case:
     case = draw_matvec(rng, dtype)
     shape = case.arrays["x"].shape
-    case.arrays |= {"residual": normal(dtype, *shape), "post": normal(dtype, shape[1])}
+    case.arrays.update(residual=normal(dtype, *shape), post=normal(dtype, shape[1]))
     case.options["post_eps"] = rng.choice([1e-6, 0.1])
     if rng.random() < 0.3:
         case.arrays["scalar"] = normal(dtype, 1)
