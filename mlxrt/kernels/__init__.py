@@ -15,6 +15,7 @@ from .op import OPS, Case, Op, Source
 from .packed_attention import PackedPages, attend_packed
 from .packing import Matrix
 from .router import route
+from .sums import matvec_of_sum
 from .turn import turn
 from .vectors import vector_rows
 
@@ -48,6 +49,7 @@ __all__ = [
     "grouped_product",
     "matmul",
     "matvec",
+    "matvec_of_sum",
     "mix",
     "order_pairs",
     "route",

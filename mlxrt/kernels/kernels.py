@@ -129,17 +129,20 @@ class Kernels:
         if mode == "strict" and gpu is None:
             raise NoKernel("kernels='strict' needs a GPU: this device runs plain MLX only; use kernels='auto'")
 
-    def run(self, op: Op, **arguments: Any) -> Any:
+    def run(self, op: Op, apart: Callable[[], Any] | None = None, /, **arguments: Any) -> Any:
+        """`apart`: the same by other ops, for a kernel that does the work of several. They say what they lack."""
+        otherwise = apart or (lambda: op.reference(**arguments))
         if self.gpu is None or self.mode == "reference" or op.launch is None:
-            return op.reference(**arguments)
+            return otherwise()
         if not op.pays(**arguments):
-            return op.reference(**arguments)  # measured: MLX's own is faster for this shape
+            return otherwise()  # measured: it is faster for this shape
         if not (reason := op.refuses(**arguments)):
             self._ask(op, computed_in(arguments.values()))
             reason = self.disabled.get(op.name)
         if reason:
-            self.lack(op, reason)
-            return op.reference(**arguments)
+            if apart is None:
+                self.lack(op, reason)
+            return otherwise()
         self.used[op.name] = self.used.get(op.name, 0) + 1
         return op.launch(self.gpu, **arguments)
 

@@ -155,25 +155,30 @@ def matvec_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("mxfp4", 4, 32, 11, 160, 1, {"norm": True, "eps": 1e-6}),
         ("dense", 16, 32, 13, 1184, 2, {"norm": True, "eps": 1e-6, "residual": True}),
     ]
-    for mode, bits, group, rows, width, m, extra in shapes:
-        mx.random.seed(rows)
-        pair = bool(extra.get("pair"))
-        total = rows * 2 if pair else rows
-        w = (mx.random.normal((total, width)) * width**-0.5).astype(dtype)
-        matrix = Matrix(w)
-        if mode != "dense":
-            packed = mx.quantize(w, group, bits, mode=mode)
-            matrix = Matrix(packed[0], packed[1], packed[2] if mode == "affine" else None, bits, group, mode)
-        arrays = {"x": mx.random.normal((m, width)).astype(dtype)}
-        options = {"matrix": matrix, "activation": extra.get("activation"), "pair": pair, "eps": extra.get("eps", 0.0)}
-        if extra.get("norm"):
-            arrays["norm"] = (1 + 0.1 * mx.random.normal((width,))).astype(dtype)
-        if extra.get("bias"):
-            arrays["bias"] = mx.random.normal((total,)).astype(dtype)
-        for name in ("residual", "times"):
-            if extra.get(name):
-                arrays[name] = mx.random.normal((m, rows)).astype(dtype)
-        yield Case(f"{mode}{bits} group {group} [{rows}, {width}] x{m}", arrays, options)
+    for shape in shapes:
+        yield product_case(dtype, *shape)
+
+
+def product_case(dtype: mx.Dtype, mode, bits, group, rows, width, m, extra: dict[str, Any]) -> Case:
+    """m rows of `width` numbers times a matrix; `extra` names what stands before and after."""
+    mx.random.seed(rows)
+    pair = bool(extra.get("pair"))
+    total = rows * 2 if pair else rows
+    w = (mx.random.normal((total, width)) * width**-0.5).astype(dtype)
+    matrix = Matrix(w)
+    if mode != "dense":
+        packed = mx.quantize(w, group, bits, mode=mode)
+        matrix = Matrix(packed[0], packed[1], packed[2] if mode == "affine" else None, bits, group, mode)
+    arrays = {"x": mx.random.normal((m, width)).astype(dtype)}
+    options = {"matrix": matrix, "activation": extra.get("activation"), "pair": pair, "eps": extra.get("eps", 0.0)}
+    if extra.get("norm"):
+        arrays["norm"] = (1 + 0.1 * mx.random.normal((width,))).astype(dtype)
+    if extra.get("bias"):
+        arrays["bias"] = mx.random.normal((total,)).astype(dtype)
+    for name in ("residual", "times"):
+        if extra.get(name):
+            arrays[name] = mx.random.normal((m, rows)).astype(dtype)
+    return Case(f"{mode}{bits} group {group} [{rows}, {width}] x{m}", arrays, options)
 
 
 @op(matvec_cases)
@@ -200,16 +205,24 @@ def pays(x, **rest) -> bool:
 
 
 @matvec.kernel(MATVEC, refuses=refuses, pays=pays)
-def launch(gpu, x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=False, times=None, residual=None):
+def launch(gpu, **arguments):
+    return multiplied(gpu, MATVEC, **arguments)[0]
+
+
+def multiplied(
+    gpu, source, x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=False, times=None, residual=None,
+    more=(), outputs=(), **constants,
+):  # fmt: skip
+    """`source` is the text above, or one made of it that has `more` inputs, `outputs` and constants."""
     rows, m = matrix.rows // 2 if pair else matrix.rows, x.shape[0]
     way = share(rows, matrix, m, pair)
     other = times if times is not None else residual
-    [y] = gpu(
-        MATVEC,
-        [x, *matrix.inputs(), norm, bias, other],
+    return gpu(
+        source,
+        [x, *matrix.inputs(), norm, bias, other, *more],
         math.ceil(rows / (way["SG"] * way["LOOPS"] * way["R"])),
         32 * way["SG"],
-        [((m, rows), x.dtype)],
+        [((m, rows), x.dtype), *outputs],
         T=x.dtype,
         M=m,
         K=matrix.width,
@@ -219,8 +232,8 @@ def launch(gpu, x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=
         NORM=norm is not None,
         EPS=bits_of(eps) if norm is not None else 0,
         **after(bias, activation, pair, times, residual),
+        **constants,
     )
-    return y
 
 
 def share(rows: int, matrix: Matrix, m: int, pair: bool) -> dict[str, int]:

@@ -8,15 +8,10 @@ import math
 DOT = r"""
 // A tile of x lies in threadgroup memory as floats, four to a place: those a simdgroup's lanes read together lie together.
 FN uint place_of(uint k) { return (k / 1024 * 8 + k % 32 / 4) * 32 + k % 1024 / 32; }
-// Numbers 8 i ... 8 i + 7 of a row of x, times the norm's weight, into the tile; their sums by 32 beside it.
+// Numbers 8 i ... 8 i + 7 of a row of x, v, times the norm's weight, w, into the tile; their sums by 32 beside it.
 // Four neighbouring threads must call it together; past the end of the row there are zeros. Returns the sum of squares.
-template <typename T, bool NORM, typename X, typename G, typename P, typename S>
-FN float stage8(X x, uint from, G g, uint at, uint i, bool live, P xs, S sums) {
-    float v[8]; float w[8]; float squares = 0.0f; float sum = 0.0f;
-    if (live) {
-        load8<T>(x, (from + at) / 8 + i, v);
-        if (NORM) load8<T>(g, at / 8 + i, w);
-    }
+template <bool NORM, typename P, typename S> FN float lay8(thread float* v, const thread float* w, uint i, bool live, P xs, S sums) {
+    float squares = 0.0f; float sum = 0.0f;
     #pragma unroll
     for (int n = 0; n < 8; n++) {
         v[n] = live ? v[n] : 0.0f;
@@ -28,6 +23,16 @@ FN float stage8(X x, uint from, G g, uint at, uint i, bool live, P xs, S sums) {
     xs[place_of(8 * i)] = four(v[0], v[1], v[2], v[3]); xs[place_of(8 * i + 4)] = four(v[4], v[5], v[6], v[7]);
     if (i % 4 == 0) sums[i / 4] = sum;
     return squares;
+}
+// The same of numbers that lie in memory: those from `at` on of the row that begins at `from`.
+template <typename T, bool NORM, typename X, typename G, typename P, typename S>
+FN float stage8(X x, uint from, G g, uint at, uint i, bool live, P xs, S sums) {
+    float v[8]; float w[8];
+    if (live) {
+        load8<T>(x, (from + at) / 8 + i, v);
+        if (NORM) load8<T>(g, at / 8 + i, w);
+    }
+    return lay8<NORM>(v, w, i, live, xs, sums);
 }
 // Numbers k ... k + 31 of R rows: their words, scales and zeros.
 template <int FORM, int BITS, int GROUP, int K, int R, int N, typename W, typename S, typename Z>

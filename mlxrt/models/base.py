@@ -28,9 +28,9 @@ class Fusible(Computing):
     def fuse(self) -> None:
         raise NotImplementedError
 
-    def lead(self, norm: nn.Module, part: nn.Module) -> None:
-        """Lay a norm beside the matrix that reads what it makes: the `entry` of a part, where it names one."""
-        self.together(norm, getattr(part, "entry", None))
+    def lead(self, *norms: nn.Module, into: nn.Module) -> None:
+        """Lay norms beside the matrix that reads what they make: the `entry` of a part, where it names one."""
+        self.together(*norms, getattr(into, "entry", None))
 
 
 class CausalLM(Computing):

@@ -16,7 +16,7 @@ from ..errors import BadCheckpoint, shown
 from .base import Fusible
 from .config import PINNED, ModelConfig, Say, needs
 from .layers import Attention, Decoder, DecoderLM, GatedMLP
-from .product import embed, plus_normed
+from .product import embed, plus_normed, product, product_of_sum
 from .rope import RoPE, Rope, read_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -84,6 +84,15 @@ def rope_section(raw, kind: str, old: str) -> dict[str, Any]:
 class GemmaMLP(GatedMLP):
     activation = "gelu"
 
+    def after(self, x, *, post, residual, norm):
+        """h = residual + post(x), the sum that this branch begins with: (what it makes of h, h)."""
+        if "gate_up_proj" not in self:
+            h = plus_normed(post, x, residual, self.kernels)
+            return self(h, norm=norm), h
+        around = {"post": post, "residual": residual, "norm": norm, "activation": self.activation, "pair": True}
+        y, h = product_of_sum(self.gate_up_proj, x, self.kernels, **around)
+        return product(self.down_proj, y, self.kernels), h
+
 
 class GemmaAttention(Attention):
     def __init__(self, c, i, *, softcap=None, qk_norm=False):
@@ -102,19 +111,21 @@ class Sandwich(Fusible):
             self[f"{name}_layernorm"] = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
 
     def fuse(self):
-        self.lead(self.input_layernorm, self.self_attn)
-        self.lead(self.pre_feedforward_layernorm, self.mlp)
+        self.lead(self.input_layernorm, into=self.self_attn)
+        self.lead(self.post_attention_layernorm, self.pre_feedforward_layernorm, into=self.mlp)
 
-    def attend(self, x, memory):
+    def branches(self, x, memory):
+        """Both: what the MLP makes, not normed yet, and the residual that it is to be added to."""
         y = self.self_attn(x, memory, norm=self.input_layernorm)
-        return plus_normed(self.post_attention_layernorm, y, x, self.kernels)
+        return self.feed(y, x)
 
-    def feed(self, h):
-        y = self.mlp(h, norm=self.pre_feedforward_layernorm)
-        return plus_normed(self.post_feedforward_layernorm, y, h, self.kernels)
+    def feed(self, y, x):
+        """The MLP, on x + what attention made."""
+        return self.mlp.after(y, post=self.post_attention_layernorm, residual=x, norm=self.pre_feedforward_layernorm)
 
     def __call__(self, x, memory):
-        return self.feed(self.attend(x, memory))
+        y, h = self.branches(x, memory)
+        return plus_normed(self.post_feedforward_layernorm, y, h, self.kernels)
 
 
 class GemmaDecoder(Decoder):

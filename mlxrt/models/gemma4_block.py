@@ -7,7 +7,7 @@ from ..kernels import Heads
 from .base import Fusible
 from .gemma import GemmaMLP, Sandwich
 from .layers import joined
-from .product import plus_normed, product
+from .product import plus_normed, product, product_of_sum
 from .rope import RoPE
 
 
@@ -83,15 +83,18 @@ class Gemma4Block(Sandwich):
 
     def fuse(self):
         super().fuse()
-        if "post_per_layer_input_norm" in self and self.kernels.gpu is not None:
-            norm = self.post_per_layer_input_norm
-            norm.weight, self.layer_scalar = self.kernels.gpu.bundle([norm.weight, self.layer_scalar])
+        last = self.post_feedforward_layernorm
+        if "per_layer_input_gate" in self:
+            self.together(last, self.per_layer_input_gate)
+            last = self.post_per_layer_input_norm
+        if self.kernels.gpu is not None:
+            last.weight, self.layer_scalar = self.kernels.gpu.bundle([last.weight, self.layer_scalar])
 
     def __call__(self, x, memory, own=None):
         """`own` [N, dim] is this layer's input, in the models that have such."""
-        h = self.feed(self.attend(x, memory))
-        if own is None:
-            return h * self.layer_scalar
-        gated = product(self.per_layer_input_gate, h, self.kernels, activation="gelu", times=own)
-        y = product(self.per_layer_projection, gated, self.kernels)
-        return plus_normed(self.post_per_layer_input_norm, y, h, self.kernels, self.layer_scalar)
+        (y, h), post = self.branches(x, memory), self.post_feedforward_layernorm
+        if own is not None:
+            around = {"post": post, "residual": h, "activation": "gelu", "times": own}
+            gated, h = product_of_sum(self.per_layer_input_gate, y, self.kernels, **around)
+            y, post = product(self.per_layer_projection, gated, self.kernels), self.post_per_layer_input_norm
+        return plus_normed(post, y, h, self.kernels, self.layer_scalar)

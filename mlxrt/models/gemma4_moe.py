@@ -37,7 +37,7 @@ class Gemma4MoEBlock(Gemma4Block):
         for name in ("pre_feedforward_layernorm_2", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"):
             self[name] = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
 
-    def feed(self, h):
-        dense = self.post_feedforward_layernorm_1(self.mlp(h, norm=self.pre_feedforward_layernorm))
+    def feed(self, y, x):
+        y, h = super().feed(y, x)
         sparse = self.experts(h, *self.router(h), norm=self.pre_feedforward_layernorm_2)
-        return h + self.post_feedforward_layernorm(dense + self.post_feedforward_layernorm_2(sparse))
+        return self.post_feedforward_layernorm_1(y) + self.post_feedforward_layernorm_2(sparse), h

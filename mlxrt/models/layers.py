@@ -126,8 +126,8 @@ class Block(Fusible):
         self.post_attention_layernorm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
 
     def fuse(self):
-        self.lead(self.input_layernorm, self.self_attn)
-        self.lead(self.post_attention_layernorm, self.mlp)
+        self.lead(self.input_layernorm, into=self.self_attn)
+        self.lead(self.post_attention_layernorm, into=self.mlp)
 
     def __call__(self, x, memory):
         h = self.self_attn(x, memory, norm=self.input_layernorm, residual=x)

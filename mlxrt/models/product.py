@@ -3,10 +3,12 @@
 Many rows go through MLX's own products: there the arithmetic costs, not the launches.
 """
 
+from typing import Any
+
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..kernels import Kernels, Matrix, add_norm, embed_rows, matmul, matvec
+from ..kernels import Kernels, Matrix, add_norm, embed_rows, matmul, matvec, matvec_of_sum
 from ..kernels.matmul import MANY
 from ..kernels.matvec import FEW, activate
 
@@ -47,6 +49,32 @@ def product(
         gate, up = mx.split(y, 2, axis=-1) if pair else (y, times)
         y = activate(activation, gate, up)
     return y if residual is None else residual + y
+
+
+def product_of_sum(
+    linear: nn.Module,
+    x: mx.array,
+    kernels: Kernels,
+    *,
+    post: nn.RMSNorm,
+    residual: mx.array,
+    norm: nn.RMSNorm | None = None,
+    activation: str | None = None,
+    pair: bool = False,
+    times: mx.array | None = None,
+) -> tuple[mx.array, mx.array]:
+    """h = residual + post(x), which a branch made; (product of h, h)."""
+    after: dict[str, Any] = {"activation": activation, "pair": pair, "times": times}
+
+    def apart() -> tuple[mx.array, mx.array]:
+        h = plus_normed(post, x, residual, kernels)
+        return product(linear, h, kernels, norm=norm, **after), h
+
+    if (matrix := matrix_of(linear)) is None:
+        return apart()
+    weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+    given = {"x": x, "residual": residual, "post": post.weight, "post_eps": post.eps, "bias": linear.get("bias")}
+    return kernels.run(matvec_of_sum, apart, matrix=matrix, norm=weight, eps=eps, **given, **after)
 
 
 def whole(linear: nn.Module, x: mx.array) -> mx.array:

@@ -148,8 +148,8 @@ class HybridBlock(Fusible):
         return self.linear_attn if "linear_attn" in self else self.self_attn
 
     def fuse(self):
-        self.lead(self.input_layernorm, self.mixer)
-        self.lead(self.post_attention_layernorm, self.mlp)
+        self.lead(self.input_layernorm, into=self.mixer)
+        self.lead(self.post_attention_layernorm, into=self.mlp)
 
     def __call__(self, x, memory):
         h = self.mixer(x, memory, norm=self.input_layernorm, residual=x)

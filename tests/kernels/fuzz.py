@@ -66,6 +66,16 @@ def draw_matvec(rng: random.Random, dtype: mx.Dtype) -> Case:
     return case
 
 
+def draw_of_sum(rng: random.Random, dtype: mx.Dtype) -> Case:
+    case = draw_matvec(rng, dtype)
+    shape = case.arrays["x"].shape
+    case.arrays.update(residual=normal(dtype, *shape), post=normal(dtype, shape[1]))
+    case.options["post_eps"] = rng.choice([1e-6, 0.1])
+    if rng.random() < 0.3:
+        case.arrays["scalar"] = normal(dtype, 1)
+    return case
+
+
 def draw_matmul(rng: random.Random, dtype: mx.Dtype) -> Case:
     return product(rng, dtype, range(5, 65), 128)
 
@@ -165,6 +175,7 @@ DRAWS: dict[str, Draw] = {
     "attend_pages": draw_pages,
     "attend_packed": draw_packed,
     "matvec": draw_matvec,
+    "matvec_of_sum": draw_of_sum,
     "matmul": draw_matmul,
     "expert_gate_up": draw_gate_up,
     "expert_down": draw_down,
