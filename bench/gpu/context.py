@@ -34,8 +34,8 @@ def build(layers):
 
 
 def decode(engine, prompts, new):
-    """(tokens a second of all rows together, prompt tokens a second). Prompts are read once, one after another: decoding
-    again after them begins where they ended, and by then everything is compiled."""
+    """(tokens a second of all rows, prompt tokens a second). Prompts are read once, one after another: decoding again
+    after them begins where they ended, and by then everything is compiled."""
     began = time.perf_counter()
     for p in prompts:
         engine.generate(ask(p, 1))
