@@ -232,20 +232,14 @@ JOIN = Source(
 
 def source(*, new: bool, tiled: bool, coded: bool) -> Source:
     """The kernel of one kind of call."""
-    memory, kept, hold, store, append = (
-        ("pool", "tail"),
-        ("tail_out",),
-        HOLD if tiled else "",
-        STORE if tiled else "",
-        APPEND,
-    )
-    encode, lines, read = "", "", READ_PLAIN
-    if coded:
-        memory, kept, hold = ("words", "lines", "tail_words", "tail_lines"), ("words_out", "lines_out"), codes.HOLD
-        append, store, encode, lines, read = codes.APPEND, "", codes.ENCODE, codes.READ_LINES, codes.READ_BOTH
-    begin = BEGIN.replace("ENCODE", encode if new else "").replace("STORE", store if new else "")
+    memory = ("words", "lines", "tail_words", "tail_lines") if coded else ("pool", "tail")
+    kept = ("words_out", "lines_out") if coded else ("tail_out",)
+    hold, append = (codes.HOLD, codes.APPEND) if coded else (HOLD if tiled else "", APPEND)
+    begin = BEGIN.replace("ENCODE", codes.ENCODE if new and coded else "")
+    begin = begin.replace("STORE", STORE if new and tiled and not coded else "")
     text = hold + begin + (append if new else "") + (TILES if tiled else ALONE) + FINISH
-    text = text.replace("SLOT", SLOT).replace("READ_LINES", lines).replace("READ_BOTH", read)
+    text = text.replace("SLOT", SLOT).replace("READ_LINES", codes.READ_LINES if coded else "")
+    text = text.replace("READ_BOTH", codes.READ_BOTH if coded else READ_PLAIN)
     inputs = ("qkv", *memory, "table", "where", "speeds", "qn", "kn", "sinks")
     helpers = READ + READ16 + MEET + (WORDS if tiled or coded else "") + (codes.ENCODING if coded else "")
     name = "mlxrt_" + ("attend" if new else "look") + "_tiles" * tiled + "_coded" * coded

@@ -14,7 +14,7 @@ from .op import Case, op
 
 BITS = (2, 4, 8)  # of which sixteen numbers are whole words
 SOURCES = {(new, tiled): source(new=new, tiled=tiled, coded=True) for new in (True, False) for tiled in (True, False)}
-Coded = tuple[mx.array, mx.array]  # words and lines
+Coded = tuple[mx.array, ...]  # words and lines
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def packed_cases(dtype: mx.Dtype) -> Iterator[Case]:
         turning = extra.get("turning")
         speeds = None if turning is None else 10000.0 ** -(mx.arange(turning) / turning)
         more = (bool(extra.get("v_norm")), 1e-6, speeds, extra.get("magnitude", 1.0), bool(extra.get("tied")))
-        heads = Heads(h, kv, dim, *norms, *more)
+        heads = Heads(h, kv, dim, norms[0], norms[1], *more)
         width = h if extra.get("read") else h + kv if extra.get("tied") else h + 2 * kv
         arrays = {"qkv": mx.random.normal((rows, width * dim)).astype(dtype)}
         if extra.get("sinks"):
