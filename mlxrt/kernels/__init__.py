@@ -2,7 +2,7 @@
 
 from .add_norm import add_norm
 from .attention import attend_pages
-from .codes import Codes, coded_down, coded_gate_up, coded_rows, coded_unpack
+from .codes import Codes
 from .embed import embed_rows
 from .experts import expert_down, expert_gate_up
 from .greedy import greedy
@@ -16,6 +16,7 @@ from .packed_attention import PackedPages, attend_packed
 from .packing import Matrix
 from .router import route
 from .turn import turn
+from .unpack import coded_unpack
 from .vectors import vector_rows
 
 __all__ = [
@@ -36,9 +37,6 @@ __all__ = [
     "attend_packed",
     "attend_pages",
     "backend",
-    "coded_down",
-    "coded_gate_up",
-    "coded_rows",
     "coded_unpack",
     "embed_rows",
     "expert_down",

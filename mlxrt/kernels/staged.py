@@ -41,19 +41,19 @@ FN void load_rows(W w, S s, Z z, const thread uint (&row)[R], uint k, thread uin
     }
 }
 // Numbers 4 c ... 4 c + 3 of those 32.
-template <typename T, int FORM, int BITS, int N> FN void numbers4(const thread uint (&p)[N], int c, uint one, thread float* y) {
+template <typename T, int FORM, int BITS, int N, typename L> FN void numbers4(const thread uint (&p)[N], int c, uint one, L table, thread float* y) {
     const int U = 4 / sizeof(T);
     if (FORM == 2) {
         #pragma unroll
         for (int i = 0; i < 4 / U; i++) unpack2<T>(p[(4 / U * c + i) % N], y + U * i);
     } else {
         #pragma unroll
-        for (int n = 0; n < 4; n++) y[n] = number<FORM, BITS>(p, 4 * c + n, one);
+        for (int n = 0; n < 4; n++) y[n] = number<FORM, BITS>(p, 4 * c + n, one, table);
     }
 }
 // acc[m][r] += 32 numbers of row r . x[m], whose tile has them from number kt on
-template <typename T, int FORM, int BITS, int PLACES, int M, int R, int N, typename P, typename Q>
-FN void rows_meet(const thread uint (&p)[R][N], const thread float (&scale)[R], const thread float (&zero)[R], uint kt, uint one, P xs, Q sums, thread float (&acc)[M][R]) {
+template <typename T, int FORM, int BITS, int PLACES, int M, int R, int N, typename L, typename P, typename Q>
+FN void rows_meet(const thread uint (&p)[R][N], const thread float (&scale)[R], const thread float (&zero)[R], uint kt, uint one, L table, P xs, Q sums, thread float (&acc)[M][R]) {
     float d[M][R]; uint lane = kt % 1024 / 32;
     #pragma unroll
     for (int m = 0; m < M; m++) {
@@ -64,7 +64,7 @@ FN void rows_meet(const thread uint (&p)[R][N], const thread float (&scale)[R], 
     for (uint c = 0; c < 8; c++) {
         float y[R][4];
         #pragma unroll
-        for (int r = 0; r < R; r++) numbers4<T, FORM, BITS>(p[r], c, one, y[r]);
+        for (int r = 0; r < R; r++) numbers4<T, FORM, BITS>(p[r], c, one, table, y[r]);
         #pragma unroll
         for (int m = 0; m < M; m++) {
             float4 v = xs[m * PLACES + (kt / 1024 * 8 + c) * 32 + lane];
@@ -91,11 +91,11 @@ template <int R, int N> FN void take_rows(thread uint (&p)[R][N], thread float (
     }
 }
 // Both, for numbers k ... k + 31.
-template <typename T, int FORM, int BITS, int GROUP, int K, int PLACES, int M, int R, typename W, typename S, typename Z, typename P, typename Q>
-FN void rows_dot(W w, S s, Z z, const thread uint (&row)[R], uint k, uint kt, uint one, P xs, Q sums, thread float (&acc)[M][R]) {
+template <typename T, int FORM, int BITS, int GROUP, int K, int PLACES, int M, int R, typename W, typename S, typename Z, typename L, typename P, typename Q>
+FN void rows_dot(W w, S s, Z z, const thread uint (&row)[R], uint k, uint kt, uint one, L table, P xs, Q sums, thread float (&acc)[M][R]) {
     uint p[R][FORM == 2 ? 8 * sizeof(T) : BITS]; float scale[R]; float zero[R];
     load_rows<FORM, BITS, GROUP, K>(w, s, z, row, k, p, scale, zero);
-    rows_meet<T, FORM, BITS, PLACES>(p, scale, zero, kt, one, xs, sums, acc);
+    rows_meet<T, FORM, BITS, PLACES>(p, scale, zero, kt, one, table, xs, sums, acc);
 }
 """
 
