@@ -40,7 +40,7 @@ GATE_UP = Source(
     for (uint k0 = 0; k0 < uint(K); k0 += TILE) {
         if (k0 > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
         for (uint i = t; i < uint(TILE / 8); i += uint(SG * 32)) {
-            squares += stage8<T, NORM>(x, n * K, g, k0, i, k0 + 8 * i < uint(K), &xs[0], &sums[0]);
+            squares += stage8<T, FORM, NORM>(x, n * K, g, k0, i, k0 + 8 * i < uint(K), &xs[0], &sums[0]);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         uint end = metal::min(uint(TILE), uint(K) - k0);
@@ -101,7 +101,13 @@ DOWN = Source(
             if (BIAS && lane == 0) total[r] += f * float(bias[row[r]]);
         }
         for (uint k0 = 0; k0 < uint(K); k0 += 1024) {
-            uint w1[R][N]; float s1[R]; float z1[R]; uint k = k0 + 1024;
+            uint w1[R][N]; float s1[R]; float z1[R]; uint x1[4][2 * sizeof(T)]; uint k = k0 + 1024;
+            simdgroup_barrier(mem_flags::mem_threadgroup);
+            #pragma unroll
+            for (uint j = 0; j < 4; j++) {
+                uint i = 32 * j + lane;
+                fetch8(x, (p * K + k0) / 8 + i, k0 + 8 * i < uint(K), x1[j]);
+            }
             if (k >= uint(K)) {  // the next expert's rows
                 k = 0; base = ids[metal::min(c + uint(SG), uint(C - 1))] * uint(O);
                 #pragma unroll
@@ -109,11 +115,10 @@ DOWN = Source(
             }
             k += lane * 32;
             load_rows<FORM, BITS, GROUP, K>(w, s, z, row, k < uint(K) ? k : 0, w1, s1, z1);
-            simdgroup_barrier(mem_flags::mem_threadgroup);
             #pragma unroll
             for (uint j = 0; j < 4; j++) {
-                uint i = 32 * j + lane;
-                stage8<T, false>(x, p * K, x, k0, i, k0 + 8 * i < uint(K), &xs[sg * 256], &sums[sg * 32]);
+                float v[8]; unpack8<T>(x1[j], v);
+                lay8<FORM>(v, 32 * j + lane, &xs[sg * 256], &sums[sg * 32]);
             }
             simdgroup_barrier(mem_flags::mem_threadgroup);
             rows_meet<T, FORM, BITS, 256>(w0, s0, z0, lane * 32, one, &table[0], &xs[sg * 256], &sums[sg * 32], acc);

@@ -133,7 +133,7 @@ def launch_product(gpu, x, experts, order, bounds, matrix, each, dtype, activati
     rows, count = matrix.rows // 2 if pair else matrix.rows, matrix.weight.shape[0]
     pairs = experts.size / count
     tiles = 1 if pairs <= 8 else 2 if pairs <= 24 else 4  # columns an expert is likely to have, by 8
-    groups, parts = split(8192, matrix.width, tiles)
+    groups, parts = split(8192, matrix.width, 2 * tiles)  # what four tiles take of registers halves the simdgroups
     [y] = gpu(
         MATMUL,
         [x, *matrix.inputs(), bias, None, order, bounds],

@@ -97,7 +97,9 @@ BODY = r"""
         if (GROUPED) threadgroup_barrier(mem_flags::mem_threadgroup);
     }
 """
-MATMUL = Source("mlxrt_matmul", ("x", "w", "s", "z", "l", "bias", "other", "order", "bounds"), ("y",), BODY, READ + ACTIVATE)
+MATMUL = Source(
+    "mlxrt_matmul", ("x", "w", "s", "z", "l", "bias", "other", "order", "bounds"), ("y",), BODY, READ + ACTIVATE
+)
 
 
 def matmul_cases(dtype: mx.Dtype) -> Iterator[Case]:

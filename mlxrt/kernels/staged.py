@@ -8,25 +8,41 @@ import math
 DOT = r"""
 // A tile of x lies in threadgroup memory as floats, four to a place: those a simdgroup's lanes read together lie together.
 FN uint place_of(uint k) { return (k / 1024 * 8 + k % 32 / 4) * 32 + k % 1024 / 32; }
-// Numbers 8 i ... 8 i + 7 of a row of x, times the norm's weight, into the tile; their sums by 32 beside it.
-// Four neighbouring threads must call it together; past the end of the row there are zeros. Returns the sum of squares.
-template <typename T, bool NORM, typename X, typename G, typename P, typename S>
-FN float stage8(X x, uint from, G g, uint at, uint i, bool live, P xs, S sums) {
-    float v[8]; float w[8]; float squares = 0.0f; float sum = 0.0f;
-    if (live) {
-        load8<T>(x, (from + at) / 8 + i, v);
-        if (NORM) load8<T>(g, at / 8 + i, w);
+// The words of numbers 8 i ... 8 i + 7 of a row; past its end, zeros.
+template <int N, typename X> FN void fetch8(X x, uint i, bool live, thread uint (&p)[N]) {
+    if (live) load_words<N>(x, i, p);
+    #pragma unroll
+    for (int c = 0; c < N; c++) p[c] = live ? p[c] : 0u;
+}
+template <typename T, int N> FN void unpack8(const thread uint (&p)[N], thread float (&v)[8]) {
+    #pragma unroll
+    for (int c = 0; c < N; c++) unpack2<T>(p[c], v + 8 / N * c);
+}
+// Those numbers into the tile; where zeros of groups ask for them, their sums by 32 beside it. Four neighbouring threads
+// must call it together.
+template <int FORM, typename P, typename S> FN void lay8(const thread float (&v)[8], uint i, P xs, S sums) {
+    xs[place_of(8 * i)] = four(v[0], v[1], v[2], v[3]); xs[place_of(8 * i + 4)] = four(v[4], v[5], v[6], v[7]);
+    if (FORM == 0) {
+        float sum = 0.0f;
+        #pragma unroll
+        for (int n = 0; n < 8; n++) sum += v[n];
+        sum += simd_shuffle_xor(sum, 1); sum += simd_shuffle_xor(sum, 2);
+        if (i % 4 == 0) sums[i / 4] = sum;
     }
+}
+// Both, times the norm's weight between. Returns the sum of squares.
+template <typename T, int FORM, bool NORM, typename X, typename G, typename P, typename S>
+FN float stage8(X x, uint from, G g, uint at, uint i, bool live, P xs, S sums) {
+    uint p[2 * sizeof(T)]; uint q[2 * sizeof(T)]; float v[8]; float w[8]; float squares = 0.0f;
+    fetch8(x, (from + at) / 8 + i, live, p);
+    if (NORM) { fetch8(g, at / 8 + i, live, q); unpack8<T>(q, w); }
+    unpack8<T>(p, v);
     #pragma unroll
     for (int n = 0; n < 8; n++) {
-        v[n] = live ? v[n] : 0.0f;
         squares += v[n] * v[n];
-        if (NORM) v[n] *= live ? w[n] : 0.0f;
-        sum += v[n];
+        if (NORM) v[n] *= w[n];
     }
-    sum += simd_shuffle_xor(sum, 1); sum += simd_shuffle_xor(sum, 2);
-    xs[place_of(8 * i)] = four(v[0], v[1], v[2], v[3]); xs[place_of(8 * i + 4)] = four(v[4], v[5], v[6], v[7]);
-    if (i % 4 == 0) sums[i / 4] = sum;
+    lay8<FORM>(v, i, xs, sums);
     return squares;
 }
 // Numbers k ... k + 31 of R rows: their words, scales and zeros.

@@ -10,6 +10,7 @@ import mlx.core as mx
 from mlxrt.kernels import OPS, Case, Matrix, Op
 from mlxrt.kernels.heads import Heads, Pages
 from mlxrt.kernels.proof import DTYPES, cases_of
+from mlxrt.kernels.samples import sample
 
 
 def all_cases(op: Op, dtype: str, wide: bool = True) -> list[Case]:
@@ -157,6 +158,10 @@ def tall_downs(dtype: mx.Dtype) -> Iterator[Case]:
     yield Case("4097 rows", arrays, {"matrix": packed(dtype, 3, 4097, 32)})
 
 
+def tall_codes(dtype: mx.Dtype) -> Iterator[Case]:
+    yield Case("4101 coded rows", {"x": normal(dtype, 1, 64)}, {"matrix": sample("codes", (4101, 64), dtype, 3)})
+
+
 MORE = {
     "matvec": (strong_gates, wide),
     "attend_pages": (one_norm, odd_parts),
@@ -166,7 +171,7 @@ MORE = {
     "expert_gate_up": (wide_experts,),
 }
 WIDE = {
-    "matvec": (tall,),
+    "matvec": (tall, tall_codes),
     "matmul": (tall_tiles,),
     "attend_pages": (many_heads, long_rows),
     "expert_gate_up": (tall_experts,),
