@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .matvec import ACTIVATE, ACTIVATIONS, activate, bits_of
+from .matvec import ACTIVATE, ACTIVATIONS, activate, bits_of, refuses
 from .op import Case, Source, op
 from .packing import READ, Matrix
 from .samples import sample
@@ -231,12 +231,6 @@ def expert_down(x, experts, weights, matrix, bias=None, residual=None):
         y = y + bias[experts]
     y = (y * weights.astype(y.dtype)[..., None]).sum(axis=1)
     return y if residual is None else residual + y
-
-
-def refuses(x, matrix, **rest) -> str | None:
-    if matrix.weight.shape[0] * matrix.rows * matrix.width >= 1 << 32:
-        return "a stack of 2^32 numbers or more"
-    return matrix.refused(x)
 
 
 @expert_gate_up.kernel(GATE_UP, refuses=refuses, pays=lambda x, **rest: x.shape[0] <= MANY)

@@ -11,8 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from .experts import gathered
-from .matmul import MATMUL, split
-from .matmul import refuses as matmul_refuses
+from .matmul import MATMUL, refuses, split
 from .matvec import activate, after
 from .op import Case, Source, op
 from .samples import sample
@@ -120,12 +119,6 @@ def grouped_product(x, experts, order, bounds, matrix, each, dtype, activation=N
     if activation is not None:
         y = activate(activation, *mx.split(y, 2, axis=-1)) if pair else activate(activation, y, None)
     return y.astype(dtype)
-
-
-def refuses(x, matrix, **rest) -> str | None:
-    if matrix.weight.shape[0] * matrix.rows * matrix.width >= 1 << 32:
-        return "a stack of 2^32 numbers or more"
-    return matmul_refuses(x, matrix)
 
 
 @grouped_product.kernel(MATMUL, refuses=refuses)

@@ -52,9 +52,10 @@ BODY = r"""
             Tile<T> left[2][16];
             #pragma unroll
             for (int r = 0; r < 2; r++) {
-                uint p[BITS]; load_words<BITS>(w, (row[r] * K + mine) / 32, p);
-                float scale = scale_at<FORM>(s, (row[r] * K + mine) / GROUP);
-                float zero = zero_at<FORM, BITS>(z, (row[r] * K + mine) / GROUP, scale);
+                uint from = row[r] * uint(K / 32) + mine / 32; uint group = from / uint(GROUP / 32);
+                uint p[BITS]; load_words<BITS>(w, from, p);
+                float scale = scale_at<FORM>(s, group);
+                float zero = zero_at<FORM, BITS>(z, group, scale);
                 #pragma unroll
                 for (int n = 0; n < 32; n++) {
                     set<T>(left[r][n / 2], n % 2, static_cast<T>(number<FORM, BITS>(p, n, one, &table[0]) * scale + zero));

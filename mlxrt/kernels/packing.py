@@ -79,6 +79,8 @@ class Matrix:
             return f"{self.mode} weights"
         elif self.group % 32:
             return f"groups of {self.group}"
+        if self.weight.nbytes >= 1 << 34:
+            return "2^32 words or more"  # they are counted in 32 bits
         if self.width % 32 or self.weight.size < 8:
             return f"rows of {self.width} numbers"
         return None

@@ -50,10 +50,10 @@ template <int FORM, int BITS, int GROUP, int K, int R, int N, typename W, typena
 FN void load_rows(W w, S s, Z z, const thread uint (&row)[R], uint k, thread uint (&p)[R][N], thread float (&scale)[R], thread float (&zero)[R]) {
     #pragma unroll
     for (int r = 0; r < R; r++) {
-        uint from = row[r] * K + k;
-        load_words<N>(w, from / 32, p[r]);
-        scale[r] = FORM == 2 ? 1.0f : scale_at<FORM>(s, from / GROUP);
-        zero[r] = zero_at<FORM, BITS>(z, from / GROUP, scale[r]);
+        uint at = row[r] * uint(K / 32) + k / 32; uint group = at / uint(GROUP / 32);
+        load_words<N>(w, at, p[r]);
+        scale[r] = FORM == 2 ? 1.0f : scale_at<FORM>(s, group);
+        zero[r] = zero_at<FORM, BITS>(z, group, scale[r]);
     }
 }
 // Numbers 4 c ... 4 c + 3 of those 32.

@@ -153,8 +153,9 @@ def tall_experts(dtype: mx.Dtype) -> Iterator[Case]:
 
 
 def tall_downs(dtype: mx.Dtype) -> Iterator[Case]:
-    experts, weights = mx.array([[2, 0], [1, 1]], mx.uint32), mx.random.uniform(0, 1, (2, 2))
-    arrays = {"x": normal(dtype, 2, 2, 32), "experts": experts, "weights": weights}
+    """The stack's last expert among those a simdgroup takes second: beyond its rows there is nothing."""
+    experts, weights = mx.array([[2, 0, 1, 1, 0], [1, 1, 0, 0, 2]], mx.uint32), mx.random.uniform(0, 1, (2, 5))
+    arrays = {"x": normal(dtype, 2, 5, 32), "experts": experts, "weights": weights}
     yield Case("4097 rows", arrays, {"matrix": packed(dtype, 3, 4097, 32)})
 
 
