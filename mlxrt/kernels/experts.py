@@ -40,7 +40,7 @@ GATE_UP = Source(
     for (uint k0 = 0; k0 < uint(K); k0 += TILE) {
         if (k0 > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
         for (uint i = t; i < uint(TILE / 8); i += uint(SG * 32)) {
-            squares += stage8<T, FORM, NORM>(x, n * K, g, k0, i, k0 + 8 * i < uint(K), &xs[0], &sums[0]);
+            squares += stage8<T, FORM, NORM, K>(x, n * K, g, k0, i, &xs[0], &sums[0]);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         uint end = metal::min(uint(TILE), uint(K) - k0);
@@ -105,7 +105,7 @@ DOWN = Source(
             simdgroup_barrier(mem_flags::mem_threadgroup);
             #pragma unroll
             for (uint j = 0; j < 4; j++) {
-                uint i = 32 * j + lane;
+                uint i = piece_of(32 * j + lane);
                 fetch8(x, (p * K + k0) / 8 + i, k0 + 8 * i < uint(K), x1[j]);
             }
             if (k >= uint(K)) {  // the next expert's rows
@@ -118,7 +118,7 @@ DOWN = Source(
             #pragma unroll
             for (uint j = 0; j < 4; j++) {
                 float v[8]; unpack8<T>(x1[j], v);
-                lay8<FORM>(v, 32 * j + lane, &xs[sg * 256], &sums[sg * 32]);
+                lay8<FORM>(v, piece_of(32 * j + lane), &xs[sg * 256], &sums[sg * 32]);
             }
             simdgroup_barrier(mem_flags::mem_threadgroup);
             rows_meet<T, FORM, BITS, 256>(w0, s0, z0, lane * 32, one, &table[0], &xs[sg * 256], &sums[sg * 32], acc);

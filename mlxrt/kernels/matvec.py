@@ -63,8 +63,7 @@ BODY = r"""
         #pragma unroll
         for (int m = 0; m < M; m++) {
             for (uint i = t; i < uint(TILE / 8); i += uint(SG * 32)) {
-                bool live = k0 + 8 * i < uint(K);
-                squares[m] += stage8<T, FORM, NORM>(x, m * K, g, k0, i, live, &xs[m * PLACES], &sums[m * (TILE / 32)]);
+                squares[m] += stage8<T, FORM, NORM, K>(x, m * K, g, k0, i, &xs[m * PLACES], &sums[m * (TILE / 32)]);
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -24,7 +24,7 @@ BODY = r"""
     lay_levels<FORM, BITS, SG * 32>(l, t, &table[0]);
     float squares = 0.0f;
     for (uint i = t; i < uint(TILE / 8); i += uint(SG * 32)) {
-        squares += stage8<T, FORM, NORM>(x, n * K, g, 0, i, 8 * i < uint(K), &xs[0], &sums[0]);
+        squares += stage8<T, FORM, NORM, K>(x, n * K, g, 0, i, &xs[0], &sums[0]);
     }
     squares = simd_sum(squares);
     if (lane == 0) part[sg] = squares;

@@ -8,6 +8,9 @@ import math
 DOT = r"""
 // A tile of x lies in threadgroup memory as floats, four to a place: those a simdgroup's lanes read together lie together.
 FN uint place_of(uint k) { return (k / 1024 * 8 + k % 32 / 4) * 32 + k % 1024 / 32; }
+// Which eight numbers of a tile thread t lays. Neighbours take numbers 32 apart, for those lie in different banks; what a
+// simdgroup takes together still lies together in x.
+FN uint piece_of(uint t) { return t / 32 * 32 + t % 8 * 4 + t % 32 / 8; }
 // The words of numbers 8 i ... 8 i + 7 of a row; past its end, zeros.
 template <int N, typename X> FN void fetch8(X x, uint i, bool live, thread uint (&p)[N]) {
     if (live) load_words<N>(x, i, p);
@@ -18,21 +21,22 @@ template <typename T, int N> FN void unpack8(const thread uint (&p)[N], thread f
     #pragma unroll
     for (int c = 0; c < N; c++) unpack2<T>(p[c], v + 8 / N * c);
 }
-// Those numbers into the tile; where zeros of groups ask for them, their sums by 32 beside it. Four neighbouring threads
-// must call it together.
+// Those numbers into the tile; where zeros of groups ask for them, their sums by 32 beside it. A simdgroup must call it
+// together, with its pieces.
 template <int FORM, typename P, typename S> FN void lay8(const thread float (&v)[8], uint i, P xs, S sums) {
     xs[place_of(8 * i)] = four(v[0], v[1], v[2], v[3]); xs[place_of(8 * i + 4)] = four(v[4], v[5], v[6], v[7]);
     if (FORM == 0) {
         float sum = 0.0f;
         #pragma unroll
         for (int n = 0; n < 8; n++) sum += v[n];
-        sum += simd_shuffle_xor(sum, 1); sum += simd_shuffle_xor(sum, 2);
+        sum += simd_shuffle_xor(sum, 8); sum += simd_shuffle_xor(sum, 16);
         if (i % 4 == 0) sums[i / 4] = sum;
     }
 }
-// Both, times the norm's weight between. Returns the sum of squares.
-template <typename T, int FORM, bool NORM, typename X, typename G, typename P, typename S>
-FN float stage8(X x, uint from, G g, uint at, uint i, bool live, P xs, S sums) {
+// Both for thread t, from number `at` of a row of K on, times the norm's weight between. Returns the sum of squares.
+template <typename T, int FORM, bool NORM, int K, typename X, typename G, typename P, typename S>
+FN float stage8(X x, uint from, G g, uint at, uint t, P xs, S sums) {
+    uint i = piece_of(t); bool live = at + 8 * i < uint(K);
     uint p[2 * sizeof(T)]; uint q[2 * sizeof(T)]; float v[8]; float w[8]; float squares = 0.0f;
     fetch8(x, (from + at) / 8 + i, live, p);
     if (NORM) { fetch8(g, at / 8 + i, live, q); unpack8<T>(q, w); }
