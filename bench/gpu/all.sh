@@ -21,7 +21,7 @@ later products bench.gpu.ops --only "" --rows 1,32 --json "$work/out/products.js
 later context-1 bench.gpu.context --layers 12 --json "$work/out/context-1.json"
 later context-8 bench.gpu.context --layers 4 --batch 8 --json "$work/out/context-8.json"
 for op in matvec matmul attend_pages attend_packed route expert_gate_up,expert_down grouped_product,order_pairs,mix \
-    embed_rows,add_norm,matvec_of_sum,greedy,turn coded_rows,coded_gate_up,coded_down,coded_unpack,vector_rows; do right "$op"; done
+    embed_rows,add_norm,matvec_of_sum,greedy,turn coded_unpack,vector_rows; do right "$op"; done
 timeout -k 1 60 python3 -m bench.gpu.launch --inputs 2,8 > "$work/out/launch" 2>&1 &
 timeout -k 1 280 nice python3 -m mlxrt doctor --quick --dtype bfloat16 > "$work/out/doctor" 2>&1 &
 while [ -n "$(jobs -r)" ]; do sleep 5; keep; done

@@ -2,7 +2,7 @@
 
 from .add_norm import add_norm
 from .attention import attend_pages
-from .codes import Codes, coded_down, coded_gate_up, coded_rows, coded_unpack
+from .codes import Codes
 from .embed import embed_rows
 from .experts import expert_down, expert_gate_up
 from .greedy import greedy
@@ -17,6 +17,7 @@ from .packing import Matrix
 from .router import route
 from .sums import matvec_of_sum
 from .turn import turn
+from .unpack import coded_unpack
 from .vectors import vector_rows
 
 __all__ = [
@@ -37,9 +38,6 @@ __all__ = [
     "attend_packed",
     "attend_pages",
     "backend",
-    "coded_down",
-    "coded_gate_up",
-    "coded_rows",
     "coded_unpack",
     "embed_rows",
     "expert_down",

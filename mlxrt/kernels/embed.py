@@ -22,7 +22,7 @@ BODY = r"""
         y[n * K + i] = static_cast<T>(y0 * as_type<float>(uint(TIMES)));
     }
 """
-EMBED = Source("mlxrt_embed", ("tokens", "w", "s", "z"), ("y",), BODY, READ)
+EMBED = Source("mlxrt_embed", ("tokens", "w", "s", "z", "l"), ("y",), BODY, READ)
 
 
 def embed_cases(dtype: mx.Dtype) -> Iterator[Case]:

@@ -6,16 +6,18 @@ from typing import Any
 
 import mlx.core as mx
 
-from .matvec import ACTIVATE, ACTIVATIONS, activate, bits_of
+from .matvec import ACTIVATE, ACTIVATIONS, activate, bits_of, refuses
 from .op import Case, Source, op
 from .packing import READ, Matrix
+from .samples import sample
 from .staged import DOT, tile
 
 MANY = 64  # tokens up to which a matvec for each of their experts is the faster way
+TOGETHER = 4  # experts whose downs are computed side by side: 1024 numbers of x each are 16 KB
 
 GATE_UP = Source(
     "mlxrt_expert_gate_up",
-    ("x", "experts", "w", "s", "z", "g", "bias"),
+    ("x", "experts", "w", "s", "z", "l", "g", "bias"),
     ("y",),
     r"""
     uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
@@ -25,6 +27,8 @@ GATE_UP = Source(
     uint expert = uint(experts[p]); uint base = expert * uint(2 * I);
     const int PLACES = TILE / 4; uint t = thread_position_in_threadgroup.x;
     threadgroup float4 xs[PLACES]; threadgroup float sums[TILE / 32]; threadgroup float part[SG];
+    threadgroup float table[FORM == 3 ? 1 << BITS : 1];
+    lay_levels<FORM, BITS, SG * 32>(l, t, &table[0]);
     const int N = FORM == 2 ? 8 * sizeof(T) : BITS;
     uint row[2 * R]; uint w0[2 * R][N]; float s0[2 * R]; float z0[2 * R]; float acc[1][2 * R]; float squares = 0.0f;
     #pragma unroll
@@ -36,7 +40,7 @@ GATE_UP = Source(
     for (uint k0 = 0; k0 < uint(K); k0 += TILE) {
         if (k0 > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
         for (uint i = t; i < uint(TILE / 8); i += uint(SG * 32)) {
-            squares += stage8<T, NORM>(x, n * K, g, k0, i, k0 + 8 * i < uint(K), &xs[0], &sums[0]);
+            squares += stage8<T, FORM, NORM, K>(x, n * K, g, k0, i, &xs[0], &sums[0]);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         uint end = metal::min(uint(TILE), uint(K) - k0);
@@ -44,7 +48,7 @@ GATE_UP = Source(
             uint w1[2 * R][N]; float s1[2 * R]; float z1[2 * R]; uint k = k0 + j + 1024 + lane * 32;
             load_rows<FORM, BITS, GROUP, K>(w, s, z, row, k < uint(K) ? k : 0, w1, s1, z1);
             simdgroup_barrier(mem_flags::mem_none);  // see matvec
-            rows_meet<T, FORM, BITS, PLACES>(w0, s0, z0, j + lane * 32, one, &xs[0], &sums[0], acc);
+            rows_meet<T, FORM, BITS, PLACES>(w0, s0, z0, j + lane * 32, one, &table[0], &xs[0], &sums[0], acc);
             take_rows(w0, s0, z0, w1, s1, z1);
         }
     }
@@ -68,77 +72,76 @@ GATE_UP = Source(
 """,
     READ + ACTIVATE + DOT,
 )
+# A simdgroup takes every SG-th expert of R rows, and lays 1024 numbers of x at a time for itself alone: simdgroups wait for
+# each other only at the end, when their sums are added in order.
 DOWN = Source(
     "mlxrt_expert_down",
-    ("x", "experts", "weights", "w", "s", "z", "bias", "residual"),
+    ("x", "experts", "weights", "w", "s", "z", "l", "bias", "residual"),
     ("y",),
     r"""
     uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
-    uint one = lift_of<BITS>(threadgroup_position_in_grid.z);
-    uint first = (threadgroup_position_in_grid.x * SG + sg) * R; uint n = threadgroup_position_in_grid.y;
-    const int PLACES = TILE / 4; uint t = thread_position_in_threadgroup.x;
-    threadgroup float4 xs[TOGETHER * PLACES]; threadgroup float sums[TOGETHER * TILE / 32];
-    const int N = FORM == 2 ? 8 * sizeof(T) : BITS; threadgroup uint ids[C];
+    uint t = thread_position_in_threadgroup.x; uint one = lift_of<BITS>(threadgroup_position_in_grid.z);
+    uint first = threadgroup_position_in_grid.x * uint(R); uint n = threadgroup_position_in_grid.y;
+    const int N = FORM == 2 ? 8 * sizeof(T) : BITS;
+    threadgroup float4 xs[SG * 256]; threadgroup float sums[SG * 32]; threadgroup float part[SG][R];
+    threadgroup float table[FORM == 3 ? 1 << BITS : 1]; threadgroup uint ids[C];
     uint row[R]; uint w0[R][N]; float s0[R]; float z0[R]; float total[R];
-    uint base = uint(experts[n * uint(C)]) * uint(O);
+    uint base = uint(experts[n * uint(C) + sg]) * uint(O);
     #pragma unroll
     for (int r = 0; r < R; r++) { row[r] = base + metal::min(first + uint(r), uint(O - 1)); total[r] = 0.0f; }
     load_rows<FORM, BITS, GROUP, K>(w, s, z, row, lane * 32 < uint(K) ? lane * 32 : 0, w0, s0, z0);
+    lay_levels<FORM, BITS, SG * 32>(l, t, &table[0]);
     for (uint c = t; c < uint(C); c += uint(SG * 32)) ids[c] = uint(experts[n * uint(C) + c]);
-    for (uint c = 0; c < uint(C); c++) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint c = sg; c < uint(C); c += uint(SG)) {
         uint p = n * uint(C) + c; float f = float(weights[p]); float acc[1][R];
         #pragma unroll
         for (int r = 0; r < R; r++) {
             acc[0][r] = 0.0f;
             if (BIAS && lane == 0) total[r] += f * float(bias[row[r]]);
         }
-        for (uint k0 = 0; k0 < uint(K); k0 += TILE) {
-            if (TOGETHER == 1 || c % TOGETHER == 0) {
-                if (k0 > 0 || c > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
-                for (uint j = 0; j < uint(TOGETHER); j++) {
-                    for (uint i = t; i < uint(TILE / 8); i += uint(SG * 32)) {
-                        bool live = k0 + 8 * i < uint(K) && c + j < uint(C);
-                        stage8<T, false>(x, (p + j) * K, x, k0, i, live, &xs[j * PLACES], &sums[j * (TILE / 32)]);
-                    }
-                }
-                threadgroup_barrier(mem_flags::mem_threadgroup);
+        for (uint k0 = 0; k0 < uint(K); k0 += 1024) {
+            uint w1[R][N]; float s1[R]; float z1[R]; uint x1[4][2 * sizeof(T)]; uint k = k0 + 1024;
+            simdgroup_barrier(mem_flags::mem_threadgroup);
+            #pragma unroll
+            for (uint j = 0; j < 4; j++) {
+                uint i = piece_of(32 * j + lane);
+                fetch8(x, (p * K + k0) / 8 + i, k0 + 8 * i < uint(K), x1[j]);
             }
-            uint end = metal::min(uint(TILE), uint(K) - k0); uint of = c % TOGETHER;
-            for (uint j = 0; j < end; j += 1024) {
-                uint w1[R][N]; float s1[R]; float z1[R]; uint k = k0 + j + 1024;
-                if (k >= uint(K)) {  // the next expert's rows
-                    k = 0; base = ids[metal::min(c + 1, uint(C - 1))] * uint(O);
-                    #pragma unroll
-                    for (int r = 0; r < R; r++) row[r] = base + metal::min(first + uint(r), uint(O - 1));
-                }
-                k += lane * 32;
-                load_rows<FORM, BITS, GROUP, K>(w, s, z, row, k < uint(K) ? k : 0, w1, s1, z1);
-                simdgroup_barrier(mem_flags::mem_none);
-                rows_meet<T, FORM, BITS, PLACES>(w0, s0, z0, j + lane * 32, one, &xs[of * PLACES], &sums[of * (TILE / 32)], acc);
-                take_rows(w0, s0, z0, w1, s1, z1);
+            if (k >= uint(K)) {  // the next expert's rows
+                k = 0; base = ids[metal::min(c + uint(SG), uint(C - 1))] * uint(O);
+                #pragma unroll
+                for (int r = 0; r < R; r++) row[r] = base + metal::min(first + uint(r), uint(O - 1));
             }
+            k += lane * 32;
+            load_rows<FORM, BITS, GROUP, K>(w, s, z, row, k < uint(K) ? k : 0, w1, s1, z1);
+            #pragma unroll
+            for (uint j = 0; j < 4; j++) {
+                float v[8]; unpack8<T>(x1[j], v);
+                lay8<FORM>(v, piece_of(32 * j + lane), &xs[sg * 256], &sums[sg * 32]);
+            }
+            simdgroup_barrier(mem_flags::mem_threadgroup);
+            rows_meet<T, FORM, BITS, 256>(w0, s0, z0, lane * 32, one, &table[0], &xs[sg * 256], &sums[sg * 32], acc);
+            take_rows(w0, s0, z0, w1, s1, z1);
         }
         #pragma unroll
         for (int r = 0; r < R; r++) total[r] += f * acc[0][r];
     }
     #pragma unroll
     for (int r = 0; r < R; r++) {
-        float a = simd_sum(total[r]); uint o = first + uint(r);
-        if (lane == 0 && o < uint(O)) {
-            y[n * O + o] = static_cast<T>(RES ? a + float(residual[n * O + o]) : a);
-        }
+        float a = simd_sum(total[r]);
+        if (lane == 0) part[sg][r] = a;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    uint o = first + t;
+    if (t < uint(R) && o < uint(O)) {
+        float a = RES ? float(residual[n * O + o]) : 0.0f;
+        for (int c = 0; c < SG; c++) a += part[c][t];
+        y[n * O + o] = static_cast<T>(a);
     }
 """,
     READ + DOT,
 )
-
-
-def stack(count: int, rows: int, width: int, mode: str, dtype: mx.Dtype) -> Matrix:
-    w = (mx.random.normal((count, rows, width)) * width**-0.5).astype(dtype)
-    if mode == "dense":
-        return Matrix(w)
-    packed = mx.quantize(w, 32, 4, mode=mode)
-    return Matrix(packed[0], packed[1], packed[2] if mode == "affine" else None, 4, 32, mode)
 
 
 def gate_up_cases(dtype: mx.Dtype) -> Iterator[Case]:
@@ -148,10 +151,15 @@ def gate_up_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (2, 2, 4, 96, 10, "mxfp4", {"bias": True, "activation": "clamped"}),
         (1, 2, 3, 64, 7, "dense", {"activation": "gelu"}),
         (1, 2, 3, 1024, 5, "affine", {"norm": True}),
+        (2, 2, 4, 96, 10, "codes", {"bits": 2}),
+        (1, 3, 4, 1120, 9, "codes", {"bits": 3, "activation": "gelu"}),
+        (3, 2, 3, 64, 7, "codes", {"bits": 4, "norm": True}),
+        (1, 2, 3, 160, 8, "codes", {"bits": 8}),
+        (1, 2, 3, 1056, 5, "codes", {"bits": 1, "bias": True}),
     ]
     for rows, k, count, width, hidden, mode, extra in shapes:
         mx.random.seed(width + hidden)
-        matrix = stack(count, 2 * hidden, width, mode, dtype)
+        matrix = sample(mode, (count, 2 * hidden, width), dtype, extra.get("bits", 4))
         experts = mx.random.randint(0, count, (rows, k)).astype(mx.uint32)
         arrays = {"x": mx.random.normal((rows, width)).astype(dtype), "experts": experts}
         if extra.get("norm"):
@@ -159,16 +167,22 @@ def gate_up_cases(dtype: mx.Dtype) -> Iterator[Case]:
         if extra.get("bias"):
             arrays["bias"] = mx.random.normal((count, 2 * hidden)).astype(dtype)
         options = {"matrix": matrix, "eps": 1e-6, "activation": extra.get("activation", "silu")}
-        yield Case(f"{mode} {k} of {count} [{2 * hidden}, {width}], {rows} tokens", arrays, options)
+        yield Case(f"{mode}{matrix.bits} {k} of {count} [{2 * hidden}, {width}], {rows} tokens", arrays, options)
 
 
 def down_cases(dtype: mx.Dtype) -> Iterator[Case]:
-    for rows, k, count, width, outs, mode, extra in [
-        (1, 4, 8, 96, 40, "affine", ("residual",)),
-        (3, 2, 5, 1056, 9, "affine", ()),
-        (2, 3, 4, 64, 33, "mxfp4", ("bias", "residual")),
-        (1, 2, 3, 64, 8, "dense", ()),
-        (1, 6, 8, 1024, 9, "affine", ()),  # whole tiles, and more experts than are staged together
+    for rows, k, count, width, outs, mode, bits, extra in [
+        (1, 4, 8, 96, 40, "affine", 4, ("residual",)),
+        (3, 2, 5, 1056, 9, "affine", 4, ()),
+        (2, 3, 4, 64, 33, "mxfp4", 4, ("bias", "residual")),
+        (1, 2, 3, 64, 8, "dense", 16, ()),
+        (1, 6, 8, 1024, 9, "affine", 4, ()),  # whole tiles, and more experts than simdgroups
+        (1, 8, 9, 1120, 7, "codes", 2, ("residual",)),
+        (2, 5, 4, 96, 12, "codes", 3, ("bias",)),
+        (1, 1, 3, 2080, 9, "codes", 4, ()),
+        (3, 2, 3, 64, 10, "codes", 8, ("residual",)),
+        (1, 3, 3, 160, 8, "codes", 1, ()),
+        (2, 6, 5, 1056, 514, "codes", 2, ()),  # so many rows that a simdgroup takes several, of which some are none
     ]:
         mx.random.seed(width + outs)
         arrays = {
@@ -180,12 +194,14 @@ def down_cases(dtype: mx.Dtype) -> Iterator[Case]:
             arrays["residual"] = mx.random.normal((rows, outs)).astype(dtype)
         if "bias" in extra:
             arrays["bias"] = mx.random.normal((count, outs)).astype(dtype)
-        name = f"{mode} {k} of {count} [{outs}, {width}], {rows} tokens"
-        yield Case(name, arrays, {"matrix": stack(count, outs, width, mode, dtype)})
+        name = f"{mode}{bits} {k} of {count} [{outs}, {width}], {rows} tokens"
+        yield Case(name, arrays, {"matrix": sample(mode, (count, outs, width), dtype, bits)})
 
 
 def gathered(matrix: Matrix, x: mx.array, experts: mx.array) -> mx.array:
     """x [N, k or 1, K] through the matrices of `experts` [N, k] -> [N, k, O]."""
+    if matrix.codes is not None:
+        return matrix.codes.gathered(x[:, :, None], experts)[:, :, 0].astype(x.dtype)
     if matrix.scales is not None:
         w, s, b = matrix.weight, matrix.scales, matrix.biases
         y = mx.gather_qmm(
@@ -217,12 +233,6 @@ def expert_down(x, experts, weights, matrix, bias=None, residual=None):
     return y if residual is None else residual + y
 
 
-def refuses(x, matrix, **rest) -> str | None:
-    if matrix.weight.shape[0] * matrix.rows * matrix.width >= 1 << 32:
-        return "a stack of 2^32 numbers or more"
-    return matrix.refused(x)
-
-
 @expert_gate_up.kernel(GATE_UP, refuses=refuses, pays=lambda x, **rest: x.shape[0] <= MANY)
 def launch_gate_up(gpu, x, experts, matrix, activation, norm=None, eps=0.0, bias=None):
     (n, k), hidden = experts.shape, matrix.rows // 2
@@ -252,23 +262,26 @@ def launch_gate_up(gpu, x, experts, matrix, activation, norm=None, eps=0.0, bias
 @expert_down.kernel(DOWN, refuses=refuses, pays=lambda x, **rest: x.shape[0] <= MANY)
 def launch_down(gpu, x, experts, weights, matrix, bias=None, residual=None):
     (n, k), outs = experts.shape, matrix.rows
-    each = 2 if outs * n >= 8192 else 1
+    each, size = at_once(outs * n, matrix), min(k, TOGETHER)
     [y] = gpu(
         DOWN,
         [x, experts, weights, *matrix.inputs(), bias, residual],
-        (math.ceil(outs / (8 * each)), n, 1),
-        256,
+        (math.ceil(outs / each), n, 1),
+        32 * size,
         [((n, outs), x.dtype)],
         T=x.dtype,
         C=k,
         K=matrix.width,
         O=outs,
         R=each,
-        SG=8,
-        TILE=(size := tile(matrix.width, 1)),
-        TOGETHER=min(k, 4096 // size) if matrix.width <= size else 1,
+        SG=size,
         **matrix.constants(),
         BIAS=bias is not None,
         RES=residual is not None,
     )
     return y
+
+
+def at_once(rows: int, matrix: Matrix) -> int:
+    """Rows a simdgroup takes together: as many as a lane has room for, but at least 256 threadgroups of them."""
+    return max(1, min(4, rows // 256, 16 // matrix.bits)) if matrix.packed else 1

@@ -10,11 +10,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from .experts import gathered, stack
-from .matmul import MATMUL, split
-from .matmul import refuses as matmul_refuses
+from .experts import gathered
+from .matmul import MATMUL, refuses, split
 from .matvec import activate, after
 from .op import Case, Source, op
+from .samples import sample
 
 MOST = 2048  # pairs: they lie in threadgroup memory while they are put in order
 SIZE = 256
@@ -74,7 +74,7 @@ def order_pairs(experts, count):
     return mx.argsort(place).astype(mx.uint32), bounds.astype(mx.uint32)
 
 
-@order_pairs.kernel(ORDER, refuses=lambda experts, count: f"{experts.size} pairs" if experts.size > MOST else None)
+@order_pairs.kernel(ORDER, pays=lambda experts, count: experts.size <= MOST)
 def launch_order(gpu, experts, count):
     outputs = [((experts.size,), mx.uint32), ((count + 1,), mx.uint32)]
     order, bounds = gpu(ORDER, [experts], 1, SIZE, outputs, P=experts.size, E=count, SIZE=SIZE)
@@ -87,6 +87,11 @@ def product_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (12, 2, 3, 384, 40, "affine", {"down": True}),  # more pairs for an expert than a tile has columns
         (9, 3, 5, 256, 19, "mxfp4", {"pair": True, "activation": "clamped", "bias": True}),
         (6, 1, 2, 128, 33, "mxfp4", {"down": True, "bias": True}),
+        (9, 2, 4, 256, 24, "codes", {"bits": 2, "pair": True, "activation": "silu"}),
+        (13, 2, 2, 128, 19, "codes", {"bits": 3, "down": True}),  # two tiles of columns at once
+        (43, 2, 3, 128, 20, "codes", {"bits": 4, "pair": True, "activation": "gelu"}),  # four, and some left over
+        (5, 1, 3, 384, 17, "codes", {"bits": 8, "down": True}),
+        (4, 2, 3, 128, 16, "codes", {"bits": 1, "down": True}),
     ]
     for rows, k, count, width, outs, mode, extra in shapes:
         mx.random.seed(width + outs)
@@ -98,9 +103,10 @@ def product_cases(dtype: mx.Dtype) -> Iterator[Case]:
         arrays |= {"experts": experts, "order": order, "bounds": bounds}
         if extra.get("bias"):
             arrays["bias"] = mx.random.normal((count, total)).astype(dtype)
-        options = {"matrix": stack(count, total, width, mode, dtype), "each": each, "pair": bool(extra.get("pair"))}
+        matrix = sample(mode, (count, total, width), dtype, extra.get("bits", 4))
+        options = {"matrix": matrix, "each": each, "pair": bool(extra.get("pair"))}
         options |= {"activation": extra.get("activation"), "dtype": mx.float32 if extra.get("down") else dtype}
-        yield Case(f"{mode} {k} of {count} [{total}, {width}], {rows} tokens", arrays, options)
+        yield Case(f"{mode}{matrix.bits} {k} of {count} [{total}, {width}], {rows} tokens", arrays, options)
 
 
 @op(product_cases)
@@ -115,16 +121,12 @@ def grouped_product(x, experts, order, bounds, matrix, each, dtype, activation=N
     return y.astype(dtype)
 
 
-def refuses(x, matrix, **rest) -> str | None:
-    if matrix.weight.shape[0] * matrix.rows * matrix.width >= 1 << 32:
-        return "a stack of 2^32 numbers or more"
-    return matmul_refuses(x, matrix)
-
-
 @grouped_product.kernel(MATMUL, refuses=refuses)
 def launch_product(gpu, x, experts, order, bounds, matrix, each, dtype, activation=None, pair=False, bias=None):
     rows, count = matrix.rows // 2 if pair else matrix.rows, matrix.weight.shape[0]
-    groups, parts = split(8192, matrix.width, 1)
+    pairs = experts.size / count
+    tiles = 1 if pairs <= 8 else 2 if pairs <= 24 else 4  # columns an expert is likely to have, by 8
+    groups, parts = split(8192, matrix.width, 2 * tiles)  # what four tiles take of registers halves the simdgroups
     [y] = gpu(
         MATMUL,
         [x, *matrix.inputs(), bias, None, order, bounds],
@@ -136,7 +138,7 @@ def launch_product(gpu, x, experts, order, bounds, matrix, each, dtype, activati
         M=0,
         C=each,
         GROUPED=True,
-        MT=1,
+        MT=tiles,
         K=matrix.width,
         O=rows,
         RG=groups,

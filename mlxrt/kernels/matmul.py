@@ -12,7 +12,8 @@ import mlx.core as mx
 
 from .matvec import ACTIVATE, FEW, after, matvec
 from .op import Case, Source, op
-from .packing import READ, Matrix
+from .packing import READ
+from .samples import sample
 
 MANY = 64  # rows of x up to which this is the faster way
 
@@ -24,7 +25,9 @@ BODY = r"""
     uint t = thread_position_in_threadgroup.x; uint expert = GROUPED ? threadgroup_position_in_grid.y : 0u;
     uint rg = sg / uint(KS); uint ks = sg % uint(KS); uint one = lift_of<BITS>(threadgroup_position_in_grid.z);
     uint tile = threadgroup_position_in_grid.x * uint(RG) + rg;
-    threadgroup float part[RG][KS][16][MT * 8];
+    threadgroup float part[RG][KS][16][MT * 8]; threadgroup float table[FORM == 3 ? 1 << BITS : 1];
+    lay_levels<FORM, BITS, RG * KS * 32>(l, t, &table[0]);
+    if (FORM == 3) threadgroup_barrier(mem_flags::mem_threadgroup);
     uint row[2];
     row[0] = (PAIR ? tile * 8 : tile * 16) + left_row(lane, 0);
     row[1] = PAIR ? row[0] + uint(O) : row[0] + 8;
@@ -49,12 +52,13 @@ BODY = r"""
             Tile<T> left[2][16];
             #pragma unroll
             for (int r = 0; r < 2; r++) {
-                uint p[BITS]; load_words<BITS>(w, (row[r] * K + mine) / 32, p);
-                float scale = scale_at<FORM>(s, (row[r] * K + mine) / GROUP);
-                float zero = zero_at<FORM, BITS>(z, (row[r] * K + mine) / GROUP, scale);
+                uint from = row[r] * uint(K / 32) + mine / 32; uint group = from / uint(GROUP / 32);
+                uint p[BITS]; load_words<BITS>(w, from, p);
+                float scale = scale_at<FORM>(s, group);
+                float zero = zero_at<FORM, BITS>(z, group, scale);
                 #pragma unroll
                 for (int n = 0; n < 32; n++) {
-                    set<T>(left[r][n / 2], n % 2, static_cast<T>(number<FORM, BITS>(p, n, one) * scale + zero));
+                    set<T>(left[r][n / 2], n % 2, static_cast<T>(number<FORM, BITS>(p, n, one, &table[0]) * scale + zero));
                 }
             }
             #pragma unroll
@@ -94,7 +98,9 @@ BODY = r"""
         if (GROUPED) threadgroup_barrier(mem_flags::mem_threadgroup);
     }
 """
-MATMUL = Source("mlxrt_matmul", ("x", "w", "s", "z", "bias", "other", "order", "bounds"), ("y",), BODY, READ + ACTIVATE)
+MATMUL = Source(
+    "mlxrt_matmul", ("x", "w", "s", "z", "l", "bias", "other", "order", "bounds"), ("y",), BODY, READ + ACTIVATE
+)
 
 
 def matmul_cases(dtype: mx.Dtype) -> Iterator[Case]:
@@ -107,13 +113,16 @@ def matmul_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("affine", 5, 64, 7, 128, 6, {"activation": "gelu", "times": True}),
         ("affine", 2, 32, 48, 512, 17, {"residual": True}),
         ("mxfp4", 4, 32, 11, 256, 9, {}),
+        ("codes", 2, 0, 37, 384, 9, {"residual": True}),
+        ("codes", 3, 0, 24, 128, 17, {"activation": "silu", "pair": True}),
+        ("codes", 4, 0, 9, 256, 33, {"bias": True}),
+        ("codes", 8, 0, 20, 128, 5, {}),
+        ("codes", 1, 0, 16, 128, 64, {}),
     ]
     for mode, bits, group, rows, width, m, extra in shapes:
         mx.random.seed(rows)
         total = rows * 2 if extra.get("pair") else rows
-        w = (mx.random.normal((total, width)) * width**-0.5).astype(dtype)
-        packed = mx.quantize(w, group, bits, mode=mode)
-        matrix = Matrix(packed[0], packed[1], packed[2] if mode == "affine" else None, bits, group, mode)
+        matrix = sample(mode, (total, width), dtype, bits, group)
         arrays = {"x": mx.random.normal((m, width)).astype(dtype)}
         if extra.get("bias"):
             arrays["bias"] = mx.random.normal((total,)).astype(dtype)

@@ -14,6 +14,7 @@ import mlx.nn as nn
 
 from .op import Case, Source, op
 from .packing import READ, Matrix
+from .samples import sample
 from .staged import DOT, tile
 
 FEW = 4  # rows of x up to which this is the faster way
@@ -41,6 +42,8 @@ BODY = r"""
     const int Q = PAIR ? 2 * R : R; const int PLACES = TILE / 4; const int N = FORM == 2 ? 8 * sizeof(T) : BITS;
     threadgroup float4 xs[M * PLACES]; threadgroup float sums[M * TILE / 32];
     threadgroup float part[M][SG * LOOPS * Q]; threadgroup float norms[M][SG];
+    threadgroup float table[FORM == 3 ? 1 << BITS : 1];
+    lay_levels<FORM, BITS, SG * 32>(l, t, &table[0]);
     uint first = (threadgroup_position_in_grid.x * uint(SG) + sg) * uint(LOOPS * R);
     uint row[Q]; uint p[Q][N]; float scale[Q]; float zero[Q]; float acc[M][Q]; float squares[M];
     #pragma unroll
@@ -60,8 +63,7 @@ BODY = r"""
         #pragma unroll
         for (int m = 0; m < M; m++) {
             for (uint i = t; i < uint(TILE / 8); i += uint(SG * 32)) {
-                bool live = k0 + 8 * i < uint(K);
-                squares[m] += stage8<T, NORM>(x, m * K, g, k0, i, live, &xs[m * PLACES], &sums[m * (TILE / 32)]);
+                squares[m] += stage8<T, FORM, NORM, K>(x, m * K, g, k0, i, &xs[m * PLACES], &sums[m * (TILE / 32)]);
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -81,7 +83,7 @@ BODY = r"""
                 }
                 load_rows<FORM, BITS, GROUP, K>(w, s, z, row, k < uint(K) ? k : 0, p1, scale1, zero1);
                 simdgroup_barrier(mem_flags::mem_none);
-                rows_meet<T, FORM, BITS, PLACES>(p, scale, zero, j + lane * 32, one, &xs[0], &sums[0], acc);
+                rows_meet<T, FORM, BITS, PLACES>(p, scale, zero, j + lane * 32, one, &table[0], &xs[0], &sums[0], acc);
                 take_rows(p, scale, zero, p1, scale1, zero1);
             }
             if (k0 + TILE >= uint(K)) {
@@ -125,7 +127,7 @@ BODY = r"""
         }
     }
 """
-MATVEC = Source("mlxrt_matvec", ("x", "w", "s", "z", "g", "bias", "other"), ("y",), BODY, READ + ACTIVATE + DOT)
+MATVEC = Source("mlxrt_matvec", ("x", "w", "s", "z", "l", "g", "bias", "other"), ("y",), BODY, READ + ACTIVATE + DOT)
 
 
 def bits_of(value: float) -> int:
@@ -154,6 +156,11 @@ def matvec_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("affine", 2, 32, 16, 64, 2, {"residual": True, "bias": True}),
         ("mxfp4", 4, 32, 11, 160, 1, {"norm": True, "eps": 1e-6}),
         ("dense", 16, 32, 13, 1184, 2, {"norm": True, "eps": 1e-6, "residual": True}),
+        ("codes", 2, 0, 37, 1120, 3, {"residual": True}),
+        ("codes", 3, 0, 9, 96, 1, {"activation": "silu", "pair": True}),
+        ("codes", 4, 0, 16, 1056, 2, {"bias": True}),
+        ("codes", 8, 0, 11, 64, 4, {}),
+        ("codes", 1, 0, 20, 1024, 1, {}),
     ]
     for shape in shapes:
         yield product_case(dtype, *shape)
@@ -164,11 +171,7 @@ def product_case(dtype: mx.Dtype, mode, bits, group, rows, width, m, extra: dict
     mx.random.seed(rows)
     pair = bool(extra.get("pair"))
     total = rows * 2 if pair else rows
-    w = (mx.random.normal((total, width)) * width**-0.5).astype(dtype)
-    matrix = Matrix(w)
-    if mode != "dense":
-        packed = mx.quantize(w, group, bits, mode=mode)
-        matrix = Matrix(packed[0], packed[1], packed[2] if mode == "affine" else None, bits, group, mode)
+    matrix = sample(mode, (total, width), dtype, bits, group)
     arrays = {"x": mx.random.normal((m, width)).astype(dtype)}
     options = {"matrix": matrix, "activation": extra.get("activation"), "pair": pair, "eps": extra.get("eps", 0.0)}
     if extra.get("norm"):
@@ -196,8 +199,8 @@ def matvec(x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=False
     return y
 
 
-def refuses(x, matrix, **rest) -> str | None:
-    return matrix.refused(x)
+def refuses(x, matrix, norm=None, **rest) -> str | None:
+    return matrix.refused(x, norm)
 
 
 def pays(x, **rest) -> bool:

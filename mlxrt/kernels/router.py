@@ -7,7 +7,8 @@ import mlx.core as mx
 
 from .matvec import bits_of
 from .op import Case, Source, op
-from .packing import READ, Matrix
+from .packing import READ
+from .samples import sample
 from .staged import DOT
 
 MOST = 512  # experts
@@ -19,9 +20,11 @@ BODY = r"""
     uint n = threadgroup_position_in_grid.x; uint one = lift_of<BITS>(threadgroup_position_in_grid.z);
     const int PLACES = TILE / 4; uint t = thread_position_in_threadgroup.x;
     threadgroup float logits[E]; threadgroup float4 xs[PLACES]; threadgroup float sums[TILE / 32]; threadgroup float part[SG];
+    threadgroup float table[FORM == 3 ? 1 << BITS : 1];
+    lay_levels<FORM, BITS, SG * 32>(l, t, &table[0]);
     float squares = 0.0f;
     for (uint i = t; i < uint(TILE / 8); i += uint(SG * 32)) {
-        squares += stage8<T, NORM>(x, n * K, g, 0, i, 8 * i < uint(K), &xs[0], &sums[0]);
+        squares += stage8<T, FORM, NORM, K>(x, n * K, g, 0, i, &xs[0], &sums[0]);
     }
     squares = simd_sum(squares);
     if (lane == 0) part[sg] = squares;
@@ -37,7 +40,7 @@ BODY = r"""
         #pragma unroll
         for (int r = 0; r < R; r++) { row[r] = metal::min(e + uint(r), uint(E - 1)); acc[0][r] = 0.0f; }
         for (uint k = lane * 32; k < uint(K); k += 1024) {
-            rows_dot<T, FORM, BITS, GROUP, K, PLACES, 1, R>(w, s, z, row, k, k, one, &xs[0], &sums[0], acc);
+            rows_dot<T, FORM, BITS, GROUP, K, PLACES, 1, R>(w, s, z, row, k, k, one, &table[0], &xs[0], &sums[0], acc);
         }
         #pragma unroll
         for (int r = 0; r < R; r++) {
@@ -85,7 +88,7 @@ BODY = r"""
 """
 ROUTE = Source(
     "mlxrt_route",
-    ("x", "w", "s", "z", "g", "bias", "correction", "scales"),
+    ("x", "w", "s", "z", "l", "g", "bias", "correction", "scales"),
     ("experts", "weights"),
     BODY,
     READ + DOT,
@@ -98,13 +101,11 @@ def route_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (3, 128, 1056, 8, "affine", {"norm": True}),
         (2, 33, 96, 2, "dense", {"sigmoid": True, "correction": True, "normalise": True}),
         (2, 32, 64, 4, "dense", {"bias": True, "normalise": True, "scales": True}),
+        (1, 36, 96, 3, "codes", {"normalise": True}),
     ]
     for rows, count, width, k, mode, extra in shapes:
         mx.random.seed(count)
-        w = mx.random.normal((count, width)).astype(dtype)
-        matrix = Matrix(w)
-        if mode == "affine":
-            matrix = Matrix(*mx.quantize(w, 32, 8), 8, 32, mode)
+        matrix = sample(mode, (count, width), dtype, 8)
         arrays = {"x": mx.random.normal((rows, width)).astype(dtype)}
         for name, size in (("norm", width), ("bias", count), ("correction", count), ("scales", count)):
             if extra.get(name):
@@ -129,12 +130,12 @@ def route(x, matrix, k, norm=None, eps=0.0, bias=None, sigmoid=False, normalise=
     return experts, weights if scales is None else weights * scales[experts].astype(mx.float32)
 
 
-def refuses(x, matrix, k, **rest) -> str | None:
+def refuses(x, matrix, k, norm=None, **rest) -> str | None:
     if matrix.rows > MOST or k > 32:
         return f"{k} of {matrix.rows} experts"
     if matrix.width > WIDEST:
         return f"rows of {matrix.width} numbers: {WIDEST} fit threadgroup memory"
-    return matrix.refused(x)
+    return matrix.refused(x, norm)
 
 
 def pays(x, **rest) -> bool:

@@ -8,57 +8,72 @@ import math
 DOT = r"""
 // A tile of x lies in threadgroup memory as floats, four to a place: those a simdgroup's lanes read together lie together.
 FN uint place_of(uint k) { return (k / 1024 * 8 + k % 32 / 4) * 32 + k % 1024 / 32; }
-// Numbers 8 i ... 8 i + 7 of a row of x, v, times the norm's weight, w, into the tile; their sums by 32 beside it.
-// Four neighbouring threads must call it together; past the end of the row there are zeros. Returns the sum of squares.
-template <bool NORM, typename P, typename S> FN float lay8(thread float* v, const thread float* w, uint i, bool live, P xs, S sums) {
-    float squares = 0.0f; float sum = 0.0f;
+// Which eight numbers of a tile thread t lays. Neighbours take numbers 32 apart, for those lie in different banks; what a
+// simdgroup takes together still lies together in x.
+FN uint piece_of(uint t) { return t / 32 * 32 + t % 8 * 4 + t % 32 / 8; }
+// The words of numbers 8 i ... 8 i + 7 of a row; past its end, zeros.
+template <int N, typename X> FN void fetch8(X x, uint i, bool live, thread uint (&p)[N]) {
+    if (live) load_words<N>(x, i, p);
+    #pragma unroll
+    for (int c = 0; c < N; c++) p[c] = live ? p[c] : 0u;
+}
+template <typename T, int N> FN void unpack8(const thread uint (&p)[N], thread float (&v)[8]) {
+    #pragma unroll
+    for (int c = 0; c < N; c++) unpack2<T>(p[c], v + 8 / N * c);
+}
+// Those numbers into the tile; where zeros of groups ask for them, their sums by 32 beside it. A simdgroup must call it
+// together, with its pieces.
+template <int FORM, typename P, typename S> FN void lay8(const thread float (&v)[8], uint i, P xs, S sums) {
+    xs[place_of(8 * i)] = four(v[0], v[1], v[2], v[3]); xs[place_of(8 * i + 4)] = four(v[4], v[5], v[6], v[7]);
+    if (FORM == 0) {
+        float sum = 0.0f;
+        #pragma unroll
+        for (int n = 0; n < 8; n++) sum += v[n];
+        sum += simd_shuffle_xor(sum, 8); sum += simd_shuffle_xor(sum, 16);
+        if (i % 4 == 0) sums[i / 4] = sum;
+    }
+}
+// Both for thread t, from number `at` of a row of K on, times the norm's weight between. Returns the sum of squares.
+template <typename T, int FORM, bool NORM, int K, typename X, typename G, typename P, typename S>
+FN float stage8(X x, uint from, G g, uint at, uint t, P xs, S sums) {
+    uint i = piece_of(t); bool live = at + 8 * i < uint(K);
+    uint p[2 * sizeof(T)]; uint q[2 * sizeof(T)]; float v[8]; float w[8]; float squares = 0.0f;
+    fetch8(x, (from + at) / 8 + i, live, p);
+    if (NORM) { fetch8(g, at / 8 + i, live, q); unpack8<T>(q, w); }
+    unpack8<T>(p, v);
     #pragma unroll
     for (int n = 0; n < 8; n++) {
-        v[n] = live ? v[n] : 0.0f;
         squares += v[n] * v[n];
-        if (NORM) v[n] *= live ? w[n] : 0.0f;
-        sum += v[n];
+        if (NORM) v[n] *= w[n];
     }
-    sum += simd_shuffle_xor(sum, 1); sum += simd_shuffle_xor(sum, 2);
-    xs[place_of(8 * i)] = four(v[0], v[1], v[2], v[3]); xs[place_of(8 * i + 4)] = four(v[4], v[5], v[6], v[7]);
-    if (i % 4 == 0) sums[i / 4] = sum;
+    lay8<FORM>(v, i, xs, sums);
     return squares;
-}
-// The same of numbers that lie in memory: those from `at` on of the row that begins at `from`.
-template <typename T, bool NORM, typename X, typename G, typename P, typename S>
-FN float stage8(X x, uint from, G g, uint at, uint i, bool live, P xs, S sums) {
-    float v[8]; float w[8];
-    if (live) {
-        load8<T>(x, (from + at) / 8 + i, v);
-        if (NORM) load8<T>(g, at / 8 + i, w);
-    }
-    return lay8<NORM>(v, w, i, live, xs, sums);
 }
 // Numbers k ... k + 31 of R rows: their words, scales and zeros.
 template <int FORM, int BITS, int GROUP, int K, int R, int N, typename W, typename S, typename Z>
 FN void load_rows(W w, S s, Z z, const thread uint (&row)[R], uint k, thread uint (&p)[R][N], thread float (&scale)[R], thread float (&zero)[R]) {
     #pragma unroll
     for (int r = 0; r < R; r++) {
-        uint from = row[r] * K + k;
-        load_words<N>(w, from / 32, p[r]);
-        scale[r] = FORM == 2 ? 1.0f : scale_at<FORM>(s, from / GROUP);
-        zero[r] = zero_at<FORM, BITS>(z, from / GROUP, scale[r]);
+        uint at = row[r] * uint(K / 32) + k / 32; uint group = at / uint(GROUP / 32);
+        load_words<N>(w, at, p[r]);
+        scale[r] = FORM == 2 ? 1.0f : scale_at<FORM>(s, group);
+        zero[r] = zero_at<FORM, BITS>(z, group, scale[r]);
     }
 }
 // Numbers 4 c ... 4 c + 3 of those 32.
-template <typename T, int FORM, int BITS, int N> FN void numbers4(const thread uint (&p)[N], int c, uint one, thread float* y) {
+template <typename T, int FORM, int BITS, int N, typename L> FN void numbers4(const thread uint (&p)[N], int c, uint one, L table, thread float* y) {
     const int U = 4 / sizeof(T);
     if (FORM == 2) {
         #pragma unroll
         for (int i = 0; i < 4 / U; i++) unpack2<T>(p[(4 / U * c + i) % N], y + U * i);
     } else {
         #pragma unroll
-        for (int n = 0; n < 4; n++) y[n] = number<FORM, BITS>(p, 4 * c + n, one);
+        for (int n = 0; n < 4; n++) y[n] = number<FORM, BITS>(p, 4 * c + n, one, table);
     }
 }
 // acc[m][r] += 32 numbers of row r . x[m], whose tile has them from number kt on
-template <typename T, int FORM, int BITS, int PLACES, int M, int R, int N, typename P, typename Q>
-FN void rows_meet(const thread uint (&p)[R][N], const thread float (&scale)[R], const thread float (&zero)[R], uint kt, uint one, P xs, Q sums, thread float (&acc)[M][R]) {
+template <typename T, int FORM, int BITS, int PLACES, int M, int R, int N, typename L, typename P, typename Q>
+FN void rows_meet(const thread uint (&p)[R][N], const thread float (&scale)[R], const thread float (&zero)[R], uint kt, uint one, L table, P xs, Q sums, thread float (&acc)[M][R]) {
     float d[M][R]; uint lane = kt % 1024 / 32;
     #pragma unroll
     for (int m = 0; m < M; m++) {
@@ -69,7 +84,7 @@ FN void rows_meet(const thread uint (&p)[R][N], const thread float (&scale)[R], 
     for (uint c = 0; c < 8; c++) {
         float y[R][4];
         #pragma unroll
-        for (int r = 0; r < R; r++) numbers4<T, FORM, BITS>(p[r], c, one, y[r]);
+        for (int r = 0; r < R; r++) numbers4<T, FORM, BITS>(p[r], c, one, table, y[r]);
         #pragma unroll
         for (int m = 0; m < M; m++) {
             float4 v = xs[m * PLACES + (kt / 1024 * 8 + c) * 32 + lane];
@@ -96,11 +111,11 @@ template <int R, int N> FN void take_rows(thread uint (&p)[R][N], thread float (
     }
 }
 // Both, for numbers k ... k + 31.
-template <typename T, int FORM, int BITS, int GROUP, int K, int PLACES, int M, int R, typename W, typename S, typename Z, typename P, typename Q>
-FN void rows_dot(W w, S s, Z z, const thread uint (&row)[R], uint k, uint kt, uint one, P xs, Q sums, thread float (&acc)[M][R]) {
+template <typename T, int FORM, int BITS, int GROUP, int K, int PLACES, int M, int R, typename W, typename S, typename Z, typename L, typename P, typename Q>
+FN void rows_dot(W w, S s, Z z, const thread uint (&row)[R], uint k, uint kt, uint one, L table, P xs, Q sums, thread float (&acc)[M][R]) {
     uint p[R][FORM == 2 ? 8 * sizeof(T) : BITS]; float scale[R]; float zero[R];
     load_rows<FORM, BITS, GROUP, K>(w, s, z, row, k, p, scale, zero);
-    rows_meet<T, FORM, BITS, PLACES>(p, scale, zero, kt, one, xs, sums, acc);
+    rows_meet<T, FORM, BITS, PLACES>(p, scale, zero, kt, one, table, xs, sums, acc);
 }
 """
 

@@ -16,20 +16,23 @@ from .op import Case, Source, op
 
 STAGE = r"""
 // stage8 of (residual + x * inv * post) * f, which is also written to h.
-template <typename T, bool NORM, typename X, typename R, typename W, typename H, typename G, typename P, typename S>
-FN float stage_sum8(X x, R residual, W post, float inv, float f, H h, bool writes, uint from, G g, uint at, uint i, bool live, P xs, S sums) {
-    float v[8]; float r[8]; float p[8]; float w[8]; uint here = (from + at) / 8 + i;
-    if (live) {
-        load8<T>(x, here, v); load8<T>(residual, here, r); load8<T>(post, at / 8 + i, p);
-        if (NORM) load8<T>(g, at / 8 + i, w);
-        #pragma unroll
-        for (int n = 0; n < 8; n++) {
-            T sum = static_cast<T>((v[n] * inv * p[n] + r[n]) * f);
-            if (writes) h[8 * here + uint(n)] = sum;
-            v[n] = float(sum);
-        }
+template <typename T, int FORM, bool NORM, int K, typename X, typename R, typename W, typename H, typename G, typename P, typename S>
+FN float stage_sum8(X x, R residual, W post, float inv, float f, H h, bool writes, uint from, G g, uint at, uint t, P xs, S sums) {
+    uint i = piece_of(t); bool live = at + 8 * i < uint(K); uint here = (from + at) / 8 + i;
+    uint a[2 * sizeof(T)]; uint b[2 * sizeof(T)]; uint c[2 * sizeof(T)]; uint d[2 * sizeof(T)];
+    float v[8]; float r[8]; float p[8]; float w[8]; float squares = 0.0f;
+    fetch8(x, here, live, a); fetch8(residual, here, live, b); fetch8(post, at / 8 + i, live, c);
+    if (NORM) { fetch8(g, at / 8 + i, live, d); unpack8<T>(d, w); }
+    unpack8<T>(a, v); unpack8<T>(b, r); unpack8<T>(c, p);
+    #pragma unroll
+    for (int n = 0; n < 8; n++) {
+        T sum = static_cast<T>((v[n] * inv * p[n] + r[n]) * f);
+        if (writes && live) h[8 * here + uint(n)] = sum;
+        v[n] = float(sum); squares += v[n] * v[n];
+        if (NORM) v[n] *= w[n];
     }
-    return lay8<NORM>(v, w, i, live, xs, sums);
+    lay8<FORM>(v, i, xs, sums);
+    return squares;
 }
 """
 # `norms` is matvec's: it is not used before the tiles are done, and there are barriers between.
@@ -55,8 +58,8 @@ DIVISORS = r"""
     }
 """
 TILES = "    for (uint k0 = 0; k0 < uint(K); k0 += TILE) {\n"
-FROM_MEMORY = "stage8<T, NORM>(x, m * K, "
-OF_SUM = "stage_sum8<T, NORM>(x, residual, post, inv[m], f, h, threadgroup_position_in_grid.x == 0, m * K, "
+FROM_MEMORY = "stage8<T, FORM, NORM, K>(x, m * K, "
+OF_SUM = "stage_sum8<T, FORM, NORM, K>(x, residual, post, inv[m], f, h, threadgroup_position_in_grid.x == 0, m * K, "
 
 
 def changed(text: str, old: str, new: str) -> str:
@@ -103,10 +106,10 @@ def matvec_of_sum(x, matrix, residual, post, post_eps, scalar=None, **product):
     return matvec.reference(h, matrix, **product), h
 
 
-def refuses(x, matrix, residual, post, **rest) -> str | None:
+def refuses(x, matrix, residual, post, norm=None, **rest) -> str | None:
     if residual.dtype != x.dtype or post.dtype != x.dtype:  # they are read eight at a time, as words
         return f"a branch in {x.dtype}, the residual in {residual.dtype}, the norm in {post.dtype}"
-    return matrix.refused(x)
+    return matrix.refused(x, norm)
 
 
 @matvec_of_sum.kernel(MATVEC_OF_SUM, refuses=refuses, pays=matvec.pays)

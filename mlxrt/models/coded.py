@@ -9,18 +9,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
-from ..kernels import Codes, coded_down, coded_gate_up, coded_rows, coded_unpack
-from ..kernels.codes import MANY, gathered
-from ..kernels.fields import WORD, unpack_fields, unpack_whole, words_for
-from .base import Computing
+from ..kernels import Codes, Matrix, coded_unpack, matmul, matvec
+from ..kernels.fields import WORD, pack, unpack_fields, unpack_whole, words_for
+from ..kernels.matmul import MANY
+from ..kernels.matvec import FEW
+from .base import Fusible
 from .levels import lloyd_max, odd_cubic
 from .rotation import Rotation, binary_blocks, divided, rotate, unrotate
 
 HADAMARD32 = 32
 AT_ONCE = 1 << 30  # bytes of unpacked experts: a layer of 256 would take gigabytes
+PACKED_AT_ONCE = 1 << 23  # codes that are laid anew together: each takes up to 32 bytes on the way
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,11 @@ class Coding:
         return f"{self.name} {self.bits} bit" + ("" if self.rotation else " not turned")
 
 
-class CodedLayer(Computing):
-    """Words and norms as stored; levels and signs, which follow from the coding, beside them."""
+class CodedLayer(Fusible):
+    """Words and norms as stored; levels and signs, which follow from the coding, beside them.
+
+    Kernels read codes that lie as one stream of bits. Where a file's do not, they are laid so when the layer is fused.
+    """
 
     def __init__(self, coding: Coding, rows: tuple[int, ...], bias: bool, divisor: tuple[int, ...]):
         super().__init__()
@@ -82,19 +86,42 @@ class CodedLayer(Computing):
         levels = mx.array(coding.levels)  # filled up to eight, below which kernels find arrays in another address space
         self._levels = mx.pad(levels, (0, max(0, 8 - levels.size)))
         self._signs = coding.rotation.signs() if coding.rotation else None
+        self._stream = coding.name != "jangtq" or (WORD % coding.bits == 0 and coding.width % WORD == 0)
+
+    def fuse(self) -> None:
+        if self.kernels.gpu is None or self._stream:
+            return
+        if self.coding.width % WORD:
+            self.kernels.lack(matvec, f"rows of {self.coding.width} codes")
+        else:
+            self.words, self._stream = streamed(self.words, self.coding), True
 
     @property
-    def matrix(self) -> Codes:
+    def codes(self) -> Codes:
         c = self.coding
-        return Codes(self.words, self.norms, self._levels, c.bits, c.width, c.name == "jangtq")
+        return Codes(self.words, self.norms, self._levels, c.bits, c.width, not self._stream)
 
-    def turned(self, x: mx.array) -> mx.array:
-        """x in the basis of the codes, float32."""
+    @property
+    def matrix(self) -> Matrix | None:
+        """What kernels multiply by; None where there are none, or none that read these words."""
+        if self.kernels.gpu is None or not self._stream:
+            return None
+        return Matrix(self.words, self.norms, None, self.coding.bits, self.coding.width, "codes", self._levels)
+
+    def turned(self, x: mx.array, dtype: mx.Dtype = mx.float32) -> mx.array:
+        """x in the basis of the codes."""
         turns = self.coding.rotation
-        return x.astype(mx.float32) if turns is None else rotate(x, turns.blocks, self._signs, self.kernels)
+        return x.astype(dtype) if turns is None else rotate(x, turns.blocks, self._signs, self.kernels, dtype)
 
-    def unpacked(self, dtype: mx.Dtype) -> mx.array:
-        return self.kernels.run(coded_unpack, matrix=self.matrix, dtype=dtype)
+
+def streamed(words: mx.array, coding: Coding) -> mx.array:
+    """Words none of whose codes crosses a word -> the same codes as one stream of bits."""
+    rows, each = words.reshape(-1, words.shape[-1]), max(1, PACKED_AT_ONCE // coding.width)
+    made = []
+    for i in range(0, rows.shape[0], each):
+        made.append(pack(coding.unpack(rows[i : i + each]), coding.bits))
+        mx.eval(made[-1])
+    return mx.concatenate(made).reshape(*words.shape[:-1], -1)
 
 
 class CodedLinear(CodedLayer):
@@ -104,11 +131,14 @@ class CodedLinear(CodedLayer):
         super().__init__(coding, (outputs,), bias, divisor)
 
     def __call__(self, x: mx.array) -> mx.array:
-        rows = self.turned(divided(x, self.get("divisor")).reshape(-1, x.shape[-1]))
-        if self.kernels.gpu is not None and rows.shape[0] > MANY:
-            y = rows.astype(x.dtype) @ self.unpacked(x.dtype).T
+        rows, matrix = divided(x, self.get("divisor")).reshape(-1, x.shape[-1]), self.matrix
+        if matrix is None:
+            y = self.codes.multiply(self.turned(rows)).astype(x.dtype)
+        elif rows.shape[0] > MANY:
+            y = self.turned(rows, x.dtype) @ self.kernels.run(coded_unpack, matrix=matrix, dtype=x.dtype).T
         else:
-            y = self.kernels.run(coded_rows, x=rows, matrix=self.matrix, dtype=x.dtype)
+            way = matvec if rows.shape[0] <= FEW else matmul
+            y = self.kernels.run(way, x=self.turned(rows, x.dtype), matrix=matrix)
         y = y.reshape(*x.shape[:-1], -1)
         return y + self.bias if "bias" in self else y
 
@@ -121,47 +151,21 @@ class CodedExpertLinear(CodedLayer):
 
     def __call__(self, x: mx.array, experts: mx.array, *, ordered: bool = False) -> mx.array:
         """x [..., 1, in] through the matrices of `experts` [...]."""
-        rows = self.turned(divided(x, self.get("divisor"), experts))
-        if self.kernels.gpu is not None and experts.size >= self.words.shape[0]:
-            y = self.unpacking(rows.astype(x.dtype), experts, ordered)
+        rows, matrix = divided(x, self.get("divisor"), experts), self.matrix
+        if matrix is not None and experts.size >= self.words.shape[0]:
+            y = self.unpacking(self.turned(rows, x.dtype), matrix, experts, ordered)
         else:
-            y = gathered(rows, self.matrix, experts, ordered=ordered).astype(x.dtype)
+            y = self.codes.gathered(self.turned(rows), experts, ordered=ordered).astype(x.dtype)
         return y + self.bias[experts][..., None, :] if "bias" in self else y
 
-    def unpacking(self, rows: mx.array, experts: mx.array, ordered: bool) -> mx.array:
+    def unpacking(self, rows: mx.array, matrix: Matrix, experts: mx.array, ordered: bool) -> mx.array:
         """Turned rows [..., 1, in] by matrices that are unpacked: so many outputs of all experts at a time that the
         numbers stay within `AT_ONCE` bytes."""
-        count, outs, width = self.words.shape[0], self.words.shape[1], self.coding.width
-        parts = math.ceil(count * outs * width * rows.dtype.size / AT_ONCE)
+        count, outs = self.norms.shape
+        parts = math.ceil(count * outs * matrix.width * rows.dtype.size / AT_ONCE)
         each, made = math.ceil(outs / parts), []
         for i in range(0, outs, each):
-            part = replace(self.matrix, words=self.words[:, i : i + each], norms=self.norms[:, i : i + each])
+            part = replace(matrix, weight=self.words[:, i : i + each], scales=self.norms[:, i : i + each])
             stack = self.kernels.run(coded_unpack, matrix=part, dtype=rows.dtype).swapaxes(-1, -2)
             made.append(mx.gather_mm(rows, stack, rhs_indices=experts, sorted_indices=ordered))
         return mx.concatenate(made, axis=-1) if len(made) > 1 else made[0]
-
-
-def launches(gate: nn.Module, up: nn.Module, down: nn.Module) -> bool:
-    """Whether three stacks of experts can be computed by two kernels."""
-    if not all(type(m) is CodedExpertLinear and not {"bias", "divisor"} & set(m) for m in (gate, up, down)):
-        return False
-    return gate.coding == up.coding
-
-
-def launch(
-    stacks: tuple[nn.Module, nn.Module, nn.Module],
-    x: mx.array,
-    experts: mx.array,
-    weights: mx.array,
-    activation: str | None,
-    residual: mx.array | None,
-) -> mx.array:
-    """The weighted sum [N, dim] of what `experts` [N, k] make of x [N, dim]; + residual. `stacks`: gate, up, down."""
-    gate, up, down = stacks
-    assert isinstance(gate, CodedExpertLinear) and isinstance(up, CodedExpertLinear)
-    assert isinstance(down, CodedExpertLinear)
-    run = gate.kernels.run
-    pair = {"gate": gate.matrix, "up": up.matrix, "activation": activation}
-    h = down.turned(run(coded_gate_up, x=gate.turned(x), experts=experts, **pair))
-    where = {"experts": experts, "weights": weights, "residual": residual}
-    return run(coded_down, x=h, matrix=down.matrix, dtype=x.dtype, **where)

@@ -10,8 +10,8 @@ import mlx.nn as nn
 
 from ..kernels import Matrix, expert_down, expert_gate_up, grouped_product, mix, order_pairs, route
 from ..kernels.experts import MANY as FEW_TOKENS
-from . import coded
 from .base import Computing, Fusible
+from .coded import CodedExpertLinear
 from .product import matrix_of
 
 GROUPED = 8  # tokens from which an expert is likely to have more than one of them
@@ -92,6 +92,8 @@ def stack_of(linear: nn.Module) -> Matrix | None:
     """What kernels multiply by; None for experts that are stored some other way."""
     if type(linear) is ExpertLinear:
         return Matrix(linear["weight"])
+    if type(linear) is CodedExpertLinear and "divisor" not in linear:
+        return linear.matrix
     if type(linear) is not PackedExpertLinear:
         return None
     return Matrix(linear.weight, linear.scales, linear.get("biases"), linear.bits, linear.group_size, linear.mode)
@@ -99,9 +101,18 @@ def stack_of(linear: nn.Module) -> Matrix | None:
 
 def alike(a: nn.Module, b: nn.Module) -> bool:
     """Whether two stacks are stored the same way, so that their rows can lie in one."""
-    if type(a) is not type(b) or set(a) != set(b) or type(a) not in (ExpertLinear, PackedExpertLinear):
+    if type(a) is not type(b) or set(a) != set(b):
         return False
-    return not isinstance(a, PackedExpertLinear) or (a.bits, a.group_size, a.mode) == (b.bits, b.group_size, b.mode)
+    if isinstance(a, CodedExpertLinear):
+        return a.coding == b.coding and stack_of(a) is not None
+    if isinstance(a, PackedExpertLinear):
+        return (a.bits, a.group_size, a.mode) == (b.bits, b.group_size, b.mode)
+    return type(a) is ExpertLinear
+
+
+def entering(linear: nn.Module, x: mx.array) -> mx.array:
+    """What meets the rows of a stack: x itself, or turned as they are."""
+    return linear.turned(x, x.dtype) if isinstance(linear, CodedExpertLinear) else x
 
 
 class Experts(Fusible):
@@ -126,7 +137,7 @@ class Experts(Fusible):
     def fuse(self) -> None:
         if alike(self.gate_proj, self.up_proj):
             whole = self.gate_proj
-            for name in whole:
+            for name in whole.parameters():  # what has a row for each output; levels and signs are the same in both
                 whole[name] = mx.concatenate([whole[name], self.up_proj[name]], axis=1)
             self.gate_up_proj = whole
             del self["gate_proj"], self["up_proj"]
@@ -141,7 +152,7 @@ class Experts(Fusible):
         residual: mx.array | None = None,
     ) -> mx.array:
         """The weighted sum [N, dim] of what `experts` [N, K] make of norm(x) [N, dim]; weights [N, K]; + residual."""
-        if self.kernels.gpu is not None and x.shape[0] <= FEW_TOKENS and self.launches():
+        if self.kernels.gpu is not None and self.launches(x):
             return self.launch(x, experts, weights, norm, residual)
         x = x if norm is None else norm(x)
         if experts.size < MANY:
@@ -154,25 +165,29 @@ class Experts(Fusible):
         y = (y * weights.astype(y.dtype)[..., None]).sum(axis=1)
         return y if residual is None else residual + y
 
-    def launches(self) -> bool:
-        """Whether there are kernels for experts of this kind."""
-        if "gate_up_proj" in self:
-            return self.kernel is not None and stack_of(self.down_proj) is not None
-        return self.kernel is not None and coded.launches(self.gate_proj, self.up_proj, self.down_proj)
+    def launches(self, x: mx.array) -> bool:
+        """Whether there are kernels for experts of this kind and so many tokens."""
+        if self.kernel is None or "gate_up_proj" not in self or stack_of(self.down_proj) is None:
+            return False
+        return x.shape[0] <= FEW_TOKENS or (isinstance(self.gate_up_proj, CodedExpertLinear) and self.grouped(x))
+
+    def grouped(self, x: mx.array) -> bool:
+        """Whether every expert is read once for all of its tokens."""
+        stacks = self.gate_up_proj, self.down_proj
+        return x.shape[0] >= GROUPED and not any(grouped_product.refuses(x, stack_of(m)) for m in stacks)
 
     def launch(self, x, experts, weights, norm, residual):
-        if "gate_up_proj" not in self:
-            h = x if norm is None else norm(x)
-            stacks = self.gate_proj, self.up_proj, self.down_proj
-            return coded.launch(stacks, h, experts, weights, self.kernel, residual)
         first, last = self.gate_up_proj, self.down_proj
-        if x.shape[0] >= GROUPED and not any(grouped_product.refuses(x, stack_of(m)) for m in (first, last)):
-            return self.launch_grouped(x if norm is None else norm(x), experts, weights, residual)
+        if norm is not None and (self.grouped(x) or isinstance(first, CodedExpertLinear)):
+            x, norm = norm(x), None  # what turns is normed before
+        x = entering(first, x)
+        if self.grouped(x):
+            return self.launch_grouped(x, experts, weights, residual)
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         what = {"matrix": stack_of(first), "activation": self.kernel, "norm": weight, "eps": eps}
         h = self.kernels.run(expert_gate_up, x=x, experts=experts, bias=first.get("bias"), **what)
         where = {"experts": experts, "weights": weights, "bias": last.get("bias"), "residual": residual}
-        return self.kernels.run(expert_down, x=h, matrix=stack_of(last), **where)
+        return self.kernels.run(expert_down, x=entering(last, h), matrix=stack_of(last), **where)
 
     def launch_grouped(self, x, experts, weights, residual):
         """Every expert once for all of its tokens."""
@@ -183,7 +198,7 @@ class Experts(Fusible):
         what = {"matrix": first, "each": experts.shape[1], "activation": self.kernel, "pair": True, "dtype": x.dtype}
         h = run(grouped_product, x=x, bias=self.gate_up_proj.get("bias"), **where, **what)
         what = {"matrix": last, "each": 1, "dtype": mx.float32, "bias": self.down_proj.get("bias")}
-        parts = run(grouped_product, x=h, **where, **what)
+        parts = run(grouped_product, x=entering(self.down_proj, h), **where, **what)
         return run(mix, parts=parts, weights=weights, dtype=x.dtype, residual=residual)
 
     def each(self, x: mx.array, experts: mx.array, *, ordered: bool) -> mx.array:

@@ -52,9 +52,16 @@ def random_signs(width: int, seed: int) -> np.ndarray:
     return np.where(bits.reshape(-1)[:width] == 1, 1.0, -1.0).astype(np.float32)
 
 
-def rotate(x: mx.array, blocks: tuple[int, ...], signs: mx.array | None, kernels: Kernels = PLAIN) -> mx.array:
-    """x [..., width] turned, in float32."""
-    return kernels.run(turn, x=x.reshape(-1, x.shape[-1]), blocks=blocks, signs=signs).reshape(x.shape)
+def rotate(
+    x: mx.array,
+    blocks: tuple[int, ...],
+    signs: mx.array | None,
+    kernels: Kernels = PLAIN,
+    dtype: mx.Dtype = mx.float32,
+) -> mx.array:
+    """x [..., width] turned, computed in float32."""
+    rows = x.reshape(-1, x.shape[-1])
+    return kernels.run(turn, x=rows, blocks=blocks, dtype=dtype, signs=signs).reshape(x.shape)
 
 
 def unrotate(x: mx.array, blocks: tuple[int, ...], signs: mx.array | None) -> mx.array:

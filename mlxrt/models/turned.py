@@ -26,9 +26,7 @@ class Turning(Computing):
 
     def turned(self, x: mx.array, experts: mx.array | None = None) -> mx.array:
         y = divided(x, self.get("divisor"), experts)
-        return (
-            y if self.rotation is None else rotate(y, self.rotation.blocks, self._signs, self.kernels).astype(x.dtype)
-        )
+        return y if self.rotation is None else rotate(y, self.rotation.blocks, self._signs, self.kernels, x.dtype)
 
 
 class TurnedLinear(Turning):

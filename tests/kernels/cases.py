@@ -10,6 +10,7 @@ import mlx.core as mx
 from mlxrt.kernels import OPS, Case, Matrix, Op
 from mlxrt.kernels.heads import Heads, Pages
 from mlxrt.kernels.proof import DTYPES, cases_of
+from mlxrt.kernels.samples import sample
 
 
 def all_cases(op: Op, dtype: str, wide: bool = True) -> list[Case]:
@@ -152,9 +153,14 @@ def tall_experts(dtype: mx.Dtype) -> Iterator[Case]:
 
 
 def tall_downs(dtype: mx.Dtype) -> Iterator[Case]:
-    experts, weights = mx.array([[2, 0], [1, 1]], mx.uint32), mx.random.uniform(0, 1, (2, 2))
-    arrays = {"x": normal(dtype, 2, 2, 32), "experts": experts, "weights": weights}
+    """The stack's last expert among those a simdgroup takes second: beyond its rows there is nothing."""
+    experts, weights = mx.array([[2, 0, 1, 1, 0], [1, 1, 0, 0, 2]], mx.uint32), mx.random.uniform(0, 1, (2, 5))
+    arrays = {"x": normal(dtype, 2, 5, 32), "experts": experts, "weights": weights}
     yield Case("4097 rows", arrays, {"matrix": packed(dtype, 3, 4097, 32)})
+
+
+def tall_codes(dtype: mx.Dtype) -> Iterator[Case]:
+    yield Case("4101 coded rows", {"x": normal(dtype, 1, 64)}, {"matrix": sample("codes", (4101, 64), dtype, 3)})
 
 
 MORE = {
@@ -166,7 +172,7 @@ MORE = {
     "expert_gate_up": (wide_experts,),
 }
 WIDE = {
-    "matvec": (tall,),
+    "matvec": (tall, tall_codes),
     "matmul": (tall_tiles,),
     "attend_pages": (many_heads, long_rows),
     "expert_gate_up": (tall_experts,),

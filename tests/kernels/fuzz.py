@@ -19,6 +19,7 @@ from mlxrt.kernels import OPS, Case, Matrix, gpu_of
 from mlxrt.kernels.heads import Heads, Pages
 from mlxrt.kernels.packed_attention import PackedPages
 from mlxrt.kernels.proof import DTYPES, prove, truth
+from mlxrt.kernels.samples import sample
 
 from ..metal_sim import ASCENDING, DESCENDING, MetalSimError, Simulator
 
@@ -30,16 +31,12 @@ def normal(dtype: mx.Dtype, *shape: int) -> mx.array:
 
 
 def matrix(rng: random.Random, dtype: mx.Dtype, *shape: int) -> Matrix:
-    """Plain or packed, [.., rows, width]."""
-    w = (normal(mx.float32, *shape) * shape[-1] ** -0.5).astype(dtype)
-    groups = [g for g in (32, 64, 128) if shape[-1] % g == 0]
-    kind = rng.choice(["affine", "affine", "affine", "mxfp4", "dense"])
-    if kind == "dense":
-        return Matrix(w)
+    """Plain, packed or coded, [.., rows, width]."""
+    group = rng.choice([g for g in (32, 64, 128) if shape[-1] % g == 0])
+    kind = rng.choice(["affine", "affine", "affine", "codes", "codes", "mxfp4", "dense"])
     if kind == "mxfp4":
-        return Matrix(*mx.quantize(w, 32, 4, mode="mxfp4"), None, 4, 32, "mxfp4")
-    bits, group = rng.choice([2, 3, 4, 5, 6, 8]), rng.choice(groups)
-    return Matrix(*mx.quantize(w, group, bits), bits, group, "affine")
+        return sample(kind, shape, dtype)
+    return sample(kind, shape, dtype, rng.choice([1, 2, 3, 4, 8] if kind == "codes" else [2, 3, 4, 5, 6, 8]), group)
 
 
 def product(rng: random.Random, dtype: mx.Dtype, rows: range, step: int) -> Case:

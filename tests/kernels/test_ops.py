@@ -85,3 +85,12 @@ def test_text_is_the_one_mlx_would_compile(name, tmp_path, capfd):
     mx.export_function(str(tmp_path / "op.mlxfn"), lambda: [x for _, x in leaves(op.launch(gpu, **case.arguments()))])
     told = capfd.readouterr().out.split("```\n")[1::2]
     assert [text.removesuffix("\n") for text in told] == [launch.text for launch in sim.launches]
+
+
+@pytest.mark.parametrize("name", ["matvec", "matvec_of_sum", "route", "expert_gate_up"])
+def test_a_norm_of_another_type_is_refused(name):
+    op = OPS[name]
+    case = next(case for case in all_cases(op, "bfloat16") if "norm" in case.arrays)
+    assert op.refuses(**case.arguments()) is None
+    wide = case.arguments() | {"norm": case.arrays["norm"].astype(mx.float32)}
+    assert "norm is mlx.core.float32" in op.refuses(**wide)
