@@ -18,9 +18,17 @@ def attention_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (2, 4, 1, 512, 8, 2, [9, 3], 5, {"read": True}),
         # Split over threadgroups; a short row has fewer keys than there are parts.
         (2, 2, 1, 64, 32, 80, [2500, 5], 6, {"turning": 16, "magnitude": 1.3, "sinks": True}),
+        # Many rows: matrix units, in half precision. In the last two heads of a key go together.
+        (8, 4, 2, 64, 8, 3, [19, 0, 1, 7, 8, 15, 16, 23], 3, {"norms": True, "turning": 32}),
+        (9, 2, 2, 128, 32, 2, [0, 40, 33, 63, 17], 0, {"turning": 64, "window": 20, "sinks": True}),
+        (8, 2, 1, 256, 16, 4, [50, 7, 33], 15, {"turning": 32, "v_norm": True, "softcap": 5.0, "tied": True}),
+        (8, 1, 1, 64, 8, 2, [9, 3], 5, {"read": True}),
+        (64, 8, 2, 64, 8, 1, [3, 6], 1, {"turning": 32}),
+        (1, 32, 8, 128, 32, 1024, [32000], 9, {"norms": True, "turning": 64, "large": True}),
     ]
     for rows, h, kv, dim, size, blocks, start, used, extra in shapes:
         mx.random.seed(dim + rows)
+        start = [start[i % len(start)] for i in range(rows)]
         many = rows * blocks + 1
         table = mx.random.permutation(mx.arange(1, many)).reshape(rows, blocks)
         base = [s // size * size - (blocks - 1) * size if s >= blocks * size else 0 for s in start]
@@ -52,4 +60,5 @@ def attention_cases(dtype: mx.Dtype) -> Iterator[Case]:
             arrays["sinks"] = mx.random.normal((h,)).astype(dtype)
         options = {"heads": heads, "pages": pages, "scale": dim**-0.5}
         options |= {k: v for k, v in extra.items() if k in ("window", "softcap")}
-        yield Case(f"{h}/{kv} heads of {dim}, {rows} rows of {start}", arrays, options)
+        name = f"{h}/{kv} heads of {dim}, {rows} rows of {start[:3]}"
+        yield Case(name, arrays, options, large=bool(extra.get("large")))

@@ -60,9 +60,17 @@ def packed_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (2, 2, 1, 64, 32, 80, [2500, 5], 6, (4, 2), 32, {"turning": 16, "magnitude": 1.3}),
         (1, 2, 1, 256, 8, 4, [27], 2, (8, 4), 32, {"turning": 32, "v_norm": True, "tied": True}),
         (1, 4, 1, 512, 8, 2, [9], 5, (8, 8), 64, {"read": True}),
+        # Many rows: matrix units, in half precision. In the last two heads of a key go together.
+        (8, 4, 2, 64, 8, 3, [19, 0, 1, 7, 8, 15, 16, 23], 3, (8, 8), 32, {"norms": True, "turning": 32}),
+        (9, 2, 1, 128, 32, 2, [40, 33, 0, 63], 0, (4, 4), 64, {"turning": 64, "window": 20, "sinks": True}),
+        (8, 2, 1, 256, 16, 4, [50, 7], 15, (2, 4), 128, {"turning": 32, "softcap": 5.0}),
+        (8, 1, 1, 64, 8, 2, [9, 3], 5, (4, 8), 64, {"read": True}),
+        (64, 8, 2, 64, 8, 1, [3, 6], 1, (8, 4), 64, {"turning": 32}),
+        (1, 32, 8, 128, 32, 1024, [32000], 9, (4, 4), 64, {"norms": True, "turning": 64, "large": True}),
     ]
     for rows, h, kv, dim, size, blocks, start, used, bits, group, extra in shapes:
         mx.random.seed(dim + blocks)
+        start = [start[i % len(start)] for i in range(rows)]
 
         def coded(count, slots, width, heads=kv, dim=dim, group=group):
             return mx.quantize(mx.random.normal((count, heads, slots, dim)).astype(dtype), group, width)
@@ -91,7 +99,8 @@ def packed_cases(dtype: mx.Dtype) -> Iterator[Case]:
             arrays["sinks"] = mx.random.normal((h,)).astype(dtype)
         options = {"heads": heads, "pages": pages, "scale": dim**-0.5}
         options |= {k: v for k, v in extra.items() if k in ("window", "softcap")}
-        yield Case(f"{bits} bits, {h}/{kv} heads of {dim}, {rows} rows of {start}", arrays, options)
+        name = f"{bits} bits, {h}/{kv} heads of {dim}, {rows} rows of {start[:3]}"
+        yield Case(name, arrays, options, large=bool(extra.get("large")))
 
 
 @op(packed_cases)

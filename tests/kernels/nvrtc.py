@@ -5,6 +5,7 @@
 Three mistakes that Metal and the simulator allow reached a GPU before this was here.
 """
 
+import struct
 from typing import Any
 
 import mlx.core as mx
@@ -12,15 +13,24 @@ import mlx.core as mx
 from mlxrt.kernels.cuda_compiler import compiled, cuda_text
 
 ARCHITECTURE = "sm_90"
+REGISTERS = 65536  # of a multiprocessor: a threadgroup that wants more is not launched
+COUNT = bytes((0x04, 0x2F, 0x08, 0x00))  # stands before a function's number and its registers
 
 
-def complaints(text: str) -> str:
-    """What the compiler says against a text; nothing if it compiles."""
+def complaints(text: str, threads: int = 32) -> str:
+    """What the compiler says against a text, or would be said at its launch; nothing if it runs."""
     try:
-        compiled(text, ARCHITECTURE)
+        code = compiled(text, ARCHITECTURE)
     except RuntimeError as said:
         return str(said)
-    return ""
+    wanted = -(-registers(code) // 8) * 8 * threads
+    return f"{threads} threads want {wanted} registers" if wanted > REGISTERS else ""
+
+
+def registers(code: bytes) -> int:
+    """Of a thread, as the code's own notes have it."""
+    at = code.index(COUNT) + len(COUNT)
+    return struct.unpack_from("<II", code, at)[1]
 
 
 class Compiled:
@@ -35,7 +45,7 @@ class Compiled:
             gives = list(zip(output_names, output_dtypes, strict=True))
             text = cuda_text(name, takes, gives, source, header, template)
             if text not in self.texts:
-                self.texts[text] = complaints(text)
+                self.texts[text] = complaints(text, threadgroup[0])
             return [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
 
         return launch

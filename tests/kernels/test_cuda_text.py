@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 def test_every_case_compiles(name):
     compiled, op = Compiled(), OPS[name]
     gpu = gpu_of("cuda", compiled)
-    for dtype in ("float16", "bfloat16"):  # of float32 CUDA allows whatever it allows of these
+    for dtype in ("float32", "float16", "bfloat16"):
         for case in cases_of(op, dtype):
             if not op.refuses(**case.arguments()):
                 op.launch(gpu, **case.arguments())
@@ -37,5 +37,11 @@ def test_arrays_in_a_bundle_compile():
     assert not [said for said in compiled.texts.values() if said]
 
 
-def test_a_text_that_is_none_is_noticed():
+def test_a_text_that_cannot_run_is_noticed():
+    held = "float v[64]; for (int i = 0; i < 64; i++) v[i] = x[i * 1024 + threadIdx.x]; "
+    used = (
+        "for (int r = 0; r < 64; r++) { float s = 0; for (int i = 0; i < 64; i++) s += v[i] * x[r * 7 + i]; y[r] = s; }"
+    )
+    text = f'extern "C" __global__ void f(float* y, const float* x) {{ {held} {used} }}'
+    assert complaints(text, 256) == "" and "registers" in complaints(text, 2048)
     assert "error" in complaints("__global__ void f(float* y, const __half* x) { y[0] = 2.0f * x[0]; }")
