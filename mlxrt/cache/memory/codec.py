@@ -109,9 +109,10 @@ class Quantised(Codec):
     def _coded(self, parts):
         """Words, scales and biases of keys and of values, each with its bits."""
         words, lines = parts
-        k, v = mx.split(words, [words.shape[-1] * self.key // (self.key + self.value)], axis=-1)
-        ks, kb, vs, vb = mx.split(lines, 4, axis=-1)
-        return ((k, ks, kb), self.key), ((v, vs, vb), self.value)
+        # Not mx.split: a compiled step that uses only some of what it gives cannot be replayed (MLX 0.32.4).
+        end, n = words.shape[-1] * self.key // (self.key + self.value), lines.shape[-1] // 4
+        ks, kb, vs, vb = (lines[..., i * n : (i + 1) * n] for i in range(4))
+        return ((words[..., :end], ks, kb), self.key), ((words[..., end:], vs, vb), self.value)
 
     def _product(self, x, parts, bits, transpose):
         if x.shape[:-2] != parts[0].shape[:-2]:  # quantized_matmul does not broadcast batches
