@@ -7,7 +7,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrt.models.gated_delta import GatedDeltaNet, chunks, step, unit, unit_lower_inverse
+from mlxrt.kernels.delta import step, unit
+from mlxrt.models.gated_delta import GatedDeltaNet, chunks, unit_lower_inverse
 
 SHAPE = {
     "hidden_size": 24,
