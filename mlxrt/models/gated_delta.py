@@ -34,9 +34,9 @@ class GatedNorm(nn.RMSNorm):
 class GatedDeltaNet(Fusible):
     def __init__(self, c):
         super().__init__()
-        self.key_heads, self.value_heads = c.linear_num_key_heads, c.linear_num_value_heads
+        self.value_heads = c.linear_num_value_heads
         self.key_dim, self.value_dim = c.linear_key_head_dim, c.linear_value_head_dim
-        keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
+        keys, values = c.linear_num_key_heads * self.key_dim, self.value_heads * self.value_dim
         self.widths = (2 * keys + values, values, self.value_heads, self.value_heads)
         for name, width in zip(PROJECTIONS, self.widths):
             self[name] = nn.Linear(c.hidden_size, width, bias=False)
@@ -90,7 +90,7 @@ PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 
 
 def chunks(state, q, k, v, g, beta, size: int = CHUNK):
-    """The rule for any number of tokens, `size` at once: within a chunk every correction depends on those before it by a
+    """The rule for many tokens, `size` at once: within a chunk every correction depends on those before it by a
     triangular system, whose inverse does not depend on the state. So only the state itself goes from chunk to chunk.
     """
     length = q.shape[-2]
