@@ -25,12 +25,6 @@ class DepthwiseConv(nn.Module):
         self.weight = mx.random.uniform(-0.5, 0.5, (channels, width))
 
 
-class GatedNorm(nn.RMSNorm):
-    def __call__(self, x, gate):  # type: ignore[override]  # a norm with a gate takes the gate
-        y = super().__call__(x).astype(mx.float32) * nn.silu(gate.astype(mx.float32))
-        return y.astype(x.dtype)
-
-
 class GatedDeltaNet(Fusible):
     def __init__(self, c):
         super().__init__()
@@ -43,7 +37,7 @@ class GatedDeltaNet(Fusible):
         self.conv1d = DepthwiseConv(2 * keys + values, c.linear_conv_kernel_dim)
         self.A_log = mx.zeros(self.value_heads)
         self.dt_bias = mx.ones(self.value_heads)
-        self.norm = GatedNorm(self.value_dim, eps=c.rms_norm_eps)
+        self.norm = nn.RMSNorm(self.value_dim, eps=c.rms_norm_eps)
         self.out_proj = nn.Linear(values, c.hidden_size, bias=False)
 
     def fuse(self):
@@ -51,7 +45,7 @@ class GatedDeltaNet(Fusible):
             self.in_proj = whole
             for name in PROJECTIONS:
                 del self[name]
-        self.together(self, self.conv1d)  # what one step reads besides the token and the memory
+        self.together(self, self.conv1d, self.norm)  # what one step reads besides the token and the memory
 
     @property
     def entry(self) -> nn.Module | None:
@@ -72,18 +66,19 @@ class GatedDeltaNet(Fusible):
 
     def __call__(self, x, memory, *, norm=None, residual=None):
         qkv, z, b, a = self.project(x, norm)
-        y = memory.scan(self.cell, qkv, a, b)
-        y = self.norm(y, z.reshape(y.shape)).flatten(1)
+        y = memory.scan(self.cell, qkv, z, a, b)
         return product(self.out_proj, y, self.kernels, residual=residual)
 
-    def cell(self, parts, qkv, a, b):
-        """parts: inputs of the convolution, state [B, Hv, Dk, Dv]; qkv [B, L, C], a and b [B, L, Hv]."""
-        given = dict(zip(("past", "state"), parts), weight=self.conv1d.weight, a_log=self.A_log, dt_bias=self.dt_bias)
-        if qkv.shape[1] == 1:
-            y, *kept = self.kernels.run(delta_step, qkv=qkv[:, 0], a=a[:, 0], b=b[:, 0], **given)
-            return tuple(kept), y[:, None]
-        y, *kept = through(chunks, qkv=qkv, a=a, b=b, **given)
-        return tuple(kept), y
+    def cell(self, parts, *xs):
+        """parts: inputs of the convolution, state [B, Hv, Dk, Dv]; xs: qkv [B, L, C], the gate, a and b [B, L, Hv]."""
+        held = {"weight": self.conv1d.weight, "a_log": self.A_log, "dt_bias": self.dt_bias, "norm": self.norm.weight}
+        given = dict(zip(("past", "state"), parts), **held, eps=self.norm.eps)
+        if xs[0].shape[1] > 1:
+            y, *kept = through(chunks, *xs, **given)
+            return tuple(kept), y
+        row = dict(zip(("qkv", "z", "a", "b"), (x[:, 0] for x in xs)))
+        y, *kept = self.kernels.run(delta_step, **row, **given)
+        return tuple(kept), y[:, None]
 
 
 PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")

@@ -82,10 +82,10 @@ def test_launches_a_token():
 def test_token_memory_and_one_buffer_are_the_inputs():
     layer = qwen(simulated(sim := Counting())).model.layers[0].linear_attn
     parts = tuple(mx.zeros((1, *shape), dtype) for shape, dtype in layer.spec(mx.float32).parts)
-    xs = [mx.random.normal((1, 1, layer.widths[i])) for i in (0, 2, 3)]
+    xs = [mx.random.normal((1, 1, layer.widths[i])) for i in range(4)]
     sim.inputs.clear()
     layer.cell(parts, *xs)
-    assert sim.inputs == [6]  # qkv, a, b; what came before, the state; the layer's constants
+    assert sim.inputs == [7]  # qkv, the gate, a, b; what came before, the state; the layer's constants
 
 
 def test_nothing_drifts():
@@ -125,6 +125,5 @@ def test_what_it_cannot_take_is_said_and_computed(changes, reason):
 def test_other_types_are_refused():
     given = cases_of(delta_step, "bfloat16")[0].arguments()
     assert delta_step.refuses(**given) is None
-    for name in ("past", "state"):
-        other = mx.float32 if name == "past" else mx.bfloat16
+    for name, other in (("past", mx.float32), ("z", mx.float32), ("state", mx.bfloat16)):
         assert "a state of" in delta_step.refuses(**given | {name: given[name].astype(other)})
