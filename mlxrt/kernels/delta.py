@@ -17,7 +17,7 @@ from .matvec import bits_of
 from .op import Case, Source, op
 
 NORM_EPS = 1e-6  # under the square root of |q|^2 and |k|^2: part of the architecture, in no config
-MOST = 256  # rows and columns of a state that were tried
+MOST = 256  # rows and columns of a state: no thread has more than one number of y, or 32 rows of a column
 WIDTHS = range(2, 9)  # of the convolution
 SG = 16  # simdgroups of a threadgroup
 
