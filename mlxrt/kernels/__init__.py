@@ -3,6 +3,7 @@
 from .add_norm import add_norm
 from .attention import attend_pages
 from .codes import Codes
+from .delta import delta_step
 from .embed import embed_rows
 from .experts import expert_down, expert_gate_up
 from .greedy import greedy
@@ -39,6 +40,7 @@ __all__ = [
     "attend_pages",
     "backend",
     "coded_unpack",
+    "delta_step",
     "embed_rows",
     "expert_down",
     "expert_gate_up",

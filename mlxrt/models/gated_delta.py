@@ -1,60 +1,43 @@
 """Gated delta net: linear attention whose memory is one matrix per head, corrected towards v wherever k points.
 
-    S = e^g S;  S = S + k (beta (v - k S));  o = q S
-
-Holds the arithmetic and the layer around it (short convolution, gates, norm). Knows nothing of families or caches: it
-hands `memory.scan` a cell and says with `spec` what the cell remembers.
+Holds the layer and the rule (kernels/delta.py) for many tokens at once. Knows nothing of families or caches: it hands
+`memory.scan` a cell and says with `spec` what the cell remembers.
 """
-
-from functools import reduce
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..cache.memory import Recurrent
+from ..kernels import delta_step
+from ..kernels.delta import through
 from .base import Fusible
 from .layers import joined
 from .product import product
 
 CHUNK = 64  # tokens whose corrections are solved for at once, and tokens between two checkpoints
-NORM_EPS = 1e-6  # under the square root of |q|^2 and |k|^2: part of the architecture, in no config
 
 
 class DepthwiseConv(nn.Module):
-    """A causal convolution of every channel with itself."""
+    """Weights of a causal convolution of every channel with itself."""
 
     def __init__(self, channels: int, width: int):
         super().__init__()
         self.weight = mx.random.uniform(-0.5, 0.5, (channels, width))
 
-    def __call__(self, before, x):
-        """before [B, width - 1, C], x [B, L, C] -> what the next call needs before it, y [B, L, C]."""
-        n, whole = x.shape[1], mx.concatenate([before, x], axis=1)
-        # Summed in float32: it is few terms, and half precision would round after each.
-        w = self.weight.astype(mx.float32)
-        terms = (whole[:, i : i + n].astype(mx.float32) * w[:, i] for i in range(w.shape[1]))
-        return whole[:, n:], nn.silu(reduce(mx.add, terms).astype(x.dtype))
-
-
-class GatedNorm(nn.RMSNorm):
-    def __call__(self, x, gate):  # type: ignore[override]  # a norm with a gate takes the gate
-        y = super().__call__(x).astype(mx.float32) * nn.silu(gate.astype(mx.float32))
-        return y.astype(x.dtype)
-
 
 class GatedDeltaNet(Fusible):
     def __init__(self, c):
         super().__init__()
-        self.key_heads, self.value_heads = c.linear_num_key_heads, c.linear_num_value_heads
+        self.value_heads = c.linear_num_value_heads
         self.key_dim, self.value_dim = c.linear_key_head_dim, c.linear_value_head_dim
-        keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
+        keys, values = c.linear_num_key_heads * self.key_dim, self.value_heads * self.value_dim
         self.widths = (2 * keys + values, values, self.value_heads, self.value_heads)
         for name, width in zip(PROJECTIONS, self.widths):
             self[name] = nn.Linear(c.hidden_size, width, bias=False)
         self.conv1d = DepthwiseConv(2 * keys + values, c.linear_conv_kernel_dim)
         self.A_log = mx.zeros(self.value_heads)
         self.dt_bias = mx.ones(self.value_heads)
-        self.norm = GatedNorm(self.value_dim, eps=c.rms_norm_eps)
+        self.norm = nn.RMSNorm(self.value_dim, eps=c.rms_norm_eps)
         self.out_proj = nn.Linear(values, c.hidden_size, bias=False)
 
     def fuse(self):
@@ -62,6 +45,7 @@ class GatedDeltaNet(Fusible):
             self.in_proj = whole
             for name in PROJECTIONS:
                 del self[name]
+        self.together(self, self.conv1d, self.norm)  # what one step reads besides the token and the memory
 
     @property
     def entry(self) -> nn.Module | None:
@@ -82,50 +66,26 @@ class GatedDeltaNet(Fusible):
 
     def __call__(self, x, memory, *, norm=None, residual=None):
         qkv, z, b, a = self.project(x, norm)
-        decay = -mx.exp(self.A_log.astype(mx.float32)) * nn.softplus(a.astype(mx.float32) + self.dt_bias)  # log, [N, H]
-        y = memory.scan(self.cell, qkv, decay, mx.sigmoid(b))
-        y = self.norm(y, z.reshape(y.shape)).flatten(1)
+        y = memory.scan(self.cell, qkv, z, a, b)
         return product(self.out_proj, y, self.kernels, residual=residual)
 
-    def cell(self, parts, qkv, decay, beta):
-        """parts: inputs of the convolution, state [B, Hv, Dk, Dv]; qkv [B, L, C], decay and beta [B, L, Hv]."""
-        past, state = parts
-        past, mixed = self.conv1d(past, qkv)
-        (B, L, _), keys, heads = qkv.shape, self.key_heads * self.key_dim, self.key_heads
-        q, k, v = mx.split(mixed.astype(mx.float32), [keys, 2 * keys], axis=-1)
-        q, k = (unit(x.reshape(B, L, heads, 1, self.key_dim)) for x in (q, k))
-        v = v.reshape(B, L, heads, -1, self.value_dim)
-        g, beta = (x.astype(mx.float32).reshape(B, L, heads, -1, 1) for x in (decay, beta))
-        q, k, v, g, beta = (x.transpose(0, 2, 3, 1, 4) for x in (q * self.key_dim**-0.5, k, v, g, beta))
-        rule = step if L == 1 else chunks
-        new, y = rule(state.reshape(B, heads, -1, self.key_dim, self.value_dim), q, k, v, g, beta)
-        y = y.transpose(0, 3, 1, 2, 4).reshape(B, L, self.value_heads, self.value_dim)
-        return (past, new.reshape(state.shape)), y.astype(qkv.dtype)
+    def cell(self, parts, *xs):
+        """parts: inputs of the convolution, state [B, Hv, Dk, Dv]; xs: qkv [B, L, C], the gate, a and b [B, L, Hv]."""
+        held = {"weight": self.conv1d.weight, "a_log": self.A_log, "dt_bias": self.dt_bias, "norm": self.norm.weight}
+        given = dict(zip(("past", "state"), parts), **held, eps=self.norm.eps)
+        if xs[0].shape[1] > 1:
+            y, *kept = through(chunks, *xs, **given)
+            return tuple(kept), y
+        row = dict(zip(("qkv", "z", "a", "b"), (x[:, 0] for x in xs)))
+        y, *kept = self.kernels.run(delta_step, **row, **given)
+        return tuple(kept), y[:, None]
 
 
 PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 
 
-def unit(x):
-    """x / |x| over the last axis."""
-    dim = x.shape[-1]
-    return mx.fast.rms_norm(x, None, NORM_EPS / dim) * dim**-0.5
-
-
-# The rule itself. State [..., Dk, Dv]; q and k [..., L, Dk], v [..., L, Dv], g (log of the decay) and beta [..., L, 1].
-# Leading axes broadcast: the value heads of a group share q and k. All float32.
-
-
-def step(state, q, k, v, g, beta):
-    """One token. The old state is read by k and q at once; what q sees of the correction is (q k) u."""
-    fade = mx.exp(g)
-    known, seen = mx.split(mx.concatenate([k, q], axis=-2) @ state * fade, 2, axis=-2)
-    u = beta * (v - known)
-    return fade * state + k.swapaxes(-1, -2) * u, seen + (q * k).sum(-1, keepdims=True) * u
-
-
 def chunks(state, q, k, v, g, beta, size: int = CHUNK):
-    """Any number of tokens, `size` at once: within a chunk every correction depends on those before it by a
+    """The rule for many tokens, `size` at once: within a chunk every correction depends on those before it by a
     triangular system, whose inverse does not depend on the state. So only the state itself goes from chunk to chunk.
     """
     length = q.shape[-2]

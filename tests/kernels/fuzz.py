@@ -168,6 +168,20 @@ def draw_grouped(rng: random.Random, dtype: mx.Dtype) -> Case:
     return Case(f"{n} tokens, {k} of {count} [{2 * outs}, {m.width}] {m.mode}{m.bits}, each {each}", arrays, options)
 
 
+def draw_delta(rng: random.Random, dtype: mx.Dtype) -> Case:
+    rows, keys, each = rng.randint(1, 4), rng.randint(1, 3), rng.randint(1, 4)
+    key_dim, value_dim, width = 32 * rng.randint(1, 8), 32 * rng.randint(1, 8), rng.randint(2, 8)
+    heads = keys * each
+    channels = 2 * keys * key_dim + heads * value_dim
+    arrays = {name: normal(dtype, rows, heads) * rng.choice([1, 5]) for name in ("a", "b")}
+    arrays |= {"qkv": normal(dtype, rows, channels), "z": normal(dtype, rows, heads * value_dim)}
+    arrays |= {"norm": normal(dtype, value_dim), "past": normal(dtype, rows, width - 1, channels)}
+    arrays |= {name: normal(rng.choice([dtype, mx.float32]), heads) for name in ("a_log", "dt_bias")}
+    arrays["weight"] = normal(rng.choice([dtype, mx.float32]), channels, width)
+    arrays["state"] = normal(mx.float32, rows, heads, key_dim, value_dim)
+    return Case(f"{rows} rows, {keys} x {each} heads of {key_dim} x {value_dim}, width {width}", arrays, {"eps": 1e-6})
+
+
 DRAWS: dict[str, Draw] = {
     "attend_pages": draw_pages,
     "attend_packed": draw_packed,
@@ -177,6 +191,7 @@ DRAWS: dict[str, Draw] = {
     "expert_gate_up": draw_gate_up,
     "expert_down": draw_down,
     "grouped_product": draw_grouped,
+    "delta_step": draw_delta,
 }
 
 

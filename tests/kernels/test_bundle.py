@@ -12,7 +12,7 @@ from mlxrt.kernels.proof import prove, truth
 from ..metal_sim import Simulator
 from .cases import all_cases
 
-CONSTANT = ("norm", "bias", "weight", "signs", "book", "codes", "correction", "scales", "post")
+CONSTANT = ("norm", "bias", "weight", "signs", "book", "codes", "correction", "scales", "post", "a_log", "dt_bias")
 
 
 class Counting(Simulator):

@@ -7,7 +7,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrt.models.gated_delta import GatedDeltaNet, chunks, step, unit, unit_lower_inverse
+from mlxrt.kernels.delta import step, unit
+from mlxrt.models.gated_delta import GatedDeltaNet, chunks, unit_lower_inverse
 
 SHAPE = {
     "hidden_size": 24,
@@ -114,7 +115,7 @@ def test_rows_of_a_batch_do_not_meet():
     net = layer()
     mx.random.seed(9)
     parts = tuple(mx.random.normal((3, *shape)) for shape, _ in net.spec(mx.float32).parts)
-    xs = [mx.random.normal((3, 1, width)) for width in (net.widths[0], 6, 6)]
+    xs = [mx.random.normal((3, 1, width)) for width in net.widths]
     together, y = net.cell(parts, *xs)
     for r in range(3):
         alone, mine = net.cell(tuple(p[r : r + 1] for p in parts), *(x[r : r + 1] for x in xs))
