@@ -147,13 +147,7 @@ STORE = r"""
 """
 WORDS = r"""
 // N words from word `at` on, which is a multiple of N or of four.
-template <int N, typename P> FN void pull(P w, uint at, thread uint (&p)[N]) {
-    if (N % 4 == 0) { load_words<N>(w + at, 0, p); }
-    else {
-        #pragma unroll
-        for (int c = 0; c < N; c++) p[c] = w[at + c];
-    }
-}
+template <int N, typename P> FN void pull(P w, uint at, thread uint (&p)[N]) { load_words<N>(w + at, 0, p); }
 template <int N, typename P> FN void near_words(P w, uint at, thread uint (&p)[N]) {
     #pragma unroll
     for (int c = 0; c < N; c++) p[c] = w[at + c];

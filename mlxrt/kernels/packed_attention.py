@@ -66,6 +66,7 @@ def packed_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (8, 2, 1, 256, 16, 4, [50, 7], 15, (2, 4), 128, {"turning": 32, "softcap": 5.0}),
         (8, 1, 1, 64, 8, 2, [9, 3], 5, (4, 8), 64, {"read": True}),
         (64, 8, 2, 64, 8, 1, [3, 6], 1, (8, 4), 64, {"turning": 32}),
+        (8, 1, 1, 64, 32, 14, [440, 5, 201], 2, (8, 8), 32, {}),  # simdgroups take keys several times
         (1, 32, 8, 128, 32, 1024, [32000], 9, (4, 4), 64, {"norms": True, "turning": 64, "large": True}),
     ]
     for rows, h, kv, dim, size, blocks, start, used, bits, group, extra in shapes:

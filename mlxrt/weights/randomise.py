@@ -83,10 +83,14 @@ def draw_packed(
 
 
 def draw(leaf: str, shape: tuple[int, ...], luck: random.Random, dtype: "mx.Dtype") -> "mx.array":
-    """Ones for what scales (norms), even numbers around zero for all else."""
+    """Ones for what scales (norms, a layer's one factor), even numbers around zero for all else.
+
+    A factor near zero makes a sum of layers so small that the next norm blows its rounding up, tenfold a layer: then two
+    right engines give different tokens.
+    """
     import mlx.core as mx
 
-    if len(shape) <= 1 and leaf == "weight":
+    if shape == (1,) or (len(shape) <= 1 and leaf == "weight"):
         return mx.ones(shape, dtype=dtype)
     count = math.prod(shape)
     drawn = mx.view(words(-(-count // 4), luck), mx.uint8)[:count].reshape(shape)

@@ -196,3 +196,11 @@ def test_a_row_that_is_no_whole_number_of_groups_stays_floating():
 def test_an_unknown_way_to_store():
     with pytest.raises(BadRequest, match="mxfp4"):
         random_weights(nn.Linear(64, 64), 8, mode="mxfp8")
+
+
+def test_what_scales_a_layer_is_one():
+    """A factor near zero would make two right engines give different tokens."""
+    model = nn.Module()
+    model.layer_scalar, model.other = mx.zeros((1,)), mx.zeros((2,))
+    random_weights(model, dtype=mx.float32)
+    assert model.layer_scalar.item() == 1.0 and 0 < mx.abs(model.other).max().item() < 0.1
