@@ -85,8 +85,8 @@ def draw_packed(
 def draw(leaf: str, shape: tuple[int, ...], luck: random.Random, dtype: "mx.Dtype") -> "mx.array":
     """Ones for what scales (norms, a layer's one factor), even numbers around zero for all else.
 
-    A factor near zero makes a sum of layers so small that the next norm blows its rounding up, tenfold a layer: then two
-    right engines give different tokens.
+    A factor near zero makes a sum of layers so small that the next norm blows its rounding up, tenfold a layer: then
+    two right engines give different tokens.
     """
     import mlx.core as mx
 
