@@ -68,8 +68,7 @@ def refuses(qkv, heads, pages, **rest) -> str | None:
 @attend_pages.kernel(*SOURCES.values(), JOIN, refuses=refuses)
 def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
     form = seen(scale, window, softcap, sinks) | {"CODED": False, "KB": 16, "VB": 16, "GROUP": heads.dim}
-    shape = (*pages.pool.shape[2:3], pages.tail.shape[2])
-    out, *new = run(gpu, SOURCES, qkv, heads, [pages.pool], [pages.tail], pages.table, pages.where, sinks, shape, form)
+    out, *new = run(gpu, SOURCES, qkv, heads, [pages.pool], [pages.tail], pages.table, pages.where, sinks, form)
     return out, new[0] if new else pages.tail
 
 
@@ -83,14 +82,14 @@ def run(
     table: mx.array,
     where: mx.array,
     sinks: mx.array | None,
-    shape: tuple[int, int],
     form: dict[str, Any],
 ) -> list[mx.array]:
-    """Attention's output, then the tail's arrays with the new token, if there is one. `shape`: tokens in a block and in
-    a tail; `form`: what else the text must know, as constants."""
+    """Attention's output, then the tail's arrays with the new token, if there is one. `pool` and `tail`: arrays
+    [blocks or rows, heads, tokens, width]; `form`: what else the text must know, as constants."""
     rows, h, kv, dim = qkv.shape[0], heads.queries, heads.keys, heads.dim
     new = qkv.shape[1] > h * dim
-    tokens = table.shape[1] * shape[0]
+    size, room = pool[0].shape[2], tail[0].shape[2]
+    tokens = table.shape[1] * size
     tiled = fits(qkv.dtype, dim, form) and (tokens > ALONE or rows >= FEW)
     together, simdgroups, splits = shape_of(rows, h, kv, dim, tokens, tiled, form["CODED"])
     out = ((rows, h * dim), qkv.dtype) if splits == 1 else ((rows, h, splits, dim + 2), mx.float32)
@@ -118,8 +117,8 @@ def run(
         EPS=bits_of(heads.eps),
         TURN=0 if heads.speeds is None else heads.speeds.shape[0],
         MAGNITUDE=bits_of(heads.magnitude),
-        S=shape[0],
-        TAIL=shape[1],
+        S=size,
+        TAIL=room,
         W=table.shape[1],
         **form,
     )

@@ -100,7 +100,7 @@ template <typename T> FN void set_pair(Tile<T>& t, uint w) { *(uint*)(&t.e[0]) =
 FN void set_whole(Tile<__half>& t, uint w) {
     w |= 0x64006400u; *(__half2*)(&t.e[0]) = __hsub2(*(__half2*)(&w), __half2half2(__ushort_as_half((unsigned short)(0x6400u))));
 }
-FN void set_whole(Tile<__nv_bfloat16>& t, uint w) {}  // never: codes are multiplied in half precision
+FN void set_whole(Tile<__nv_bfloat16>& t, uint w) { t.e[0] = __float2bfloat16(float(w & 0xffffu)); t.e[1] = __float2bfloat16(float(w >> 16)); }
 template <typename T> FN uint pair_of(float a, float b);
 template <> FN uint pair_of<__half>(float a, float b) { return tile_bits(__float2half(a), __float2half(b)); }
 template <> FN uint pair_of<__nv_bfloat16>(float a, float b) { return tile_bits(__float2bfloat16(a), __float2bfloat16(b)); }

@@ -130,7 +130,7 @@ class Kernels:
             raise NoKernel("kernels='strict' needs a GPU: this device runs plain MLX only; use kernels='auto'")
 
     def run(self, op: Op, apart: Callable[[], Any] | None = None, /, **arguments: Any) -> Any:
-        """`apart`: the same by other ops, for a kernel that does the work of several. They say what they lack."""
+        """`apart`: the same by other ops, for a kernel that does the work of several."""
         otherwise = apart or (lambda: op.reference(**arguments))
         if self.gpu is None or self.mode == "reference" or op.launch is None:
             return otherwise()
@@ -140,8 +140,7 @@ class Kernels:
             self._ask(op, computed_in(arguments.values()))
             reason = self.disabled.get(op.name)
         if reason:
-            if apart is None:
-                self.lack(op, reason)
+            self.lack(op, reason, "plain MLX" if apart is None else "several launches")
             return otherwise()
         self.used[op.name] = self.used.get(op.name, 0) + 1
         return op.launch(self.gpu, **arguments)
@@ -151,13 +150,13 @@ class Kernels:
             self._judged.add((op.name, dtype))
             self.judge(op, dtype)
 
-    def lack(self, op: Op, reason: str) -> None:
+    def lack(self, op: Op, reason: str, instead: str = "plain MLX") -> None:
         """An op's kernel cannot be used here: said once, or an error in strict mode."""
         if self.mode == "strict":
-            raise NoKernel(f"{op.name}: {reason}; use kernels='auto' to compute it with plain MLX")
+            raise NoKernel(f"{op.name}: {reason}; use kernels='auto' to compute it with {instead}")
         key = (op.name, reason)
         if key not in self.fallbacks:
-            self._say(f"{op.name} runs as plain MLX: {reason}")
+            self._say(f"{op.name} runs as {instead}: {reason}")
         self.fallbacks[key] = self.fallbacks.get(key, 0) + 1
 
 

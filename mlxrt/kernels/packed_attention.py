@@ -137,6 +137,6 @@ def refuses(qkv, heads, pages, **rest) -> str | None:
 def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
     form = seen(scale, window, softcap, sinks)
     form |= {"CODED": True, "KB": pages.key_bits, "VB": pages.value_bits, "GROUP": pages.group}
-    shape, (pool, tail) = (pages.pool[0].shape[2], pages.tail[0].shape[2]), (list(pages.pool), list(pages.tail))
-    out, *new = run(gpu, SOURCES, qkv, heads, pool, tail, pages.table, pages.where, sinks, shape, form)
+    pool, tail = list(pages.pool), list(pages.tail)
+    out, *new = run(gpu, SOURCES, qkv, heads, pool, tail, pages.table, pages.where, sinks, form)
     return out, tuple(new) if new else pages.tail

@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten
 from bench.gpu.decode import ask, launches
 from mlxrt import EngineConfig
 from mlxrt.engine import Engine, Source
+from mlxrt.errors import NoKernel
 from mlxrt.kernels import Kernels, add_norm, gpu_of, matvec, matvec_of_sum
 from mlxrt.kernels.matvec import FEW
 from mlxrt.kernels.proof import DTYPES, cases_of
@@ -98,6 +99,12 @@ def test_numbers_are_those_of_two_launches(dtype):
         assert mx.array_equal(y, matvec.launch(gpu, **given | {"x": h})), case.name
 
 
+def aloud() -> tuple[Kernels, list[str]]:
+    """Kernels that may fall back, and what they say then."""
+    said: list[str] = []
+    return Kernels("auto", gpu_of("metal", Simulator(portable=True).metal_kernel), said.append), said
+
+
 def layer(rows, bias=False):
     """(linear, x, what stands before it)."""
     mx.random.seed(rows)
@@ -122,30 +129,33 @@ def test_more_rows_take_the_two_ways_apart(rows):
 
 
 def test_a_kernel_that_is_wrong_here_is_replaced_by_two():
-    kernels, (linear, x, around) = simulated(), layer(2)
+    (kernels, said), (linear, x, around) = aloud(), layer(2)
     kernels.disabled["matvec_of_sum"] = "wrong on this machine"
     found = product_of_sum(linear, x, kernels, **around)
     assert all(mx.allclose(a, b, atol=1e-4) for a, b in zip(found, by_hand(linear, x, **around), strict=True))
-    assert kernels.used == {"add_norm": 1, "matvec": 1} and not kernels.fallbacks
+    assert kernels.used == {"add_norm": 1, "matvec": 1}
+    assert said == ["matvec_of_sum runs as several launches: wrong on this machine"]
+    kernels.mode = "strict"
+    with pytest.raises(NoKernel, match="matvec_of_sum: wrong on this machine"):
+        product_of_sum(linear, x, kernels, **around)
 
 
-def test_what_the_kernel_refuses_is_said_by_the_product():
-    said = []
-    kernels = Kernels("auto", gpu_of("metal", Simulator(portable=True).metal_kernel), said.append)
-    linear, x, around = layer(2)
+def test_what_the_kernel_refuses_is_said():
+    (kernels, said), (linear, x, around) = aloud(), layer(2)
     packed = nn.QuantizedLinear.from_linear(linear, 16, 4, mode="nvfp4")
     found = product_of_sum(packed, x, kernels, **around)
     assert all(mx.allclose(a, b, atol=1e-4) for a, b in zip(found, by_hand(packed, x, **around), strict=True))
-    assert said == ["matvec runs as plain MLX: nvfp4 weights"] and kernels.used == {"add_norm": 1}
+    apart, plain = "matvec_of_sum runs as several launches", "matvec runs as plain MLX"
+    assert said == [f"{apart}: nvfp4 weights", f"{plain}: nvfp4 weights"] and kernels.used == {"add_norm": 1}
 
 
 def test_other_types_are_summed_apart():
-    kernels, (linear, x, around) = simulated(), layer(1)
+    (kernels, said), (linear, x, around) = aloud(), layer(1)
     linear.weight, around["norm"].weight = (a.astype(mx.bfloat16) for a in (linear.weight, around["norm"].weight))
     x, around["residual"] = x.astype(mx.bfloat16), around["residual"].astype(mx.bfloat16)
     _, h = product_of_sum(linear, x, kernels, **around)  # the weight of `post` is still float32
     assert mx.allclose(h, by_hand(linear, x, **around)[1].astype(mx.bfloat16), rtol=0.02)
-    assert kernels.used == {"add_norm": 1, "matvec": 1}
+    assert kernels.used == {"add_norm": 1, "matvec": 1} and "the norm in mlx.core.float32" in said[0]
 
 
 def test_a_layer_that_is_no_matrix_is_called():
