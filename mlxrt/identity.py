@@ -14,7 +14,7 @@ from .models import CausalLM
 from .text import Tokenizer
 from .weights.fingerprint import weights_digest
 
-FORMAT = "3"
+FORMAT = "4"
 
 
 def identify(

@@ -1,14 +1,16 @@
 """Decoding after a long prompt with keys and values kept in bfloat16, 8 and 4 bit: Qwen3-8B-shaped, random weights.
 
-    python -m bench.gpu.context [--tokens 32768] [--layers 36] [--batch 1] [--kinds full,q8,q4] [--json F] [--turn F]
+    python -m bench.gpu.context [--tokens 32768] [--layers 36] [--batch 1] [--kinds full,q8,q4] [--rounds 7]
+        [--json F] [--turn F]
 
 Also how far logits are from those with bfloat16, relative to the largest, after 256 tokens.
 """
 
 import argparse
-import gc
 import json
+import statistics
 import time
+from contextlib import ExitStack
 
 import mlx.core as mx
 
@@ -33,46 +35,56 @@ def build(layers):
     return model
 
 
-def decode(engine, prompts, new):
-    """(tokens a second of all rows, prompt tokens a second). Prompts are read once, one after another: decoding again
-    after them begins where they ended, and by then everything is compiled."""
+def read(engine, prompts):
+    """Prompt tokens a second. Prompts are read once, one after another: decoding begins where they ended."""
     began = time.perf_counter()
     for p in prompts:
         engine.generate(ask(p, 1))
-    prefill = sum(map(len, prompts)) / (time.perf_counter() - began)
-    engine.generate([ask(p, 8) for p in prompts])
+    speed = sum(map(len, prompts)) / (time.perf_counter() - began)
+    engine.generate([ask(p, 8) for p in prompts])  # everything is compiled by then
+    return speed
+
+
+def decode(engine, prompts, new):
+    """Tokens a second of all rows."""
     firsts, ends, count = {}, {}, 0
     with engine.stream([ask(p, new) for p in prompts]) as stream:
         for event in stream:
             firsts.setdefault(event.id, time.perf_counter())
             ends[event.id] = time.perf_counter()
             count += len(firsts) == len(prompts)
-    return (count - 1) / (max(ends.values()) - max(firsts.values())), prefill
+    return (count - 1) / (max(ends.values()) - max(firsts.values()))
 
 
 def compare(layers, args):
-    """A row for each kind of cache."""
+    """A row for each kind of cache; their rounds take turns, so that a slow moment of the machine meets all of them."""
     model = build(layers)
     prompts = prompts_of(model.config.vocab_size, args.batch, args.tokens)
     rows, plain = [], None
-    for kind in args.kinds.split(","):
-        context = args.tokens + 2 * args.new
-        room = args.batch * (context + 4096) * layers * 4096 * 5 // 4  # bytes a token and layer in bfloat16
-        config = EngineConfig(kv=kind, max_context=context, chunk=2048, max_running=args.batch, kv_memory=room)
-        with Engine(model, config, source=Source(kind), say=lambda line: None) as engine:
-            logits = engine.score(prompts[0][:256]).astype(mx.float32)
+    context = args.tokens + 2 * args.new
+    room = args.batch * (context + 4096) * layers * 4096 * 5 // 4  # bytes a token and layer in bfloat16
+    with ExitStack() as opened:
+        engines = []
+        for kind in args.kinds.split(","):
+            config = EngineConfig(kv=kind, max_context=context, chunk=2048, max_running=args.batch, kv_memory=room)
+            engines.append(opened.enter_context(Engine(model, config, source=Source(kind), say=lambda line: None)))
+            logits = engines[-1].score(prompts[0][:256]).astype(mx.float32)
             plain = logits if plain is None else plain
             error = float((mx.abs(logits - plain).max() / mx.abs(plain).max()).item())
-            speed, prefill = decode(engine, prompts, args.new)
-        row = dict(kind=kind, batch=args.batch, tokens=args.tokens, layers=layers, decode=speed, prefill=prefill)
-        rows.append(row | dict(error=error))
+            row = dict(kind=kind, batch=args.batch, tokens=args.tokens, layers=layers, error=error)
+            rows.append(row | dict(prefill=read(engines[-1], prompts), speeds=[]))
+        for _ in range(args.rounds):
+            for row, engine in zip(rows, engines):
+                row["speeds"].append(decode(engine, prompts, args.new))
+    for row in rows:
+        ratios = sorted(mine / first for mine, first in zip(row["speeds"], rows[0]["speeds"]))
+        row |= dict(decode=statistics.median(row["speeds"]), ratio=statistics.median(ratios))
         print(
-            f"{kind}: batch {args.batch}, {args.tokens} tokens, {layers} layers: decode {speed:.1f} tok/s "
-            f"({speed / rows[0]['decode']:.2f}x of bfloat16), prefill {prefill:.0f}, logits {error:.1e} off",
+            f"{row['kind']}: batch {args.batch}, {args.tokens} tokens, {layers} layers: decode {row['decode']:.1f} "
+            f"tok/s, {row['ratio']:.3f}x of {rows[0]['kind']} ({ratios[0]:.3f} to {ratios[-1]:.3f} in {args.rounds} "
+            f"rounds), prefill {row['prefill']:.0f}, logits {row['error']:.1e} off",
             flush=True,
         )
-        gc.collect()
-        mx.clear_cache()
     return rows
 
 
@@ -82,12 +94,14 @@ def main():
     parser.add_argument("--layers", type=int, default=36)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--kinds", default="full,q8,q4")
-    parser.add_argument("--new", type=int, default=48)
+    parser.add_argument("--new", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json")
     parser.add_argument("--turn", help="measure while holding a lock on this file")
     args = parser.parse_args()
     if args.turn:
-        compare(1, args)  # compile now what will be timed: kernels do not ask how many layers there are
+        once = argparse.Namespace(**vars(args) | {"rounds": 1})
+        compare(1, once)  # compile now what will be timed: kernels do not ask how many layers there are
     with turn(args.turn):
         rows = compare(args.layers, args)
     if args.json:

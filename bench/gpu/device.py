@@ -1,6 +1,6 @@
 """What the device itself takes for a decode step: every kernel, timed without MLX's host side.
 
-    python -m bench.gpu.device SHAPE ... [--prompt 512] [--batch 1]
+    python -m bench.gpu.device SHAPE ... [--prompt 512] [--batch 1] [--kv full,q8]
 
 One step that is not compiled is recorded (code, grid, arrays); the same code is then launched by CUDA's driver in a
 graph of its own. The table says where a step's device time goes; the difference to what bench.gpu.decode measures is
@@ -9,6 +9,7 @@ the host's. Needs kernels from mlxrt/kernels/cuda_compiler.py.
 
 import argparse
 import ctypes
+import itertools
 import statistics
 from dataclasses import dataclass
 
@@ -144,11 +145,11 @@ def table(driver: Driver, launches: list[Launch], copy: float) -> None:
     print(f"  {len(launches)} launches one after another in a graph: {1e6 * whole:.0f} us; lines {1e6 * total:.0f} us")
 
 
-def recorded(shape: str, batch: int, prompt: int) -> list[Launch]:
+def recorded(shape: str, batch: int, prompt: int, kv: str) -> list[Launch]:
     """The launches of one decode step in the engine, once every row has four tokens."""
     model = build(shape, "auto", prompt + 64, peer=False)[0].model
     record = Record(model.kernels.gpu)
-    config = EngineConfig(max_context=prompt + 64, chunk=2048, compile=False, ahead=0, max_running=64)
+    config = EngineConfig(kv=kv, max_context=prompt + 64, chunk=2048, compile=False, ahead=0, max_running=64)
     with Engine(model, config, source=Source(shape), say=lambda line: None) as engine:
         prompts, done = prompts_of(model.config.vocab_size, batch, prompt), False
         with engine.stream([ask(p, 12) for p in prompts]) as stream:
@@ -165,11 +166,12 @@ def main() -> None:
     parser.add_argument("shapes", nargs="+")
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--kv", default="full", help="kinds of keys and values, full,q8,q4")
     args = parser.parse_args()
     copy = copy_bandwidth()
-    for shape in args.shapes:
-        print(f"{shape}, batch {args.batch}, prompt {args.prompt}, copy {copy / 1e9:.0f} GB/s", flush=True)
-        table(Driver(), recorded(shape, args.batch, args.prompt), copy)
+    for shape, kv in itertools.product(args.shapes, args.kv.split(",")):
+        print(f"{shape}, {kv}, batch {args.batch}, prompt {args.prompt}, copy {copy / 1e9:.0f} GB/s", flush=True)
+        table(Driver(), recorded(shape, args.batch, args.prompt, kv), copy)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ class BlockPool:
     def __init__(self, size: int, limit: int | None = None):
         self.size, self.limit = size, max(limit or size, size)
         self.generations = [0] * size
+        self.revoked = 0  # handles that turned stale: while this stands still, blocks once checked need no checking
         self.copies: list[tuple[Block, Block]] = []
         self._idle = list(range(size - 1, 0, -1))
 
@@ -67,4 +68,7 @@ class BlockPool:
             self.generations[block.id] += 1
             self._idle.append(block.id)
 
-    revoke = free  # take a place back while somebody still names it: the handle turns stale and raises
+    def revoke(self, block: Block) -> None:
+        """Take a place back while somebody still names it: the handle turns stale and raises."""
+        self.revoked += 1
+        self.free(block)

@@ -6,19 +6,27 @@ the depth of the model.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, Self
 
 from ..errors import CannotRewind
 from .blocks import Block, BlockPool
 
 SHARED = -1  # no length is this one, so nobody may write on
+SERIALS = count()
+
+
+def serial() -> int:
+    """A new state's is new, whoever makes it: only `BlockTable.grow` knows when the blocks stay."""
+    return field(default_factory=SERIALS.__next__, init=False, compare=False)
 
 
 class LayerState(ABC):
     pool: BlockPool
     length: int
     blocks: tuple[Block, ...]
+    serial: int  # states of one number have the same blocks; it may be kept where holding blocks would pin them
     first = 0  # blocks let go in front
     sparse = False  # exists at some lengths only: checkpoints make it reusable
 
@@ -91,20 +99,25 @@ class BlockTable(LayerState):
     blocks: tuple[Block, ...] = ()
     first: int = 0  # blocks let go in front
     length: int = 0
+    serial: int = serial()
 
     def grow(self, n):
         out = 0 if self.window is None else max(self.first, (self.length - self.window - self.slack + 1) // self.size)
-        blocks, end, at = list(self.blocks[out - self.first :]), self.length + n, self.length % self.size
+        blocks, end, at = self.blocks[out - self.first :], self.length + n, self.length % self.size
         shared = bool(at) and blocks[-1].filled != at  # somebody else wrote on in the last block
         wanted = -(-end // self.size) - out - len(blocks) + shared
-        new = self.pool.take(wanted) if wanted else []
-        if shared:
-            self.pool.copies.append((blocks.pop(), new[0]))
-        blocks += new
+        if wanted:  # else the same tuple goes on, and a decode step does not look at every block of a long text
+            new = self.pool.take(wanted)
+            if shared:
+                self.pool.copies.append((blocks[-1], new[0]))
+            blocks = (*blocks[: len(blocks) - shared], *new)
         for i in range(self.length // self.size, -(-end // self.size)):
             blocks[i - out].filled = min(self.size, end - i * self.size)
         # Not `replace`, which takes as long as all of the above: this happens for every sequence in every step.
-        return BlockTable(self.pool, self.size, self.window, self.slack, tuple(blocks), out, end)
+        grown = BlockTable(self.pool, self.size, self.window, self.slack, blocks, out, end)
+        if blocks is self.blocks:
+            object.__setattr__(grown, "serial", self.serial)
+        return grown
 
     def places(self, n):
         seen = n if self.window is None else min(n, self.window + self.slack + self.size)
@@ -156,6 +169,7 @@ class Ring(LayerState):
     stride: int = 32
     before_length: int = 0
     length: int = 0
+    serial: int = serial()
     sparse = True
 
     def grow(self, n):

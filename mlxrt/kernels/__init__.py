@@ -2,6 +2,7 @@
 
 from .add_norm import add_norm
 from .attention import attend_pages
+from .coded_token import CodedToken, Packed
 from .codes import Codes
 from .delta import delta_step
 from .embed import embed_rows
@@ -26,12 +27,14 @@ __all__ = [
     "OPS",
     "PLAIN",
     "Case",
+    "CodedToken",
     "Codes",
     "Gpu",
     "Heads",
     "Kernels",
     "Matrix",
     "Op",
+    "Packed",
     "PackedPages",
     "Pages",
     "Source",

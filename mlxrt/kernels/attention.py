@@ -18,6 +18,9 @@ from .op import Source, op
 
 WIDTHS = (64, 128, 256, 512)  # of heads
 WIDEST = 256  # of which matrix units hold queries and results in a lane's registers
+# Threadgroups that fill an H200 once (132 multiprocessors), and twice: at 32,768 tokens (32 heads of 128) 40.0 us with 128
+# of them and 43.2 with 256 for bfloat16, but 35.0 and 33.6 for 8 bit, 32.1 and 29.7 for 4 bit.
+ONCE, TWICE = 128, 256
 # A few short rows are met faster by lanes alone: 9.5 us against 11.2 on an H200 (16 heads of 128, 512 tokens).
 ALONE, FEW = 1024, 8  # tokens up to which, rows from which they are not few
 SOURCES = {(new, tiled): source(new=new, tiled=tiled, coded=False) for new in (True, False) for tiled in (True, False)}
@@ -68,7 +71,7 @@ def refuses(qkv, heads, pages, **rest) -> str | None:
 @attend_pages.kernel(*SOURCES.values(), JOIN, refuses=refuses)
 def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
     form = seen(scale, window, softcap, sinks) | {"CODED": False, "KB": 16, "VB": 16, "GROUP": heads.dim}
-    out, *new = run(gpu, SOURCES, qkv, heads, [pages.pool], [pages.tail], pages.table, pages.where, sinks, form)
+    out, *new = run(gpu, SOURCES, qkv, heads, pages.pool, pages.tail, pages.table, pages.where, sinks, form)
     return out, new[0] if new else pages.tail
 
 
@@ -77,28 +80,28 @@ def run(
     sources: dict[tuple[bool, bool], Source],
     qkv: mx.array,
     heads: Heads,
-    pool: list[mx.array],
-    tail: list[mx.array],
+    pool: mx.array,
+    tail: mx.array,
     table: mx.array,
     where: mx.array,
     sinks: mx.array | None,
     form: dict[str, Any],
 ) -> list[mx.array]:
-    """Attention's output, then the tail's arrays with the new token, if there is one. `pool` and `tail`: arrays
-    [blocks or rows, heads, tokens, width]; `form`: what else the text must know, as constants."""
+    """Attention's output, then the tail with the new token, if there is one. `pool` and `tail`: [blocks or
+    rows, heads, tokens, width]; `form`: what else the text must know, as constants."""
     rows, h, kv, dim = qkv.shape[0], heads.queries, heads.keys, heads.dim
     new = qkv.shape[1] > h * dim
-    size, room = pool[0].shape[2], tail[0].shape[2]
+    size, room = pool.shape[2], tail.shape[2]
     tokens = table.shape[1] * size
     tiled = fits(qkv.dtype, dim, form) and (tokens > ALONE or rows >= FEW)
-    together, simdgroups, splits = shape_of(rows, h, kv, dim, tokens, tiled, form["CODED"])
+    together, simdgroups, splits, resident = shape_of(rows, h, kv, dim, tokens, tiled, form["CODED"])
     out = ((rows, h * dim), qkv.dtype) if splits == 1 else ((rows, h, splits, dim + 2), mx.float32)
     found, *kept = gpu(
         sources[new, tiled],
-        [qkv, *pool, *tail, table, where, heads.speeds, heads.q_norm, heads.k_norm, sinks],
+        [qkv, pool, tail, table, where, heads.speeds, heads.q_norm, heads.k_norm, sinks],
         (rows * h // together, splits, 1),
         32 * simdgroups,
-        [out, *((a.shape, a.dtype) for a in tail)] if new else [out],
+        [out, (tail.shape, tail.dtype)] if new else [out],
         T=qkv.dtype,
         OUT=out[1],
         H=h,
@@ -108,6 +111,7 @@ def run(
         SG=simdgroups,
         U=2,
         SPLITS=splits,
+        RESIDENT=resident,
         HEADS=qkv.shape[1] // dim,
         NEW=new,
         QN=heads.q_norm is not None,
@@ -145,26 +149,34 @@ def join(gpu: Gpu, parts: mx.array, x: mx.array, heads: Heads, sinks: mx.array |
     return gpu(JOIN, [parts, sinks], rows * h, 128, [((rows, h * dim), x.dtype)], **sizes)[0]
 
 
-def shape_of(rows: int, h: int, kv: int, dim: int, tokens: int, tiled: bool, coded: bool) -> tuple[int, int, int]:
-    """(query heads a threadgroup takes together, its simdgroups, parts of the keys).
+def shape_of(rows: int, h: int, kv: int, dim: int, tokens: int, tiled: bool, coded: bool) -> tuple[int, int, int, int]:
+    """(query heads a threadgroup takes together, its simdgroups, parts of the keys, threadgroups for a multiprocessor).
 
     Heads that share a key head read it once if they go together; they may where enough threadgroups are left. Simdgroups
     are as many as registers (of 65,536 on CUDA, where a lane takes up to 170 for heads of 128, 250 for 256) and 20 KB of
-    threadgroup memory for their results allow.
+    threadgroup memory for their results allow. Two threadgroups of 8 hide each other's waiting, if there are so many.
     """
     for together in (8, 4, 2, 1) if dim <= 256 else (4, 2, 1):
         busy = rows * h // together
-        splits = parts_of(tokens, busy)
-        if together == 1 or (h // kv % together == 0 and busy * splits >= 128):
+        splits = parts_of(tokens, busy, TWICE if tiled and coded else ONCE)
+        if together == 1 or (h // kv % together == 0 and busy * splits >= ONCE):
             break
-    most = (12 if dim <= 128 else 8) if tiled else 16 if together == 1 and dim <= 128 and not coded else 8
+    resident = 2 if tiled and dim <= 128 and busy * splits >= TWICE else 1
+    most = (
+        (12 if dim <= 128 and resident == 1 else 8)
+        if tiled
+        else 16
+        if together == 1 and dim <= 128 and not coded
+        else 8
+    )
     simdgroups = max(1, min(most, 5120 // (together * dim)))
-    return together, simdgroups, splits
+    return together, simdgroups, splits, resident
 
 
-def parts_of(tokens: int, busy: int) -> int:
-    """Parts of 512 keys at least, until the device is full; up to 1,024 keys one launch is better than two."""
+def parts_of(tokens: int, busy: int, wanted: int) -> int:
+    """Parts of 512 keys at least, until there are as many threadgroups as wanted; up to 1,024 keys one launch is better
+    than two."""
     splits = 1
-    while tokens > 1024 and tokens > 512 * splits and busy * splits < 132 and splits < 64:
+    while tokens > 1024 and tokens > 512 * splits and busy * splits < wanted and splits < 64:
         splits *= 2
     return splits

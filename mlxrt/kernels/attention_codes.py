@@ -1,40 +1,42 @@
 """What attention's text has instead, where keys and values are codes: how they are read, and how a new token becomes some.
 
-Codes are MLX's affine ones, made by the same rule as mx.quantize. A token's words are its key's, then its value's; its
-lines are the key's scales and biases, then the value's.
+Codes are MLX's affine ones, made by the same rule as mx.quantize; coded_token.py says how a token's words lie. Its lines
+are the key's scales and biases, then the value's.
 """
 
 # Codes are whole numbers that half precision holds exactly.
 HOLD = r"""
-    const int KW = D * KB / 32; const int VEC = KW + D * VB / 32; const int G = D / GROUP; using Half = FLOAT16;
-    const device uint* held = words; const device uint* recent = tail_words;
+    const int KW = D * KB / 32; const int ALL = KW + D * VB / 32; const int G = D / GROUP; using Half = FLOAT16;
+    const int IN_WORD = 4 / sizeof(T); const int LINES = 4 * G / IN_WORD; const int VEC = ALL + LINES;
+    const device uint* held = pool; const device uint* recent = tail;
     threadgroup uint codes[2 * D]; threadgroup float fits[4 * G];
 """
 # All of a token's lines at once: they are numbers of half precision, two in a word.
-READ_LINES = r"""
-            float line[4 * G];
+FETCH_LINES = r"""
             if (NEW && key == pos) {
                 #pragma unroll
-                for (int n = 0; n < 4 * G; n++) line[n] = fits[n];
-            } else {
-                uint w[2 * G];
-                if (pooled) pull<2 * G>((const device uint*)(lines), slot * 2 * G, w); else pull<2 * G>((const device uint*)(tail_lines), slot * 2 * G, w);
-                #pragma unroll
-                for (int n = 0; n < 2 * G; n++) unpack2<T>(w[n], line + 2 * n);
-            }
+                for (int n = 0; n < 2 * G; n++) lw[c][n] = word_of<T>(&fits[0], uint(n));
+            } else { pull<2 * G, VEC>(pooled ? held : recent, slot * VEC + ALL, lw[c]); }
+"""
+FETCH_WHOLE = r"""const device uint* all_lines = held + ((first + left_row(lane, 0)) * VEC + ALL);
+            pull<2 * G, VEC>(all_lines, 0, lw[0]); pull<2 * G, VEC>(all_lines, 8 * VEC, lw[1]);"""
+READ_LINES = r"""
+        #pragma unroll
+        for (int c = 0; c < 2; c++) {
+            float line[4 * G];
+            #pragma unroll
+            for (int n = 0; n < 2 * G; n++) unpack2<T>(lw[c][n], line + 2 * n);
             #pragma unroll
             for (int g = 0; g < G; g++) {
                 kf[c][g].by = line[g]; kf[c][g].plus = line[G + g]; vf[c][g].by = line[2 * G + g]; vf[c][g].plus = line[3 * G + g];
             }
+        }
 """
 READ_BOTH = r"""
-                uint kw = slot * VEC + part * (KB / 2); uint vw = slot * VEC + KW + part * (VB / 2); uint of = slot * 4 * G + part * 16 / GROUP;
-                if (pooled) {
-                    kf[u] = lifted_line<KB>(line_at(lines, of, G)); vf[u] = lifted_line<VB>(line_at(lines, of + 2 * G, G));
-                } else {
-                    kf[u] = lifted_line<KB>(line_at(tail_lines, of, G)); vf[u] = lifted_line<VB>(line_at(tail_lines, of + 2 * G, G));
-                }
-                read_codes<KB>(pooled ? held : recent, kw, nil, kk[u]); read_codes<VB>(pooled ? held : recent, vw, nil, vv[u]);
+                const device T* line = (const device T*)(pooled ? held : recent); uint of = (slot * VEC + ALL) * IN_WORD + part * 16 / GROUP;
+                kf[u] = lifted_line<KB>(line_at(line, of, G)); vf[u] = lifted_line<VB>(line_at(line, of + 2 * G, G));
+                read_codes<KB, VEC>(pooled ? held : recent, slot * VEC + part * (KB / 2), nil, kk[u]);
+                read_codes<VB, VEC>(pooled ? held : recent, slot * VEC + KW + part * (VB / 2), nil, vv[u]);
 """
 # What the new token itself sees is what its codes say.
 ENCODE = r"""
@@ -43,16 +45,20 @@ ENCODE = r"""
 """
 APPEND = r"""
     if (last && h0 % uint(H / KV) == 0) {
-        uint at_word = (r * uint(KV) + kh) * TAIL * VEC; uint at_line = (r * uint(KV) + kh) * TAIL * 4 * G;
+        uint first = (r * uint(KV) + kh) * TAIL * VEC;
         for (uint i = t; i < uint(TAIL * VEC); i += uint(SG * 32)) {
-            words_out[at_word + i] = i / VEC != fresh ? tail_words[at_word + i] : newest[i % VEC];
-        }
-        for (uint i = t; i < uint(TAIL * 4 * G); i += uint(SG * 32)) {
-            lines_out[at_line + i] = i / (4 * G) != fresh ? tail_lines[at_line + i] : static_cast<T>(fits[i % (4 * G)]);
+            uint n = i % VEC;
+            if (i / VEC != fresh) tail_out[first + i] = tail[first + i];
+            else tail_out[first + i] = n < uint(ALL) ? newest[n] : word_of<T>(&fits[0], n - uint(ALL));
         }
     }
 """
 ENCODING = r"""
+// Word i of numbers as memory has them.
+template <typename T, typename F> FN uint word_of(F numbers, uint i) {
+    const uint N = 4 / sizeof(T);
+    return pair_of<T>(numbers[N * i], numbers[N * i + N - 1]);
+}
 // The line a group's codes lie on; its bias is `apart` behind its scale.
 template <typename S> FN Line line_at(S lines, uint at, uint apart) {
     Line f; f.by = float(lines[at]); f.plus = float(lines[at + apart]);
@@ -60,9 +66,9 @@ template <typename S> FN Line line_at(S lines, uint at, uint apart) {
 }
 template <int BITS> FN Line lifted_line(Line f) { f.plus -= float(1u << BITS) * f.by; return f; }
 // Sixteen lifted codes from word `at` on.
-template <int BITS, typename W> FN void read_codes(W w, uint at, uint nil, thread float (&y)[16]) {
+template <int BITS, int VEC, typename W> FN void read_codes(W w, uint at, uint nil, thread float (&y)[16]) {
     uint p[BITS / 2]; uint one = lift_of<BITS>(nil);
-    pull<BITS / 2>(w, at, p);
+    pull<BITS / 2, VEC>(w, at, p);
     #pragma unroll
     for (int n = 0; n < 16; n++) y[n] = lifted<BITS>(p, n, one);
 }

@@ -4,7 +4,7 @@ Written once, for keys and values as they are and as codes, with a new token and
 """
 
 from . import attention_codes as codes
-from .attention_tiles import HOLD, STORE, TILES, WORDS
+from .attention_tiles import FETCH_KEYS, FETCH_VALUES, HOLD, PLACE, STORE, TILES, WORDS
 from .op import Source
 from .packing import READ
 
@@ -29,7 +29,7 @@ BEGIN = r"""
     int begin = where[3 * r]; int stop = where[3 * r + 1]; uint fresh = uint(where[3 * r + 2]); int pos = stop + int(fresh);
     int lo = WINDOW > 0 ? metal::max(begin, pos - WINDOW + 1) : begin;
     int full = stop - lo;
-    int each = (metal::max(full, 0) + SPLITS - 1) / SPLITS;
+    const int STEP = S >= 16 ? 16 : 1; int each = (metal::max(full, 0) + SPLITS * STEP - 1) / (SPLITS * STEP) * STEP;
     int from = metal::min(lo + int(split) * each, metal::max(lo, stop));  // a short row's last part begins at its tail
     int to = last ? pos + 1 : metal::min(from + each, stop);
     // Blocks of this part of the keys: read at once, not one before every key, and by those who have no heads to turn.
@@ -211,36 +211,56 @@ JOIN = Source(
     ("out",),
     r"""
     uint h = threadgroup_position_in_grid.x; uint t = thread_position_in_threadgroup.x;
-    float top = SINKS ? float(sinks[h % H]) : -1e30f; float den = 0.0f;
-    for (int s = 0; s < SPLITS; s++) top = metal::max(top, parts[(h * SPLITS + s) * (D + 2) + D]);
-    for (int s = 0; s < SPLITS; s++) {
-        uint at = (h * SPLITS + s) * (D + 2);
-        den += parts[at + D + 1] * metal::exp(parts[at + D] - top);
+    threadgroup float share[SPLITS];
+    if (t < 32) {
+        float sink = SINKS ? float(sinks[h % H]) : -1e30f; float top = sink; float den = 0.0f;
+        for (uint s = t; s < uint(SPLITS); s += 32) top = metal::max(top, parts[(h * SPLITS + s) * (D + 2) + D]);
+        top = simd_max(top);
+        for (uint s = t; s < uint(SPLITS); s += 32) {
+            uint at = (h * SPLITS + s) * (D + 2); share[s] = metal::exp(parts[at + D] - top);
+            den += parts[at + D + 1] * share[s];
+        }
+        den = simd_sum(den);
+        if (SINKS) den += metal::exp(sink - top);
+        for (uint s = t; s < uint(SPLITS); s += 32) share[s] /= den;
     }
-    if (SINKS) den += metal::exp(float(sinks[h % H]) - top);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint d = t; d < uint(D); d += uint(SIZE)) {
         float o = 0.0f;
-        for (int s = 0; s < SPLITS; s++) {
-            uint at = (h * SPLITS + s) * (D + 2);
-            o += parts[at + d] * metal::exp(parts[at + D] - top);
-        }
-        out[h * D + d] = static_cast<T>(o / den);
+        #pragma unroll
+        for (int s = 0; s < SPLITS; s++) o += parts[(h * SPLITS + s) * (D + 2) + d] * share[s];
+        out[h * D + d] = static_cast<T>(o);
     }
 """,
 )
 
+# Where matrix units' words are asked for: those of codes a round ahead.
+ROUND = FETCH_KEYS + FETCH_VALUES
+AT_ONCE = {"FIRST": "", "NOW": PLACE + ROUND, "NEXT_KEYS": "", "NEXT_VALUES": "", "KEPT_LINES": ""}
+AT_ONCE |= {"FETCH_LINES": "", "FETCH_WHOLE": ""}
+AHEAD = {
+    "FIRST": PLACE + "        if (near < to) {" + ROUND + "    }",
+    "NOW": "",
+    "NEXT_KEYS": "FIND if (near < to) {" + FETCH_KEYS + "        }",
+    "NEXT_VALUES": "if (near < to) {" + FETCH_VALUES + "        }",
+    "KEPT_LINES": "uint lw[2][2 * G];",
+    "FETCH_LINES": codes.FETCH_LINES,
+    "FETCH_WHOLE": codes.FETCH_WHOLE,
+    "FIND": PLACE.replace("bool whole", "whole").replace("uint first", "first"),
+}
+
 
 def source(*, new: bool, tiled: bool, coded: bool) -> Source:
     """The kernel of one kind of call."""
-    memory = ("words", "lines", "tail_words", "tail_lines") if coded else ("pool", "tail")
-    kept = ("words_out", "lines_out") if coded else ("tail_out",)
     hold, append = (codes.HOLD, codes.APPEND) if coded else (HOLD if tiled else "", APPEND)
     begin = BEGIN.replace("ENCODE", codes.ENCODE if new and coded else "")
     begin = begin.replace("STORE", STORE if new and tiled and not coded else "")
     text = hold + begin + (append if new else "") + (TILES if tiled else ALONE) + FINISH
-    text = text.replace("SLOT", SLOT).replace("READ_LINES", codes.READ_LINES if coded else "")
+    for place, what in (AHEAD if coded else AT_ONCE).items():
+        text = text.replace(place, what)
+    text = text.replace("READ_LINES", codes.READ_LINES if coded else "").replace("SLOT", SLOT)
     text = text.replace("READ_BOTH", codes.READ_BOTH if coded else READ_PLAIN)
-    inputs = ("qkv", *memory, "table", "where", "speeds", "qn", "kn", "sinks")
+    inputs = ("qkv", "pool", "tail", "table", "where", "speeds", "qn", "kn", "sinks")
     helpers = READ + READ16 + MEET + (WORDS if tiled or coded else "") + (codes.ENCODING if coded else "")
     name = "mlxrt_" + ("attend" if new else "look") + "_tiles" * tiled + "_coded" * coded
-    return Source(name, inputs, ("out", *kept) if new else ("out",), text, helpers)
+    return Source(name, inputs, ("out", "tail_out") if new else ("out",), text, helpers)

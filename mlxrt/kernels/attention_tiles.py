@@ -2,7 +2,8 @@
 
 Scores are [16 keys, 8 queries], results [numbers, 8 queries]. Sums over numbers of a head may be taken in any order, and
 so may its results be made: a lane takes neighbours of a key and of a value, and nothing is moved. Codes are multiplied
-as they are; what a group of them has in common, its line, is put to the sums. Plain numbers are one group.
+as they are; what a group of them has in common, its line, is put to the sums. Plain numbers are one group. Codes are so
+few words that a lane asks for the next ones while it works on those it has.
 """
 
 TILES = r"""
@@ -28,52 +29,27 @@ TILES = r"""
         for (int j = 0; j < LT; j++) if (CODED) multiply2(sum[0], sum[1], ones, ones, q[g][j]);
         all[g][0] = at<float>(sum[0], 0); all[g][1] = at<float>(sum[0], 1);
     }
-    for (int k0 = from + int(sg) * 16; k0 < to; k0 += SG * 16) {
-        Tile<Half> keys[2][GS][LT]; Tile<Half> values[2][GS][LT]; Tile<float> s[GS][2]; float p[2][2]; Line kf[2][GS]; Line vf[2][GS];
-        #pragma unroll
-        for (int c = 0; c < 2; c++) {
-            int key = metal::min(k0 + 8 * c + int(left_row(lane, 0)), to - 1);
-            SLOT
-            READ_LINES
-            #pragma unroll
-            for (int g = 0; g < GS; g++) {
-                uint w[KMINE]; uint at_word = g * (WIDE * KB / 32) + quarter * KMINE;
-                if (NEW && key == pos) near_words<KMINE>(&newest[0], at_word, w); else pull<KMINE>(pooled ? held : recent, slot * VEC + at_word, w);
-                #pragma unroll
-                for (int j = 0; j < LT; j++) set_numbers<Half, KB>(keys[c][g][j], w[j / PAIR], j % PAIR);
-            }
-        }
-        #pragma unroll
-        for (int c = 0; c < 2; c++) {
-            uint two[2][GS][VMINE];
-            #pragma unroll
-            for (uint i = 0; i < 2; i++) {
-                int key = metal::min(k0 + 8 * c + int(left_col(lane, i)), to - 1);
-                SLOT
-                uint behind = CODED ? slot * VEC + KW : (slot + uint(KV) * (pooled ? uint(S) : uint(TAIL))) * VEC;
-                #pragma unroll
-                for (int g = 0; g < GS; g++) {
-                    uint at_word = g * (WIDE * VB / 32) + eighth * VMINE;
-                    if (NEW && key == pos) near_words<VMINE>(&newest[0], KW + at_word, two[i][g]); else pull<VMINE>(pooled ? held : recent, behind + at_word, two[i][g]);
-                }
-            }
-            #pragma unroll
-            for (int g = 0; g < GS; g++) {
-                #pragma unroll
-                for (int j = 0; j < LT; j++) {
-                    uint a = two[0][g][j / HALF / 2]; uint b = two[1][g][j / HALF / 2];
-                    uint both = j / HALF % 2 == 0 ? (a & 0xffffu) | (b << 16) : (a >> 16) | (b & 0xffff0000u);
-                    set_numbers<Half, VB>(values[c][g][j], both, j % HALF);
-                }
-            }
-        }
+    uint kw[2][GS][KMINE]; uint vw[2][2][GS][VMINE]; KEPT_LINES
+    int near = from + int(sg) * 16;  // the first of the keys to ask for
+    FIRST
+    for (int k0 = near; k0 < to; k0 += SG * 16) {
+        Tile<float> s[GS][2]; float p[2][2]; Line kf[2][GS]; Line vf[2][GS];
+        NOW
+        READ_LINES
         #pragma unroll
         for (int g = 0; g < GS; g++) {
             #pragma unroll
             for (uint i = 0; i < 2; i++) { set<float>(s[g][0], i, 0.0f); set<float>(s[g][1], i, 0.0f); }
             #pragma unroll
-            for (int j = 0; j < LT; j++) multiply2(s[g][0], s[g][1], keys[0][g][j], keys[1][g][j], q[g][j]);
+            for (int j = 0; j < LT; j++) {
+                Tile<Half> keys[2];
+                #pragma unroll
+                for (int c = 0; c < 2; c++) set_numbers<Half, KB>(keys[c], kw[c][g][j / PAIR], j % PAIR);
+                multiply2(s[g][0], s[g][1], keys[0], keys[1], q[g][j]);
+            }
         }
+        near += SG * 16;
+        NEXT_KEYS
         #pragma unroll
         for (uint i = 0; i < 2; i++) {
             float top = m[i];
@@ -115,9 +91,19 @@ TILES = r"""
                     set<Half>(shares, i, static_cast<Half>(head % 2 == 0 ? even : odd));
                 }
                 #pragma unroll
-                for (int j = 0; j < LT; j += 2) multiply2(acc[g][j], acc[g][(j + 1) % LT], values[c][g][j], values[c][g][(j + 1) % LT], shares);
+                for (int j = 0; j < LT; j += 2) {
+                    Tile<Half> values[2];
+                    #pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        uint a = vw[c][0][g][(j + e) / HALF / 2]; uint b = vw[c][1][g][(j + e) / HALF / 2];
+                        uint both = (j + e) / HALF % 2 == 0 ? (a & 0xffffu) | (b << 16) : (a >> 16) | (b & 0xffff0000u);
+                        set_numbers<Half, VB>(values[e], both, (j + e) % HALF);
+                    }
+                    multiply2(acc[g][j], acc[g][(j + 1) % LT], values[0], values[1], shares);
+                }
             }
         }
+        NEXT_VALUES
     }
     #pragma unroll
     for (uint i = 0; i < 2; i++) {
@@ -134,6 +120,60 @@ TILES = r"""
         if (head < uint(HG) && sum_row(lane, i) == 0) { tops[sg][head] = m[i]; dens[sg][head] = den; }
     }
 """
+# Where the sixteen keys from `near` on begin, if all of them lie in one block: then all addresses are one and constants.
+PLACE = r"""
+        bool whole = S >= 16 && near + 16 <= metal::min(to, stop) && uint(near - begin) % uint(S) + 16 <= uint(S); uint first = 0;
+        if (whole) { int key = near; SLOT first = slot; }
+"""
+# What a lane takes of them, and of their values, as it lies in memory.
+FETCH_KEYS = r"""
+        if (whole) {
+            const device uint* w = held + ((first + left_row(lane, 0)) * VEC + quarter * KMINE); FETCH_WHOLE
+            #pragma unroll
+            for (int c = 0; c < 2; c++) {
+                #pragma unroll
+                for (int g = 0; g < GS; g++) pull<KMINE, VEC>(w, 8 * c * VEC + g * (WIDE * KB / 32), kw[c][g]);
+            }
+        } else {
+            #pragma unroll
+            for (int c = 0; c < 2; c++) {
+                int key = metal::min(near + 8 * c + int(left_row(lane, 0)), to - 1);
+                SLOT
+                FETCH_LINES
+                #pragma unroll
+                for (int g = 0; g < GS; g++) {
+                    uint at_word = g * (WIDE * KB / 32) + quarter * KMINE;
+                    if (NEW && key == pos) near_words<KMINE>(&newest[0], at_word, kw[c][g]); else pull<KMINE, VEC>(pooled ? held : recent, slot * VEC + at_word, kw[c][g]);
+                }
+            }
+        }
+"""
+FETCH_VALUES = r"""
+        if (whole) {
+            uint apart = left_col(lane, 1) - left_col(lane, 0);
+            const device uint* w = held + ((first + left_col(lane, 0)) * VEC + (CODED ? KW : KV * S * VEC) + eighth * VMINE);
+            #pragma unroll
+            for (int n = 0; n < 4 * GS; n++) {
+                int c = n / GS / 2; uint i = n / GS % 2; int g = n % GS;
+                pull<VMINE, VEC>(w, (8 * c + i * apart) * VEC + g * (WIDE * VB / 32), vw[c][i][g]);
+            }
+        } else {
+            #pragma unroll
+            for (int c = 0; c < 2; c++) {
+                #pragma unroll
+                for (uint i = 0; i < 2; i++) {
+                    int key = metal::min(near + 8 * c + int(left_col(lane, i)), to - 1);
+                    SLOT
+                    uint behind = CODED ? slot * VEC + KW : (slot + uint(KV) * (pooled ? uint(S) : uint(TAIL))) * VEC;
+                    #pragma unroll
+                    for (int g = 0; g < GS; g++) {
+                        uint at_word = g * (WIDE * VB / 32) + eighth * VMINE;
+                        if (NEW && key == pos) near_words<VMINE>(&newest[0], KW + at_word, vw[c][i][g]); else pull<VMINE, VEC>(pooled ? held : recent, behind + at_word, vw[c][i][g]);
+                    }
+                }
+            }
+        }
+"""
 HOLD = r"""
     const int KW = D / 2; const int VEC = D / 2; using Half = T;
     const device uint* held = (const device uint*)(pool); const device uint* recent = (const device uint*)(tail);
@@ -146,15 +186,22 @@ STORE = r"""
         }
 """
 WORDS = r"""
-// N words from word `at` on, which is a multiple of N or of four.
-template <int N, typename P> FN void pull(P w, uint at, thread uint (&p)[N]) { load_words<N>(w + at, 0, p); }
+// N words from word `at` on, which is a multiple of N or of four but for vectors of VEC words that are none.
+template <int N, int VEC, typename P> FN void pull(P w, uint at, thread uint (&p)[N]) {
+    if (N % 4 == 0 && VEC % 4 != 0) {
+        #pragma unroll
+        for (int c = 0; c < N / 2; c++) {
+            uint two[2]; load_words<2>(w + at, uint(c), two);
+            p[2 * c] = two[0]; p[(2 * c + 1) % N] = two[1];
+        }
+    } else { load_words<N>(w + at, 0, p); }
+}
 template <int N, typename P> FN void near_words(P w, uint at, thread uint (&p)[N]) {
     #pragma unroll
     for (int c = 0; c < N; c++) p[c] = w[at + c];
 }
 // Two numbers of a word into a tile: those `k` places of BITS from where its halves begin.
 template <typename U, int BITS> FN void set_numbers(thread Tile<U>& t, uint w, int k) {
-    if (BITS == 16) { set_pair<U>(t, w); }
-    else { set_whole(t, (w >> (BITS * k)) & (((1u << (BITS % 16)) - 1u) * 0x10001u)); }
+    if (BITS == 16) { set_pair<U>(t, w); } else { set_codes<BITS % 16>(t, w, uint(k)); }
 }
 """

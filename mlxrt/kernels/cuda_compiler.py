@@ -51,8 +51,13 @@ def cuda_text(
     source: str,
     header: str,
     template: Sequence[tuple[str, Any]],
+    threads: int,
 ) -> str:
-    """A whole file: what MLX would make of the same definition, as far as our kernels can tell."""
+    """A whole file: what MLX would make of the same definition, as far as our kernels can tell.
+
+    The compiler is also told how many threads a threadgroup has, and how many threadgroups shall run on a
+    multiprocessor at once where the template says RESIDENT: a thread has that many registers, and no more.
+    """
     constants = [
         f"using {key} = {TYPES[value]};"
         if isinstance(value, mx.Dtype)
@@ -61,7 +66,8 @@ def cuda_text(
     ]
     takes = [f"const {TYPES[dtype]}* {n}" for n, dtype in inputs] + [f"{TYPES[dtype]}* {n}" for n, dtype in outputs]
     body = "\n".join([*constants, source])
-    return f'{INCLUDES}{header}\nextern "C" __global__ void {name}({", ".join(takes)}) {{\n{body}\n}}\n'
+    bounds = f"__launch_bounds__({threads}, {dict(template).get('RESIDENT', 1)})"
+    return f'{INCLUDES}{header}\nextern "C" __global__ void {bounds} {name}({", ".join(takes)}) {{\n{body}\n}}\n'
 
 
 def compiled(text: str, architecture: str) -> bytes:
@@ -104,7 +110,7 @@ class Library:
         def launch(*, inputs, grid, threadgroup, output_shapes, output_dtypes, template=()) -> list[mx.array]:
             takes = [(n, a.dtype) for n, a in zip(input_names, inputs, strict=True)]
             gives = list(zip(output_names, output_dtypes, strict=True))
-            own, code = self.find(cuda_text("NAME", takes, gives, source, header, list(template)), name)
+            own, code = self.find(cuda_text("NAME", takes, gives, source, header, list(template), threadgroup[0]), name)
             return self.run(
                 name=own,
                 compiled_source=code,

@@ -96,12 +96,18 @@ template <typename T> FN void right16(const T* x, const uint (&from)[2], const b
 }
 // A word that holds two numbers, into a tile.
 template <typename T> FN void set_pair(Tile<T>& t, uint w) { *(uint*)(&t.e[0]) = w; }
-// Whole numbers in both halves of a word, none above 255.
-FN void set_whole(Tile<__half>& t, uint w) {
-    w |= 0x64006400u; *(__half2*)(&t.e[0]) = __hsub2(*(__half2*)(&w), __half2half2(__ushort_as_half((unsigned short)(0x6400u))));
+// Codes number k of both halves of a word into a tile. Among the last bits of 1024 a code says 1024 + code << at: one
+// instruction takes it out of there, so codes of one byte need no shifts of their own.
+template <int BITS> FN void set_codes(Tile<__half>& t, uint w, uint k) {
+    uint at = BITS * k % 8; uint u = BITS * k < 8 ? w : w >> 8;
+    u = (u & (((1u << BITS) - 1u) * 0x10001u << at)) | 0x64006400u;
+    if (BITS == 8) u = __byte_perm(w, 0x64646464u, k == 0 ? 0x4240u : 0x4341u);
+    __half2 by = __float2half2_rn(1.0f / float(1u << at)); __half2 plus = __float2half2_rn(-1024.0f / float(1u << at));
+    *(__half2*)(&t.e[0]) = __hfma2(*(__half2*)(&u), by, plus);
 }
-FN void set_whole(Tile<__nv_bfloat16>& t, uint w) { t.e[0] = __float2bfloat16(float(w & 0xffffu)); t.e[1] = __float2bfloat16(float(w >> 16)); }
+template <int BITS> FN void set_codes(Tile<__nv_bfloat16>& t, uint w, uint k) {}  // codes are met in half precision
 template <typename T> FN uint pair_of(float a, float b);
+template <> FN uint pair_of<float>(float a, float b) { return __float_as_uint(a); }
 template <> FN uint pair_of<__half>(float a, float b) { return tile_bits(__float2half(a), __float2half(b)); }
 template <> FN uint pair_of<__nv_bfloat16>(float a, float b) { return tile_bits(__float2bfloat16(a), __float2bfloat16(b)); }
 FN float4 four(float a, float b, float c, float d) { return make_float4(a, b, c, d); }

@@ -55,11 +55,13 @@ template <> FN void unpack2<bfloat16_t>(uint u, thread float* y) {
 template <typename T> FN void set_pair(thread Tile<T>& t, uint w) {
     float y[2]; unpack2<T>(w, y); t.m.thread_elements()[0] = static_cast<T>(y[0]); t.m.thread_elements()[1] = static_cast<T>(y[1]);
 }
-// Whole numbers in both halves of a word, none above 255.
-template <typename T> FN void set_whole(thread Tile<T>& t, uint w) {
-    t.m.thread_elements()[0] = static_cast<T>(float(w & 0xffffu)); t.m.thread_elements()[1] = static_cast<T>(float(w >> 16));
+// Codes number k of both halves of a word into a tile.
+template <int BITS, typename T> FN void set_codes(thread Tile<T>& t, uint w, uint k) {
+    uint u = w >> (BITS * k); uint mask = (1u << BITS) - 1u;
+    t.m.thread_elements()[0] = static_cast<T>(float(u & mask)); t.m.thread_elements()[1] = static_cast<T>(float((u >> 16) & mask));
 }
 template <typename T> FN uint pair_of(float a, float b);
+template <> FN uint pair_of<float>(float a, float b) { return as_type<uint>(a); }  // a word holds one
 template <> FN uint pair_of<half>(float a, float b) { return as_type<uint>(half2(half(a), half(b))); }
 template <> FN uint pair_of<bfloat16_t>(float a, float b) { return (as_type<uint>(a) >> 16) | (as_type<uint>(b) & 0xffff0000u); }  // they are such
 """

@@ -9,47 +9,26 @@ import mlx.core as mx
 from .attention import WIDTHS, run, seen
 from .attention import attend_pages as plain_attention
 from .attention_text import JOIN, source
+from .coded_token import CodedToken, Packed
 from .heads import Heads, Pages
 from .op import Case, op
 
 BITS = (2, 4, 8)  # of which sixteen numbers are whole words
 SOURCES = {(new, tiled): source(new=new, tiled=tiled, coded=True) for new in (True, False) for tiled in (True, False)}
-Coded = tuple[mx.array, ...]  # words and lines
 
 
 @dataclass(frozen=True)
 class PackedPages:
-    """Where rows' coded keys and values lie: words and lines [blocks or R, keys, slots, width] each. A token's words are
-    those of its key and then of its value; its lines the key's scales and biases, then the value's."""
+    """Where rows' coded keys and values lie: [blocks or R, keys, slots, width] both."""
 
-    pool: Coded
-    tail: Coded
+    pool: Packed
+    tail: Packed
     table: mx.array  # [R, W]
     where: mx.array  # [R, 3] as in Pages
-    key_bits: int
-    value_bits: int
-    group: int
 
-    def plain(self, coded: Coded) -> mx.array:
-        """[.., 2 keys, slots, dim], as Pages has them."""
-        words, lines = coded
-        k, v = mx.split(words, [words.shape[-1] * self.key_bits // (self.key_bits + self.value_bits)], axis=-1)
-        ks, kb, vs, vb = mx.split(lines, 4, axis=-1)
-        return mx.concatenate(
-            [
-                mx.dequantize(k, ks, kb, self.group, self.key_bits),
-                mx.dequantize(v, vs, vb, self.group, self.value_bits),
-            ],
-            axis=1,
-        )
-
-    def encode(self, k: mx.array, v: mx.array) -> Coded:
-        return laid(mx.quantize(k, self.group, self.key_bits), mx.quantize(v, self.group, self.value_bits))
-
-
-def laid(key: Any, value: Any) -> Coded:
-    """Words, scales and biases of both as words and lines."""
-    return mx.concatenate([key[0], value[0]], axis=-1), mx.concatenate([*key[1:], *value[1:]], axis=-1)
+    @property
+    def layout(self) -> CodedToken:
+        return self.pool.layout
 
 
 def packed_cases(dtype: mx.Dtype) -> Iterator[Case]:
@@ -73,19 +52,18 @@ def packed_cases(dtype: mx.Dtype) -> Iterator[Case]:
         mx.random.seed(dim + blocks)
         start = [start[i % len(start)] for i in range(rows)]
 
-        def coded(count, slots, width, heads=kv, dim=dim, group=group):
-            return mx.quantize(mx.random.normal((count, heads, slots, dim)).astype(dtype), group, width)
+        layout = CodedToken(bits[0], bits[1], group, dtype)
+
+        def coded(count, slots, heads=kv, dim=dim, layout=layout):
+            return Packed(layout.encode(*(mx.random.normal((count, heads, slots, dim)) for _ in range(2))), layout)
 
         many = rows * blocks + 1
         base = [s // size * size - (blocks - 1) * size if s >= blocks * size else 0 for s in start]
         pages = PackedPages(
-            laid(coded(many, size, bits[0]), coded(many, size, bits[1])),
-            laid(coded(rows, 16, bits[0]), coded(rows, 16, bits[1])),
+            coded(many, size),
+            coded(rows, 16),
             mx.random.permutation(mx.arange(1, many)).reshape(rows, blocks).astype(mx.int32),
             mx.array([[b, s, used] for b, s in zip(base, start)]),
-            bits[0],
-            bits[1],
-            group,
         )
         norms = (
             [1 + 0.2 * mx.random.normal((dim,)).astype(dtype) for _ in range(2)] if extra.get("norms") else [None] * 2
@@ -106,7 +84,7 @@ def packed_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 @op(packed_cases)
 def attend_packed(qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
-    """(out [R, queries * dim], words and lines of the tail with the new token, where there is one)."""
+    """(out [R, queries * dim], the tail with the new token, where there is one)."""
     used, tail = pages.where[:, 2], pages.tail
     at = pages.where[:, 1] + used
     q, *new = heads.split(qkv)
@@ -114,9 +92,9 @@ def attend_packed(qkv, heads, pages, scale, window=None, softcap=None, sinks=Non
         k, v = heads.turn(new[0], at, heads.k_norm), new[1]
         if heads.v_norm:
             v = mx.fast.rms_norm(v, None, heads.eps)
-        here = (mx.arange(tail[0].shape[2]) == used[:, None])[:, None, :, None]
-        tail = tuple(mx.where(here, x[:, :, None], old) for x, old in zip(pages.encode(k, v), tail))
-    read = Pages(pages.plain(pages.pool), pages.plain(tail), pages.table, pages.where)
+        here = (mx.arange(tail.words.shape[2]) == used[:, None])[:, None, :, None]
+        tail = Packed(mx.where(here, pages.layout.encode(k, v)[:, :, None], tail.words), pages.layout)
+    read = Pages(pages.pool.plain(), tail.plain(), pages.table, pages.where)
     q = heads.turn(q, at, heads.q_norm).flatten(1)
     turned = Heads(heads.queries, heads.keys, heads.dim)
     out, _ = plain_attention.reference(q, turned, read, scale, window, softcap, sinks)
@@ -126,17 +104,17 @@ def attend_packed(qkv, heads, pages, scale, window=None, softcap=None, sinks=Non
 def refuses(qkv, heads, pages, **rest) -> str | None:
     if heads.dim not in WIDTHS:
         return f"heads of {heads.dim}: {', '.join(map(str, WIDTHS))} are built"
-    if {pages.key_bits, pages.value_bits} - set(BITS):
-        return f"keys and values of {pages.key_bits} and {pages.value_bits} bits"
-    if pages.pool[1].dtype != qkv.dtype:
-        return f"scales are {pages.pool[1].dtype}, activations {qkv.dtype}"
+    layout = pages.layout
+    if {layout.key, layout.value} - set(BITS):
+        return f"keys and values of {layout.key} and {layout.value} bits"
+    if layout.dtype != qkv.dtype:
+        return f"scales are {layout.dtype}, activations {qkv.dtype}"
     return None
 
 
 @attend_packed.kernel(*SOURCES.values(), JOIN, refuses=refuses)
 def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
     form = seen(scale, window, softcap, sinks)
-    form |= {"CODED": True, "KB": pages.key_bits, "VB": pages.value_bits, "GROUP": pages.group}
-    pool, tail = list(pages.pool), list(pages.tail)
-    out, *new = run(gpu, SOURCES, qkv, heads, pool, tail, pages.table, pages.where, sinks, form)
-    return out, tuple(new) if new else pages.tail
+    form |= {"CODED": True, "KB": pages.layout.key, "VB": pages.layout.value, "GROUP": pages.layout.group}
+    out, *new = run(gpu, SOURCES, qkv, heads, pages.pool.words, pages.tail.words, pages.table, pages.where, sinks, form)
+    return out, Packed(new[0], pages.layout) if new else pages.tail

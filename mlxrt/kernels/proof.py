@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from .coded_token import Packed
 from .kernels import Gpu
 from .op import OPS, Case, Op
 
@@ -48,6 +49,8 @@ def widened(value: Any) -> Any:
         return value.astype(mx.float32) if value.dtype in SMALL_FLOATS else value
     if isinstance(value, mx.Dtype):
         return mx.float32 if value in SMALL_FLOATS else value
+    if isinstance(value, Packed):
+        return value.widened()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: widened(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return dataclasses.replace(value, **fields)
@@ -86,8 +89,15 @@ def compare(got: Any, plain: Any, expected: Any) -> Proof:
 
 
 def leaves(x: Any) -> list[tuple[str, mx.array]]:
-    found: Any = [("", x)] if isinstance(x, mx.array) else tree_flatten(x)
+    found: Any = [("", x)] if isinstance(x, mx.array) else tree_flatten(opened(x))
     return found
+
+
+def opened(x: Any) -> Any:
+    """Codes apart from their scales and biases: those must be equal, these may round differently."""
+    if isinstance(x, Packed):
+        return x.layout.split(x.words)
+    return type(x)(map(opened, x)) if isinstance(x, (list, tuple)) else x
 
 
 def difference(x: mx.array, right: mx.array) -> float:

@@ -107,7 +107,7 @@ def odd_parts(dtype: mx.Dtype) -> Iterator[Case]:
 def odd_groups(dtype: mx.Dtype) -> Iterator[Case]:
     """Values to encode whose ends are equally far from zero, the upper one where a lane's second number is; and none
     but zeros."""
-    base = next(c for c in OPS["attend_packed"].cases(dtype) if c.options["pages"].group == 64)
+    base = next(c for c in OPS["attend_packed"].cases(dtype) if c.options["pages"].layout.group == 64)
     qkv = mx.array(base.arrays["qkv"])
     values = mx.clip(qkv[:, -128:-64], -1, 1)
     values[:, 5], values[:, 32] = -2, 2

@@ -16,6 +16,7 @@ import mlxrt  # noqa: F401  before MLX
 import mlx.core as mx  # isort: skip
 
 from mlxrt.kernels import OPS, Case, Matrix, gpu_of
+from mlxrt.kernels.coded_token import CodedToken, Packed
 from mlxrt.kernels.heads import Heads, Pages
 from mlxrt.kernels.packed_attention import PackedPages
 from mlxrt.kernels.proof import DTYPES, prove, truth
@@ -123,14 +124,14 @@ def draw_pages(rng: random.Random, dtype: mx.Dtype) -> Case:
 
 def draw_packed(rng: random.Random, dtype: mx.Dtype) -> Case:
     at, heads = rows_of(rng), heads_of(rng, dtype, [64, 128])
-    bits, group = [rng.choice([2, 4, 8]) for _ in range(2)], rng.choice([32, 64])
+    layout = CodedToken(rng.choice([2, 4, 8]), rng.choice([2, 4, 8]), rng.choice([32, 64]), dtype)
 
-    def coded(count: int, slots: int, width: int) -> tuple[mx.array, ...]:
-        return tuple(mx.quantize(normal(dtype, count, heads.keys, slots, heads.dim), group, width))
+    def coded(count: int, slots: int) -> Packed:
+        both = [normal(dtype, count, heads.keys, slots, heads.dim) for _ in range(2)]
+        return Packed(layout.encode(*both), layout)
 
-    many = at["rows"] * at["blocks"] + 1
-    held = [coded(many, at["size"], b) for b in bits] + [coded(at["rows"], 32, b) for b in bits]
-    return attention(rng, dtype, heads, at, PackedPages(*held, *places(at), *bits, group))
+    pool, tail = coded(at["rows"] * at["blocks"] + 1, at["size"]), coded(at["rows"], 32)
+    return attention(rng, dtype, heads, at, PackedPages(pool, tail, *places(at)))
 
 
 def routed(rng: random.Random, dtype: mx.Dtype, step: int) -> tuple[int, int, int, int, Matrix, dict[str, mx.array]]:

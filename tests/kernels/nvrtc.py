@@ -43,7 +43,7 @@ class Compiled:
         def launch(*, inputs, grid, threadgroup, output_shapes, output_dtypes, template):
             takes = [(n, a.dtype) for a, n in zip(inputs, input_names, strict=True)]
             gives = list(zip(output_names, output_dtypes, strict=True))
-            text = cuda_text(name, takes, gives, source, header, template)
+            text = cuda_text(name, takes, gives, source, header, template, threadgroup[0])
             if text not in self.texts:
                 self.texts[text] = complaints(text, threadgroup[0])
             return [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]

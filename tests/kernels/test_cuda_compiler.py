@@ -72,7 +72,7 @@ def test_the_name_in_the_text_is_the_name_that_is_launched(tmp_path, compiler):
     run = Runs()
     launch(Library(tmp_path, "sm_90", print, run))
     [(name, _)] = run.asked
-    assert f'extern "C" __global__ void {name}(const __half* x, __half* y)' in compiler[0]
+    assert f'extern "C" __global__ void __launch_bounds__(32, 1) {name}(const __half* x, __half* y)' in compiler[0]
     assert "constexpr bool B = true;" in compiler[0] and "using T = __half;" in compiler[0]
 
 
@@ -111,7 +111,7 @@ def test_a_wrong_trial_is_not_trusted(tmp_path, monkeypatch):
 
 @needs_tool
 def test_the_compiler_makes_machine_code():
-    text = cuda_text("plus", [("x", mx.bfloat16)], [("y", mx.bfloat16)], BODY, "", [("T", mx.bfloat16), ("N", 3)])
+    text = cuda_text("plus", [("x", mx.bfloat16)], [("y", mx.bfloat16)], BODY, "", [("T", mx.bfloat16), ("N", 3)], 32)
     code = compiled(text, "sm_90")
     assert code.startswith(b"\x7fELF") and b"plus" in code
     with pytest.raises(RuntimeError, match="identifier"):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ...errors import UnsupportedModel
+from ...kernels import CodedToken
 
 Parts = list[mx.array] | tuple[mx.array, ...]
 
@@ -66,11 +67,7 @@ BITS, GROUPS = (2, 3, 4, 6, 8), (32, 64, 128)
 
 @dataclass(frozen=True)
 class Quantised(Codec):
-    """Affine codes of `key` and `value` bits per group of `group` numbers, as MLX packs them.
-
-    A token becomes two arrays, because each costs a launch time: the words of its key and then its value, and the
-    lines their codes lie on: scales and biases of the key's groups, then of the value's.
-    """
+    """Affine codes of `key` and `value` bits per group of `group` numbers, as MLX packs them: one array of words."""
 
     key: int = 8
     value: int = 8
@@ -87,32 +84,23 @@ class Quantised(Codec):
     def shapes(self, heads, dim):
         if dim % self.group:
             raise UnsupportedModel(f"head_dim {dim} is no multiple of the quantisation group {self.group}")
-        return [(heads, dim * (self.key + self.value) // 32, mx.uint32), (heads, 4 * dim // self.group, self.dtype)]
+        return [(heads, self.layout.width(dim), mx.uint32)]
+
+    @property
+    def layout(self) -> CodedToken:
+        return CodedToken(self.key, self.value, self.group, self.dtype)
 
     def encode(self, k, v):
-        coded = [mx.quantize(x.astype(self.dtype), self.group, bits) for x, bits in ((k, self.key), (v, self.value))]
-        words, lines = [c[0] for c in coded], [x for c in coded for x in c[1:]]
-        return mx.concatenate(words, axis=-1), mx.concatenate(lines, axis=-1)
+        return (self.layout.encode(k, v),)
 
     def decode(self, parts):
-        k, v = (mx.dequantize(w, s, b, self.group, bits) for (w, s, b), bits in self._coded(parts))
-        return k, v
+        return self.layout.decode(parts[0])
 
     def score(self, q, parts):
-        keys, bits = self._coded(parts)[0]
-        return self._product(q, keys, bits, True)
+        return self._product(q, self.layout.split(parts[0])[0], self.key, True)
 
     def mix(self, weights, parts):
-        values, bits = self._coded(parts)[1]
-        return self._product(weights, values, bits, False)
-
-    def _coded(self, parts):
-        """Words, scales and biases of keys and of values, each with its bits."""
-        words, lines = parts
-        # Not mx.split: a compiled step that uses only some of what it gives cannot be replayed (MLX 0.32.4).
-        end, n = words.shape[-1] * self.key // (self.key + self.value), lines.shape[-1] // 4
-        ks, kb, vs, vb = (lines[..., i * n : (i + 1) * n] for i in range(4))
-        return ((words[..., :end], ks, kb), self.key), ((words[..., end:], vs, vb), self.value)
+        return self._product(weights, self.layout.split(parts[0])[1], self.value, False)
 
     def _product(self, x, parts, bits, transpose):
         if x.shape[:-2] != parts[0].shape[:-2]:  # quantized_matmul does not broadcast batches

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...kernels import Heads, PackedPages, Pages, attend_packed, attend_pages
+from ...kernels import Heads, Packed, PackedPages, Pages, attend_packed, attend_pages
 from ..blocks import BlockPool
 from ..states import BlockTable, LayerState
 from .attention import Form, attend_singles, attend_span
@@ -43,8 +43,9 @@ class KVView(LayerView):
         where = (self.index["table"], self.index["where"])
         what = {"scale": scale, "window": self.spec.window, "softcap": softcap, "sinks": sinks}
         if isinstance(codec := self.spec.codec, Quantised):
-            coded = PackedPages(self.pool, self.live, *where, codec.key, codec.value, codec.group)
-            out, self.live = self.kernels.run(attend_packed, qkv=qkv, heads=form, pages=coded, **what)
+            coded = PackedPages(Packed(self.pool[0], codec.layout), Packed(self.live[0], codec.layout), *where)
+            out, tail = self.kernels.run(attend_packed, qkv=qkv, heads=form, pages=coded, **what)
+            self.live = (tail.words,)
         else:
             pages = Pages(self.pool[0], self.live[0], *where)
             out, new = self.kernels.run(attend_pages, qkv=qkv, heads=form, pages=pages, **what)
@@ -141,13 +142,17 @@ class FullKV(LayerSpec):
         held: Held | None = None,
         tail: TailSpan | None = None,
     ) -> dict[str, Any]:
-        ids = [[b.check() for b in s.blocks] for s in states]
+        held, width = held or Held(), max(len(s.blocks) for s in states)
+        width = bucket(width) if compiled else width
+
+        def named(known: list) -> mx.array:
+            return mx.array(table([[b.check() for b in s.blocks] for s in states], rows, width))
+
         base = [s.first * s.size for s in states]
-        width = max(map(len, ids))
-        named = table(ids, rows, bucket(width) if compiled else width)
-        held = held or Held()
-        first = base + [0] * (rows - len(ids))
-        where = {"table": held((self, "table"), named), "base": held((self, "base"), first)}
+        first = base + [0] * (rows - len(base))
+        # Decoding goes on in the same blocks for many steps.
+        known = [states[0].pool.revoked, rows, width, *(s.serial for s in states)]
+        where = {"table": held((self, "table"), known, named), "base": held((self, "base"), first)}
         if tail is not None:  # for kernels: all they need besides the table, as one array
             start, used = tail
             pairs = [list(pair) for pair in zip(first, start, strict=True)]
