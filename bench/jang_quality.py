@@ -18,6 +18,8 @@ import mlx.core as mx
 # isort: on
 
 from mlxrt.bench import novel
+from mlxrt.calibration import importance
+from mlxrt.cli.convert import SAMPLE
 from mlxrt.loader import open_checkpoint
 from mlxrt.weights.convert import convert
 from mlxrt.weights.recipe import Recipe
@@ -77,8 +79,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=FORMS, help="these formats (default: all)")
     parser.add_argument("--windows", type=int, default=WINDOWS)
     options = parser.parse_args()
-    with mlxrt.load(MODEL, say=lambda line: None) as engine:
+    with mlxrt.load(MODEL, mlxrt.EngineConfig(kernels="reference"), say=lambda line: None) as engine:
         tokens = engine.tokenizer.encode(novel.read_text()[:CHARACTERS], special=False)
+        counts = importance(engine, engine.tokenizer.encode(SAMPLE))
     windows = [tokens[i * WINDOW : (i + 1) * WINDOW] for i in range(options.windows)]
     base, source = measure(MODEL, windows, None)
     print(json.dumps({"format": "source", **base}), flush=True)
@@ -86,7 +89,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         for number, name in enumerate(options.only or FORMS):
             folder = Path(place) / str(number)
-            done = convert(open_checkpoint(locate(MODEL)), folder, FORMS[name], lambda line: None)
+            done = convert(open_checkpoint(locate(MODEL)), folder, FORMS[name], lambda line: None, importance=counts)
             told, _ = measure(str(folder), windows, source)
             found[name] = told["perplexity"]
             print(json.dumps({"format": name, "bits_per_weight": round(done.bits_per_weight, 3), **told}), flush=True)

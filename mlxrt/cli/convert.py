@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from ..config import EngineConfig
     from ..engine import Engine
     from ..weights.convert import Converted
+    from ..weights.importance import Importance
     from ..weights.recipe import Recipe
 
 FORMATS = ("mlx", "jang", "jangtq", "codebook")
@@ -36,7 +38,9 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument("--codes", type=int, default=1 << 14, help="most vectors in a codebook (default 16384)")
     parser.add_argument("--length", type=int, default=8, help="weights in a codebook's vector (default 8)")
     parser.add_argument("--shard-size", type=float, default=4.0, metavar="GB", help="of one file (default 4)")
-    parser.add_argument("--sample", default=SAMPLE, help="text on which the logits are compared")
+    parser.add_argument(
+        "--sample", default=SAMPLE, help="text to compare logits on, and to weigh a codebook's errors by"
+    )
     parser.add_argument("--no-check", action="store_true", help="do not load both models to compare their logits")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_engine_flags(parser, only=("revision", "offline", "dtype"))
@@ -54,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
     located = locate(args.source, revision=config.revision, offline=config.offline, token=config.token, say=note)
     if located.shape is not None:
         raise BadRequest(f"{args.source} has no weights to convert; give an alias, a folder, a .gguf file or a hub id")
-    done = convert(open_checkpoint(located), args.folder, recipe, note, int(args.shard_size * 1e9))
+    size, counts = int(args.shard_size * 1e9), weighed(args, recipe, config)
+    done = convert(open_checkpoint(located), args.folder, recipe, note, size, counts)
     told = facts(done, {} if args.no_check else compare(args.source, done.folder, config, args.sample))
     print(json.dumps(told) if args.json else "\n".join(lines(told)))
     return 0
@@ -67,6 +72,22 @@ def read_recipe(args: argparse.Namespace) -> "Recipe":
     rules = read_rules(read_json(args.rules)) if args.rules else ()
     same = {name: getattr(args, name) for name in ("format", "bits", "group", "profile", "hadamard", "codes", "length")}
     return Recipe(**same, rules=rules)
+
+
+def weighed(args: argparse.Namespace, recipe: "Recipe", config: "EngineConfig") -> "Importance":
+    """How much each input counts, from the source model on the sample; only codebooks ask."""
+    from ..weights.importance import Importance
+
+    if recipe.format != "codebook":
+        return Importance()
+    if args.no_check:
+        note("with --no-check no model is loaded to see its inputs: all weights count alike, which costs accuracy")
+        return Importance()
+    from ..calibration import importance
+    from ..loader import load
+
+    with load(args.source, replace(config, kernels="reference"), say=lambda line: None) as engine:
+        return importance(engine, sample_tokens(engine, args.sample))
 
 
 def facts(done: "Converted", checked: dict[str, Any]) -> dict[str, Any]:

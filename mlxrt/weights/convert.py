@@ -18,6 +18,7 @@ from ..errors import BadRequest
 from . import encode
 from .checkpoint import Checkpoint, Say
 from .convert_labels import config_text, labels_text
+from .importance import Importance
 from .plain import PlainModel, check_finite, open_plain
 from .quantised import FLOATS
 from .recipe import Choice, Recipe
@@ -27,6 +28,7 @@ from .turning import FEWEST_BITS, UNTURNED
 SHARD = 4 << 30
 JOURNAL = "convert.json"
 WIDE = "e_score_correction_bias"
+ALIKE = Importance()
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,14 @@ class Piece:
     file: str  # where it goes
 
 
-def convert(checkpoint: Checkpoint, folder: Path, recipe: Recipe, say: Say, shard_bytes: int = SHARD) -> Converted:
+def convert(
+    checkpoint: Checkpoint,
+    folder: Path,
+    recipe: Recipe,
+    say: Say,
+    shard_bytes: int = SHARD,
+    importance: Importance = ALIKE,
+) -> Converted:
     """Write `checkpoint` into the new `folder`."""
     if folder.exists():
         raise BadRequest(f"{folder} exists; give a folder that is not there yet")
@@ -58,7 +67,7 @@ def convert(checkpoint: Checkpoint, folder: Path, recipe: Recipe, say: Say, shar
     recipe = Recipe(**{**vars(recipe), "experts": plain.experts})
     pieces = plan(plain, recipe, shard_bytes)
     partial = folder.with_name(f"{folder.name}.partial")
-    start(partial, checkpoint, recipe, pieces, say)
+    start(partial, checkpoint, recipe, pieces, importance.digest, say)
     files = sorted({piece.file for piece in pieces})
     for number, file in enumerate(files, 1):
         if (partial / file).exists():
@@ -67,7 +76,7 @@ def convert(checkpoint: Checkpoint, folder: Path, recipe: Recipe, say: Say, shar
         mine = [piece for piece in pieces if piece.file == file]
         made: dict[str, mx.array] = {}
         for piece in mine:
-            made |= tensors(plain, piece, recipe)
+            made |= tensors(plain, piece, recipe, importance)
             mx.eval(made)  # one by one: what encoding needs in between is freed before the next
         write_shard(partial / file, made)
         say(f"{number} of {len(files)}: {file}, {len(mine)} tensors")
@@ -106,10 +115,10 @@ def stored_bytes(shape: tuple[int, ...], choice: Choice) -> int:
     return count * choice.bits // 8
 
 
-def start(partial: Path, checkpoint: Checkpoint, recipe: Recipe, pieces: list[Piece], say: Say) -> None:
+def start(partial: Path, checkpoint: Checkpoint, recipe: Recipe, pieces: list[Piece], weighed: str, say: Say) -> None:
     """The folder for a new conversion, or the one that an earlier run of the same left."""
     stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in checkpoint.files()]
-    what = json.dumps([stats, asdict(recipe), [asdict(piece) for piece in pieces]], default=str)
+    what = json.dumps([stats, asdict(recipe), [asdict(piece) for piece in pieces], weighed], default=str)
     digest = hashlib.sha256(what.encode()).hexdigest()
     if partial.exists():
         known = (partial / JOURNAL).read_text() if (partial / JOURNAL).is_file() else ""
@@ -121,7 +130,7 @@ def start(partial: Path, checkpoint: Checkpoint, recipe: Recipe, pieces: list[Pi
     (partial / JOURNAL).write_text(digest)
 
 
-def stored(plain: PlainModel, piece: Piece, recipe: Recipe) -> dict[str, mx.array]:
+def stored(plain: PlainModel, piece: Piece, recipe: Recipe, importance: Importance) -> dict[str, mx.array]:
     """A tensor's stored form, by the names of its parts."""
     array = plain.tensor(piece.name)
     choice = piece.choice
@@ -130,7 +139,7 @@ def stored(plain: PlainModel, piece: Piece, recipe: Recipe) -> dict[str, mx.arra
     if choice.form == "jangtq":
         return encode.jangtq(array, choice.bits)
     if choice.form == "codebook":
-        return encode.codebook(array, choice.group, recipe.codes)
+        return encode.codebook(array, choice.group, recipe.codes, importance(piece.name, array.shape[-1]))
     dtype = plain.dtype if recipe.format == "mlx" else mx.float16
     turns = recipe.hadamard and choice.bits >= FEWEST_BITS and not any(word in piece.name.lower() for word in UNTURNED)
     return encode.affine(array, choice.bits, choice.group, dtype, encode.turning(array.shape[-1]) if turns else None)
@@ -142,9 +151,9 @@ def as_float(array: mx.array, name: str, recipe: Recipe, plain: PlainModel) -> m
     return array.astype(mx.float16)
 
 
-def tensors(plain: PlainModel, piece: Piece, recipe: Recipe) -> dict[str, mx.array]:
+def tensors(plain: PlainModel, piece: Piece, recipe: Recipe, importance: Importance) -> dict[str, mx.array]:
     """What one tensor becomes, under the names it has in its file."""
-    made = stored(plain, piece, recipe)
+    made = stored(plain, piece, recipe, importance)
     if piece.choice.form == "codebook":
         return made
     name = plain.stored_name(piece.name)

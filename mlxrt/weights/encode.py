@@ -58,47 +58,54 @@ def jangtq(w: mx.array, bits: int) -> Arrays:
     return each_expert(w, encode) | {"tq_bits": mx.array([bits], mx.uint8)}
 
 
-def codebook(w: mx.array, length: int, most: int) -> Arrays:
+def codebook(w: mx.array, length: int, most: int, counts: mx.array) -> Arrays:
     """Vectors shared by all rows (and experts), and the nearest one's number for every run of `length` weights.
 
-    No more vectors than a sixteenth of the runs: a table of that size still costs less than the numbers.
+    `counts` [in]: how much an error in each column costs. No more vectors than a sixteenth of the runs: a table of that
+    size still costs less than the numbers.
     """
     runs = w.astype(mx.float32).reshape(-1, length)
+    costs = counts.reshape(-1, length)  # of the runs of one row, and so of every row
     count = min(most, 1 << max(1, (runs.shape[0] // 16).bit_length() - 1))
-    book = learn(runs, count)
-    codes = nearest(runs, book.astype(mx.float32))
+    book = learn(runs, costs, count)
+    codes = nearest(runs, mx.arange(runs.shape[0]), costs, book.astype(mx.float32))
     return {"codebook": book, "indices": codes.astype(mx.uint16).reshape(*w.shape[:-1], -1)}
 
 
-def learn(runs: mx.array, count: int) -> mx.array:
+def learn(runs: mx.array, costs: mx.array, count: int) -> mx.array:
     """k-means, float16 [count, length]. Vectors that nothing is near to start again at a run drawn at random.
 
     A few weights of a model are thirty times as large as the others and matter more than all of them; drawn at random
-    no vector begins near one. So the longest runs are in the sample, and half of the vectors begin there.
+    no vector begins near one. So the runs that cost most are in the sample, and half of the vectors begin there.
     """
     draw = np.random.default_rng(SEED)
-    sizes = np.array((runs * runs).sum(axis=1))
+    rows = mx.arange(runs.shape[0]) % costs.shape[0]
+    sizes = np.array((runs * runs * costs[rows]).sum(axis=1))
     longest = np.argsort(-sizes, kind="stable")[: max(1, count // 2)]
     chosen = draw.permutation(runs.shape[0])[: max(SAMPLE, 8 * count)]
-    sample = runs[mx.array(np.concatenate([longest, chosen]))]
-    values = np.array(sample)
+    at = mx.array(np.concatenate([longest, chosen]))
+    values, weights = np.array(runs[at]), np.array(costs[rows[at]])
     book = values[:count].copy()
     for _ in range(ROUNDS):
-        codes = np.array(nearest(sample, mx.array(book)))
-        sizes = np.bincount(codes, minlength=count)
-        sums = np.stack([np.bincount(codes, values[:, i], count) for i in range(values.shape[1])], axis=1)
-        book = np.where(sizes[:, None] > 0, sums / np.maximum(sizes, 1)[:, None], 0).astype(np.float32)
-        if (empty := np.flatnonzero(sizes == 0)).size:
+        codes = np.array(nearest(runs, at, costs, mx.array(book)))
+        totals, sums = (
+            np.stack([np.bincount(codes, column, count) for column in what.T], axis=1)
+            for what in (weights, weights * values)
+        )
+        book = np.where(totals > 0, sums / np.maximum(totals, 1e-30), 0).astype(np.float32)
+        if (empty := np.flatnonzero(totals[:, 0] == 0)).size:
             book[empty] = values[draw.integers(0, len(values), empty.size)]
     return mx.array(book).astype(mx.float16)
 
 
-def nearest(runs: mx.array, book: mx.array) -> mx.array:
-    """The number of the nearest vector: the largest of x c - |c|^2 / 2."""
-    half = (book * book).sum(axis=1) / 2
+def nearest(runs: mx.array, at: mx.array, costs: mx.array, book: mx.array) -> mx.array:
+    """The number of the vector that costs least, for runs `at`: the largest of the sum of cost (2 x - c) c."""
+    both = mx.concatenate([2 * book, -book * book], axis=1).T
     found = []
-    for at in range(0, runs.shape[0], AT_ONCE):
-        found.append(mx.argmax(runs[at : at + AT_ONCE] @ book.T - half, axis=1))
+    for i in range(0, at.shape[0], AT_ONCE):
+        some = at[i : i + AT_ONCE]
+        cost = costs[some % costs.shape[0]]
+        found.append(mx.argmax(mx.concatenate([runs[some] * cost, cost], axis=1) @ both, axis=1))
         mx.eval(found[-1])
     return mx.concatenate(found)
 

@@ -280,3 +280,15 @@ def test_text_without_a_tokenizer(model):
 def test_bad_configurations(model, options):
     with pytest.raises(mlxrt.MlxrtError):
         Engine(model, EngineConfig(**options))
+
+
+def test_a_place_taken_away_while_decoding_is_noticed_at_the_next_step():
+    """A step does not look at every block again, but it must see that one was revoked."""
+    engine = Engine(make("f", size=32), EngineConfig(ahead=0), say=lambda line: None)
+    with pytest.raises(mlxrt.EvictedBlock), engine.stream(tuple(range(5, 45)), max_tokens=20) as stream:
+        for i, _ in enumerate(stream):
+            assert i < 5
+            if i == 4:
+                [seq] = engine.scheduler.running
+                block = seq.parts[0].blocks[0]
+                block._pool.revoke(block)

@@ -61,12 +61,13 @@ LAYERS = {
     "stats": "budget disk",
     "engine": """errors cache request step text models sampling stream ticket budget stats session loop""",
     "loader": "errors blas config device kernels cache.memory request text models weights engine",
+    "calibration": "weights engine",
     "events": "errors request engine",
     "talk": "request ticket session events",
     "async_engine": "errors config request ticket session engine events talk loader",
     "bench": "errors blas device kernels cache.memory text models weights loader",
     "cli": """errors config blas device kernels cache.memory request interrupt text models weights sampling stream
-        ticket sealed bundle snapshot disk session engine loader bench""",
+        ticket sealed bundle snapshot disk session engine loader calibration bench""",
     "__main__": "cli",
 }
 PUBLIC_NAMES = "mlxrt"  # the package's __init__: only blas at once, everything else by name when asked for

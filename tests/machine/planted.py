@@ -29,6 +29,8 @@ FAULTS = (
     fault(
         "a shared block is written in place", STATES, "blocks[-1].filled != at  #", "blocks[-1].filled < 0  #", "full"
     ),
+    fault("a table goes on when its blocks are others", STATES, "if blocks is self.blocks:", "if True:"),
+    fault("a table goes on when a block was revoked", BLOCKS, "self.revoked += 1", "self.revoked += 0"),
     fault("a window lets unflushed blocks go", STATES, "self.window - self.slack + 1)", "self.window + 1)", "narrow"),
     fault(
         "a resumed window misses its first block",
