@@ -79,8 +79,8 @@ msim_boot:
 )");
 static void* new_stack_pointer(uint8_t* stack, size_t size) {
   uint64_t* top = (uint64_t*)(((uintptr_t)stack + size) & ~(uintptr_t)15);
-  uint64_t* sp = top - 8;
-  memset(sp, 0, 64);
+  uint64_t* sp = top - 9;  // so that msim_boot begins at a multiple of 16, as its call must
+  memset(sp, 0, 72);
   sp[6] = (uint64_t)&msim_boot;  // above six saved registers: where msim_switch returns to
   return sp;
 }
