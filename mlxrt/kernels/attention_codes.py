@@ -90,7 +90,7 @@ FN void encode(V vec, C codes, N packed, F fits, uint lane) {
         float by = float(static_cast<T>(scale)); float plus = float(static_cast<T>(zero));
         for (uint i = lane; i < uint(GROUP); i += 32) {
             float c = metal::rint((vec[g * GROUP + i] - zero) / scale);
-            c = metal::min(metal::max(c, 0.0f), bins);
+            c = metal::min(c, bins);  // none is below the edge it is counted from
             codes[g * GROUP + i] = uint(c); vec[g * GROUP + i] = float(static_cast<T>(c * by + plus));
         }
         if (lane == 0) { fits[g] = by; fits[D / GROUP + g] = plus; }

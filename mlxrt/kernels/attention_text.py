@@ -29,11 +29,11 @@ BEGIN = r"""
     int begin = where[3 * r]; int stop = where[3 * r + 1]; uint fresh = uint(where[3 * r + 2]); int pos = stop + int(fresh);
     int lo = WINDOW > 0 ? metal::max(begin, pos - WINDOW + 1) : begin;
     int full = stop - lo;
-    const int STEP = S >= 16 ? 16 : 1; int each = (metal::max(full, 0) + SPLITS * STEP - 1) / (SPLITS * STEP) * STEP;
+    const int STEP = 16; int each = (metal::max(full, 0) + SPLITS * STEP - 1) / (SPLITS * STEP) * STEP;
     int from = metal::min(lo + int(split) * each, metal::max(lo, stop));  // a short row's last part begins at its tail
     int to = last ? pos + 1 : metal::min(from + each, stop);
     // Blocks of this part of the keys: read at once, not one before every key, and by those who have no heads to turn.
-    const int PART = W / SPLITS + 4; const bool STAGE = PART <= 512; uint early = uint(from - begin) / uint(S);
+    const int PART = W / SPLITS + 4 + STEP / S; const bool STAGE = PART <= 512; uint early = uint(from - begin) / uint(S);
     const int BUSY = SG > HG + 2 ? HG + 2 : 0;
     threadgroup uint blocks[STAGE ? PART : 1];
     if (STAGE && sg >= uint(BUSY)) {
@@ -195,10 +195,12 @@ template <int U, int LK, int CAP, bool CODED> FN void meet(const thread float (&
 }
 """
 # Which vector of the pool, or of the tail, holds a key; a value's is as far behind it as there are keys.
+PAGE = r"""uint page = uint(key - begin) / uint(S); uint block = STAGE ? blocks[page - early] : uint(table[r * W + page]);
+                uint in_pool = (block * uint(ROWS) + kh) * S + uint(key) % S;"""
 SLOT = r"""bool pooled = key < stop; uint slot = (r * uint(ROWS) + kh) * TAIL + uint(key - stop);
             if (pooled) {
-                uint page = uint(key - begin) / uint(S); uint block = STAGE ? blocks[page - early] : uint(table[r * W + page]);
-                slot = (block * uint(ROWS) + kh) * S + uint(key) % S;
+                PAGE
+                slot = in_pool;
             }"""
 READ_PLAIN = r"""
             uint behind = uint(KV) * (pooled ? uint(S) : uint(TAIL));
@@ -258,7 +260,7 @@ def source(*, new: bool, tiled: bool, coded: bool) -> Source:
     text = hold + begin + (append if new else "") + (TILES if tiled else ALONE) + FINISH
     for place, what in (AHEAD if coded else AT_ONCE).items():
         text = text.replace(place, what)
-    text = text.replace("READ_LINES", codes.READ_LINES if coded else "").replace("SLOT", SLOT)
+    text = text.replace("READ_LINES", codes.READ_LINES if coded else "").replace("SLOT", SLOT).replace("PAGE", PAGE)
     text = text.replace("READ_BOTH", codes.READ_BOTH if coded else READ_PLAIN)
     inputs = ("qkv", "pool", "tail", "table", "where", "speeds", "qn", "kn", "sinks")
     helpers = READ + READ16 + MEET + (WORDS if tiled or coded else "") + (codes.ENCODING if coded else "")

@@ -122,8 +122,8 @@ TILES = r"""
 """
 # Where the sixteen keys from `near` on begin, if all of them lie in one block: then all addresses are one and constants.
 PLACE = r"""
-        bool whole = S >= 16 && near + 16 <= metal::min(to, stop) && uint(near - begin) % uint(S) + 16 <= uint(S); uint first = 0;
-        if (whole) { int key = near; SLOT first = slot; }
+        bool whole = near + 16 <= metal::min(to, stop) && uint(near - begin) % uint(S) + 16 <= uint(S); uint first = 0;
+        if (whole) { int key = near; PAGE first = in_pool; }
 """
 # What a lane takes of them, and of their values, as it lies in memory.
 FETCH_KEYS = r"""

@@ -27,8 +27,8 @@ GATE_UP = Source(
     uint expert = uint(experts[p]); uint base = expert * uint(2 * I);
     const int PLACES = TILE / 4; uint t = thread_position_in_threadgroup.x;
     threadgroup float4 xs[PLACES]; threadgroup float sums[TILE / 32]; threadgroup float part[SG];
-    threadgroup float table[FORM == 3 ? 1 << BITS : 1];
-    lay_levels<FORM, BITS, SG * 32>(l, t, &table[0]);
+    const int LEVELS = FORM == 3 ? 1 << BITS : 1; threadgroup float table[LEVELS];
+    lay_levels<FORM, LEVELS, SG * 32>(l, t, &table[0]);
     const int N = FORM == 2 ? 8 * sizeof(T) : BITS;
     uint row[2 * R]; uint w0[2 * R][N]; float s0[2 * R]; float z0[2 * R]; float acc[1][2 * R]; float squares = 0.0f;
     #pragma unroll
@@ -84,13 +84,13 @@ DOWN = Source(
     uint first = threadgroup_position_in_grid.x * uint(R); uint n = threadgroup_position_in_grid.y;
     const int N = FORM == 2 ? 8 * sizeof(T) : BITS;
     threadgroup float4 xs[SG * 256]; threadgroup float sums[SG * 32]; threadgroup float part[SG][R];
-    threadgroup float table[FORM == 3 ? 1 << BITS : 1]; threadgroup uint ids[C];
+    const int LEVELS = FORM == 3 ? 1 << BITS : 1; threadgroup float table[LEVELS]; threadgroup uint ids[C];
     uint row[R]; uint w0[R][N]; float s0[R]; float z0[R]; float total[R];
     uint base = uint(experts[n * uint(C) + sg]) * uint(O);
     #pragma unroll
     for (int r = 0; r < R; r++) { row[r] = base + metal::min(first + uint(r), uint(O - 1)); total[r] = 0.0f; }
     load_rows<FORM, BITS, GROUP, K>(w, s, z, row, lane * 32 < uint(K) ? lane * 32 : 0, w0, s0, z0);
-    lay_levels<FORM, BITS, SG * 32>(l, t, &table[0]);
+    lay_levels<FORM, LEVELS, SG * 32>(l, t, &table[0]);
     for (uint c = t; c < uint(C); c += uint(SG * 32)) ids[c] = uint(experts[n * uint(C) + c]);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint c = sg; c < uint(C); c += uint(SG)) {

@@ -25,8 +25,8 @@ BODY = r"""
     uint t = thread_position_in_threadgroup.x; uint expert = GROUPED ? threadgroup_position_in_grid.y : 0u;
     uint rg = sg / uint(KS); uint ks = sg % uint(KS); uint one = lift_of<BITS>(threadgroup_position_in_grid.z);
     uint tile = threadgroup_position_in_grid.x * uint(RG) + rg;
-    threadgroup float part[RG][KS][16][MT * 8]; threadgroup float table[FORM == 3 ? 1 << BITS : 1];
-    lay_levels<FORM, BITS, RG * KS * 32>(l, t, &table[0]);
+    threadgroup float part[RG][KS][16][MT * 8]; const int LEVELS = FORM == 3 ? 1 << BITS : 1; threadgroup float table[LEVELS];
+    lay_levels<FORM, LEVELS, RG * KS * 32>(l, t, &table[0]);
     if (FORM == 3) threadgroup_barrier(mem_flags::mem_threadgroup);
     uint row[2];
     row[0] = (PAIR ? tile * 8 : tile * 16) + left_row(lane, 0);

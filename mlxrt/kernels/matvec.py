@@ -42,8 +42,8 @@ BODY = r"""
     const int Q = PAIR ? 2 * R : R; const int PLACES = TILE / 4; const int N = FORM == 2 ? 8 * sizeof(T) : BITS;
     threadgroup float4 xs[M * PLACES]; threadgroup float sums[M * TILE / 32];
     threadgroup float part[M][SG * LOOPS * Q]; threadgroup float norms[M][SG];
-    threadgroup float table[FORM == 3 ? 1 << BITS : 1];
-    lay_levels<FORM, BITS, SG * 32>(l, t, &table[0]);
+    const int LEVELS = FORM == 3 ? 1 << BITS : 1; threadgroup float table[LEVELS];
+    lay_levels<FORM, LEVELS, SG * 32>(l, t, &table[0]);
     uint first = (threadgroup_position_in_grid.x * uint(SG) + sg) * uint(LOOPS * R);
     uint row[Q]; uint p[Q][N]; float scale[Q]; float zero[Q]; float acc[M][Q]; float squares[M];
     #pragma unroll

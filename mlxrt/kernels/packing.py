@@ -149,9 +149,9 @@ FN float small_float(uint c) {
     return (c & 8u) != 0u ? -v : v;
 }
 // The levels of codes where every lane finds them: before the first barrier of a kernel, by SIZE threads.
-template <int FORM, int BITS, int SIZE, typename L, typename P> FN void lay_levels(L levels, uint t, P table) {
+template <int FORM, int LEVELS, int SIZE, typename L, typename P> FN void lay_levels(L levels, uint t, P table) {
     if (FORM == 3) {
-        for (uint i = t; i < (1u << BITS); i += uint(SIZE)) table[i] = float(levels[i]);
+        for (uint i = t; i < uint(LEVELS); i += uint(SIZE)) table[i] = float(levels[i]);
     }
 }
 // A number is `number` times its group's scale plus what `zero_at` gives for it.

@@ -20,8 +20,8 @@ BODY = r"""
     uint n = threadgroup_position_in_grid.x; uint one = lift_of<BITS>(threadgroup_position_in_grid.z);
     const int PLACES = TILE / 4; uint t = thread_position_in_threadgroup.x;
     threadgroup float logits[E]; threadgroup float4 xs[PLACES]; threadgroup float sums[TILE / 32]; threadgroup float part[SG];
-    threadgroup float table[FORM == 3 ? 1 << BITS : 1];
-    lay_levels<FORM, BITS, SG * 32>(l, t, &table[0]);
+    const int LEVELS = FORM == 3 ? 1 << BITS : 1; threadgroup float table[LEVELS];
+    lay_levels<FORM, LEVELS, SG * 32>(l, t, &table[0]);
     float squares = 0.0f;
     for (uint i = t; i < uint(TILE / 8); i += uint(SG * 32)) {
         squares += stage8<T, FORM, NORM, K>(x, n * K, g, 0, i, &xs[0], &sums[0]);

@@ -16,8 +16,8 @@ UNPACK = Source(
     ("y",),
     r"""
     uint t = thread_position_in_threadgroup.x; uint i = threadgroup_position_in_grid.x * uint(THREADS) + t;
-    threadgroup float table[1 << BITS];
-    lay_levels<FORM, BITS, THREADS>(levels, t, &table[0]);
+    const int LEVELS = 1 << BITS; threadgroup float table[LEVELS];
+    lay_levels<FORM, LEVELS, THREADS>(levels, t, &table[0]);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (i < uint(NUMBERS)) {
         uint bit = i % 32 * BITS; uint at = i / 32 * BITS + bit / 32; uint shift = bit % 32;

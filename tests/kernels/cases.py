@@ -8,7 +8,9 @@ from itertools import chain
 import mlx.core as mx
 
 from mlxrt.kernels import OPS, Case, Matrix, Op
+from mlxrt.kernels.coded_token import CodedToken, Packed
 from mlxrt.kernels.heads import Heads, Pages
+from mlxrt.kernels.packed_attention import PackedPages
 from mlxrt.kernels.proof import DTYPES, cases_of
 from mlxrt.kernels.samples import sample
 
@@ -95,6 +97,7 @@ def odd_parts(dtype: mx.Dtype) -> Iterator[Case]:
     for rows, size, blocks, start, used, window in (
         (2, 32, 80, [2501, 5], 3, None),
         (1, 32, 80, [2500], 12, 4),
+        (1, 8, 200, [1500], 12, 4),
         (1, 1, 600, [590], 2, None),
     ):
         table = mx.random.permutation(mx.arange(1, rows * blocks + 1)).reshape(rows, blocks).astype(mx.int32)
@@ -113,6 +116,35 @@ def odd_groups(dtype: mx.Dtype) -> Iterator[Case]:
     values[:, 5], values[:, 32] = -2, 2
     qkv[:, -128:-64], qkv[:, -64:] = values, 0
     yield Case("odd groups", base.arrays | {"qkv": qkv}, base.options)
+
+
+def odd_packed_parts(dtype: mx.Dtype) -> Iterator[Case]:
+    """A row that has nothing but its tail beside one whose keys are split: its other parts are empty. Rows that a
+    simdgroup meets in several rounds, and heads that go together. Tokens are so differently loud that none can be
+    mistaken for another."""
+    layout = CodedToken(8, 8, 32, dtype)
+    shapes = [  # heads, tokens in the pool, those in the tail and how loud they are
+        ((2, 1), [2500, 0], 80, 2, 4.0),
+        ((1, 1), [440, 5, 201, 192, 384, 207, 208, 199], 14, 28, 4.0),
+        ((8, 2), [230, 64] + [35] * 62, 8, 2, 0.1),
+    ]
+    for (queries, keys), start, blocks, used, size in shapes:
+        rows = len(start)
+
+        def coded(loud: mx.array, keys: int = keys) -> Packed:
+            loud = loud[:, None, :, None] * mx.exp(normal(mx.float32, loud.shape[0], keys, 32, 1))
+            return Packed(layout.encode(*(loud * normal(dtype, *loud.shape[:3], 64) for _ in range(2))), layout)
+
+        table = mx.random.permutation(mx.arange(1, rows * blocks + 1)).reshape(rows, blocks).astype(mx.int32)
+        where = mx.array([[0, s, used] for s in start])
+        pool = mx.where(mx.arange(rows * blocks + 1) == table[0, 6], 8.0, 1.0)  # tokens 192 to 223 of the first row
+        tail = mx.where(mx.arange(32) == 0, 8.0, 1.0) * size
+        pages = PackedPages(
+            coded(mx.repeat(pool[:, None], 32, axis=1)), coded(mx.repeat(tail[None], rows, axis=0)), table, where
+        )
+        options = {"heads": Heads(queries, keys, 64), "pages": pages, "scale": 0.02}
+        arrays = {"qkv": normal(dtype, rows, (queries + 2 * keys) * 64)}
+        yield Case(f"{queries} heads, rows of {start[:8]}", arrays, options)
 
 
 def even_logits(dtype: mx.Dtype) -> Iterator[Case]:
@@ -166,7 +198,7 @@ def tall_codes(dtype: mx.Dtype) -> Iterator[Case]:
 MORE = {
     "matvec": (strong_gates, wide),
     "attend_pages": (one_norm, odd_parts),
-    "attend_packed": (odd_groups,),
+    "attend_packed": (odd_groups, odd_packed_parts),
     "greedy": (even_logits,),
     "route": (even_experts,),
     "expert_gate_up": (wide_experts,),
