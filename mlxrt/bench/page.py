@@ -17,7 +17,7 @@ h1 { font-size: 1.6rem; margin: 0 0 .3rem } h2 { font-size: 1.15rem; margin: 2re
 p, .soft { color: var(--soft); margin: .2rem 0 }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .88rem }
 th, td { padding: .3rem .5rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line) }
-th:first-child, td:first-child { text-align: left } th { color: var(--soft); font-weight: 600 }
+th:first-child, td:first-child { text-align: left } th { color: var(--soft); font-weight: 600; white-space: normal }
 .wide { overflow-x: auto } .better { color: #0a7d4f } .worse { color: #c4450c } .unsure { color: var(--soft) }
 @media (prefers-color-scheme: dark) { .better { color: #4cc38a } .worse { color: #ff8a5c } }
 .plots { display: flex; flex-wrap: wrap; gap: 1rem }
