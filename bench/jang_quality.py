@@ -89,7 +89,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         for number, name in enumerate(options.only or FORMS):
             folder = Path(place) / str(number)
-            done = convert(open_checkpoint(locate(MODEL)), folder, FORMS[name], lambda line: None, importance=counts)
+            done = convert(open_checkpoint(locate(MODEL)), folder, FORMS[name], lambda line: None, weigh=lambda: counts)
             told, _ = measure(str(folder), windows, source)
             found[name] = told["perplexity"]
             print(json.dumps({"format": name, "bits_per_weight": round(done.bits_per_weight, 3), **told}), flush=True)

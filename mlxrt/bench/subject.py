@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from .. import device
@@ -46,9 +47,15 @@ class Subject:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        where = str(self.located.path) if self.located.path else None
+        where = None if self.located.path is None else at_home(self.located.path)
         told = {"name": self.located.name, "kind": self.located.kind, "path": where, "digest": self.digest}
         return told | {"work": self.work.to_dict()}
+
+
+def at_home(path: Path) -> str:
+    """As others may read it: reports are passed on and committed."""
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
 def digest_of(located: Located) -> str:

@@ -58,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
     located = locate(args.source, revision=config.revision, offline=config.offline, token=config.token, say=note)
     if located.shape is not None:
         raise BadRequest(f"{args.source} has no weights to convert; give an alias, a folder, a .gguf file or a hub id")
-    size, counts = int(args.shard_size * 1e9), weighed(args, recipe, config)
-    done = convert(open_checkpoint(located), args.folder, recipe, note, size, counts)
+    size = int(args.shard_size * 1e9)
+    done = convert(open_checkpoint(located), args.folder, recipe, note, size, lambda: weighed(args, config))
     told = facts(done, {} if args.no_check else compare(args.source, done.folder, config, args.sample))
     print(json.dumps(told) if args.json else "\n".join(lines(told)))
     return 0
@@ -74,18 +74,15 @@ def read_recipe(args: argparse.Namespace) -> "Recipe":
     return Recipe(**same, rules=rules)
 
 
-def weighed(args: argparse.Namespace, recipe: "Recipe", config: "EngineConfig") -> "Importance":
-    """How much each input counts, from the source model on the sample; only codebooks ask."""
+def weighed(args: argparse.Namespace, config: "EngineConfig") -> "Importance":
+    """How much each input counts, from the source model on the sample."""
+    from ..calibration import importance
+    from ..loader import load
     from ..weights.importance import Importance
 
-    if recipe.format != "codebook":
-        return Importance()
     if args.no_check:
         note("with --no-check no model is loaded to see its inputs: all weights count alike, which costs accuracy")
         return Importance()
-    from ..calibration import importance
-    from ..loader import load
-
     with load(args.source, replace(config, kernels="reference"), say=lambda line: None) as engine:
         return importance(engine, sample_tokens(engine, args.sample))
 
@@ -124,7 +121,8 @@ def sample_tokens(engine: "Engine", text: str) -> list[int]:
     limits = engine.model.config
     try:
         tokens = engine.tokenizer.encode(text)
-    except NoTokenizer:  # any will do, as long as both models see the same
+    except NoTokenizer:
+        note("the model has no tokenizer: it is run on tokens of no meaning instead of the sample")
         tokens = [(7919 * i) % limits.vocab_size for i in range(64)]
     if not tokens:
         raise BadRequest("--sample holds no text")

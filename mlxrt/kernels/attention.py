@@ -162,13 +162,10 @@ def shape_of(rows: int, h: int, kv: int, dim: int, tokens: int, tiled: bool, cod
         if together == 1 or (h // kv % together == 0 and busy * splits >= ONCE):
             break
     resident = 2 if tiled and dim <= 128 and busy * splits >= TWICE else 1
-    most = (
-        (12 if dim <= 128 and resident == 1 else 8)
-        if tiled
-        else 16
-        if together == 1 and dim <= 128 and not coded
-        else 8
-    )
+    if tiled:
+        most = 12 if dim <= 128 and resident == 1 else 8
+    else:
+        most = 16 if together == 1 and dim <= 128 and not coded else 8
     simdgroups = max(1, min(most, 5120 // (together * dim)))
     return together, simdgroups, splits, resident
 

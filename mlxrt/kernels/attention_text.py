@@ -243,12 +243,11 @@ AT_ONCE |= {"FETCH_LINES": "", "FETCH_WHOLE": ""}
 AHEAD = {
     "FIRST": PLACE + "        if (near < to) {" + ROUND + "    }",
     "NOW": "",
-    "NEXT_KEYS": "FIND if (near < to) {" + FETCH_KEYS + "        }",
+    "NEXT_KEYS": PLACE + "        if (near < to) {" + FETCH_KEYS + "        }",
     "NEXT_VALUES": "if (near < to) {" + FETCH_VALUES + "        }",
     "KEPT_LINES": "uint lw[2][2 * G];",
     "FETCH_LINES": codes.FETCH_LINES,
     "FETCH_WHOLE": codes.FETCH_WHOLE,
-    "FIND": PLACE.replace("bool whole", "whole").replace("uint first", "first"),
 }
 
 

@@ -30,7 +30,7 @@ TILES = r"""
         all[g][0] = at<float>(sum[0], 0); all[g][1] = at<float>(sum[0], 1);
     }
     uint kw[2][GS][KMINE]; uint vw[2][2][GS][VMINE]; KEPT_LINES
-    int near = from + int(sg) * 16;  // the first of the keys to ask for
+    int near = from + int(sg) * 16; bool whole = false; uint first = 0;  // the first of the keys to ask for, and where it is
     FIRST
     for (int k0 = near; k0 < to; k0 += SG * 16) {
         Tile<float> s[GS][2]; float p[2][2]; Line kf[2][GS]; Line vf[2][GS];
@@ -122,7 +122,7 @@ TILES = r"""
 """
 # Where the sixteen keys from `near` on begin, if all of them lie in one block: then all addresses are one and constants.
 PLACE = r"""
-        bool whole = near + 16 <= metal::min(to, stop) && uint(near - begin) % uint(S) + 16 <= uint(S); uint first = 0;
+        whole = near + 16 <= metal::min(to, stop) && uint(near - begin) % uint(S) + 16 <= uint(S);
         if (whole) { int key = near; PAGE first = in_pool; }
 """
 # What a lane takes of them, and of their values, as it lies in memory.

@@ -105,7 +105,10 @@ template <int BITS> FN void set_codes(Tile<__half>& t, uint w, uint k) {
     __half2 by = __float2half2_rn(1.0f / float(1u << at)); __half2 plus = __float2half2_rn(-1024.0f / float(1u << at));
     *(__half2*)(&t.e[0]) = __hfma2(*(__half2*)(&u), by, plus);
 }
-template <int BITS> FN void set_codes(Tile<__nv_bfloat16>& t, uint w, uint k) {}  // codes are met in half precision
+template <int BITS> FN void set_codes(Tile<__nv_bfloat16>& t, uint w, uint k) {
+    uint u = w >> (BITS * k); uint mask = (1u << BITS) - 1u;
+    t.e[0] = __float2bfloat16(float(u & mask)); t.e[1] = __float2bfloat16(float((u >> 16) & mask));
+}
 template <typename T> FN uint pair_of(float a, float b);
 template <> FN uint pair_of<float>(float a, float b) { return __float_as_uint(a); }
 template <> FN uint pair_of<__half>(float a, float b) { return tile_bits(__float2half(a), __float2half(b)); }

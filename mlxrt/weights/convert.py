@@ -7,7 +7,7 @@ its place), so a conversion that was stopped goes on behind it. Knows no arithme
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from .turning import FEWEST_BITS, UNTURNED
 SHARD = 4 << 30
 JOURNAL = "convert.json"
 WIDE = "e_score_correction_bias"
-ALIKE = Importance()
 
 
 @dataclass(frozen=True)
@@ -58,15 +57,19 @@ def convert(
     recipe: Recipe,
     say: Say,
     shard_bytes: int = SHARD,
-    importance: Importance = ALIKE,
+    weigh: Callable[[], Importance] = Importance,
 ) -> Converted:
-    """Write `checkpoint` into the new `folder`."""
+    """Write `checkpoint` into the new `folder`. `weigh` is asked where codebooks are learned, which alone use it."""
     if folder.exists():
         raise BadRequest(f"{folder} exists; give a folder that is not there yet")
     plain = open_plain(checkpoint, say)
     recipe = Recipe(**{**vars(recipe), "experts": plain.experts})
     pieces = plan(plain, recipe, shard_bytes)
     partial = folder.with_name(f"{folder.name}.partial")
+    learned = [piece.name for piece in pieces if piece.choice.form == "codebook"]
+    importance = weigh() if learned else Importance()
+    if importance.digest and (unseen := [name for name in learned if name not in importance.squares]):
+        say(f"the sample did not reach {len(unseen)} matrices ({unseen[0]}): their weights count alike")
     start(partial, checkpoint, recipe, pieces, importance.digest, say)
     files = sorted({piece.file for piece in pieces})
     for number, file in enumerate(files, 1):

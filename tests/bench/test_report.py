@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from mlxrt.bench.history import keep
 from mlxrt.bench.history import lines as history_lines
 from mlxrt.bench.page import page
 from mlxrt.bench.result import OURS, Report, figure
+from mlxrt.bench.subject import at_home
 from mlxrt.bench.table import lines as table_lines
 from mlxrt.errors import BadRequest
 
@@ -147,3 +149,9 @@ def test_history_lists_runs_by_machine(tmp_path):
     assert text.index("2026-11-15") < text.index("2026-11-16") and "decode / after 64" in text
     with pytest.raises(BadRequest, match="no folder"):
         list(history_lines(tmp_path / "none"))
+
+
+def test_a_report_names_no_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert at_home(tmp_path / "models" / "a.gguf") == "~/models/a.gguf"
+    assert at_home(Path("/elsewhere/a.gguf")) == "/elsewhere/a.gguf"

@@ -14,6 +14,7 @@ from mlxrt.calibration import Watched, importance
 from mlxrt.cli import main
 from mlxrt.cli.convert import sample_tokens
 from mlxrt.weights import FolderCheckpoint, encode
+from mlxrt.weights import convert as module
 from mlxrt.weights.importance import Importance
 from mlxrt.weights.plain import open_plain
 from mlxrt.weights.recipe import Recipe
@@ -22,6 +23,7 @@ from . import sources
 
 TOKENS = np.random.default_rng(1).integers(3, 90, 24).tolist()
 quiet = lambda line: None  # noqa: E731
+PARITY = Path(__file__).parents[1] / "parity"
 
 
 def opened(folder: Path, **config) -> mlxrt.Engine:
@@ -46,6 +48,20 @@ def test_every_matrix_that_is_coded_has_its_inputs(config, tmp_path):
         assert not any(isinstance(m, Watched) for _, m in engine.model.named_modules())
     assert len(coded) == 6 and {n: found.squares[n].shape[0] for n in coded} == coded
     assert all(bool((found.squares[n] > 0).all()) for n in coded)
+
+
+@pytest.mark.parametrize("name", sorted(p.parent.name for p in PARITY.glob("*/config.json")))
+def test_every_family_is_seen(name):
+    """Whatever a family's MLPs are called and whoever calls them: no matrix that is coded is missed."""
+    try:
+        plain = open_plain(FolderCheckpoint(PARITY / name), quiet)
+    except mlxrt.UnsupportedModel:
+        pytest.skip("this family is not converted")
+    recipe = Recipe("codebook", codes=16, length=2, experts=plain.experts)
+    coded = {n: s[-1] for n, s in plain.shapes.items() if recipe.choose(n, s).form == "codebook"}
+    with opened(PARITY / name) as engine:
+        found = importance(engine, [1 + i % 20 for i in range(16)])
+    assert {n: found.squares[n].shape[0] for n in coded if n in found.squares} == coded
 
 
 def test_they_are_the_mean_squares(tmp_path):
@@ -114,15 +130,13 @@ def test_the_command_weighs_and_says_when_it_does_not(tmp_path, capsys):
 
 def test_a_conversion_with_another_sample_does_not_go_on(tmp_path, monkeypatch, capsys):
     """Half of its matrices would be weighed by one text, half by another."""
-    from mlxrt.weights import convert as module
-
     folder = model(tmp_path / "m", sources.qwen3())
     squares = {"model.layers.0.mlp.up_proj.weight": mx.ones(192)}
     recipe = Recipe("codebook", codes=16, length=4)
 
     def go(token: int) -> None:
         counts = Importance.of([token], squares)
-        module.convert(FolderCheckpoint(folder), tmp_path / "out", recipe, quiet, importance=counts)
+        module.convert(FolderCheckpoint(folder), tmp_path / "out", recipe, quiet, weigh=lambda: counts)
 
     written = module.write_shard
 
@@ -132,15 +146,32 @@ def test_a_conversion_with_another_sample_does_not_go_on(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(module, "write_shard", stopped)
     with pytest.raises(KeyboardInterrupt):
-        module.convert(
-            FolderCheckpoint(folder), tmp_path / "out", recipe, quiet, importance=Importance.of([1], squares)
-        )
+        go(1)
     monkeypatch.setattr(module, "write_shard", written)
     with pytest.raises(mlxrt.BadRequest, match="another conversion"):
-        module.convert(
-            FolderCheckpoint(folder), tmp_path / "out", recipe, quiet, importance=Importance.of([2], squares)
-        )
+        go(2)
     go(1)
+
+
+def test_a_matrix_that_the_sample_did_not_reach_is_named(tmp_path):
+    folder, said = model(tmp_path / "m", sources.qwen3()), []
+    counts = Importance.of([1], {"model.layers.0.mlp.up_proj.weight": mx.ones(192)})
+    recipe = Recipe("codebook", codes=16, length=4)
+    module.convert(FolderCheckpoint(folder), tmp_path / "out", recipe, said.append, weigh=lambda: counts)
+    assert any("did not reach 5 matrices" in line for line in said)
+
+
+def test_nothing_is_weighed_for_a_folder_that_is_there_or_a_format_that_does_not_ask(tmp_path):
+    folder, calls = model(tmp_path / "m", sources.qwen3()), []
+
+    def weigh() -> Importance:
+        calls.append(1)
+        return Importance()
+
+    with pytest.raises(mlxrt.BadRequest, match="exists"):
+        module.convert(FolderCheckpoint(folder), folder, Recipe("codebook"), quiet, weigh=weigh)
+    module.convert(FolderCheckpoint(folder), tmp_path / "out", Recipe("mlx"), quiet, weigh=weigh)
+    assert not calls
 
 
 def test_watching_changes_nothing():
