@@ -14,7 +14,7 @@ def follow(
     idle = [0] * (width - len(step.slices))
     tail = (start + idle, used)
     starts = held("start", tail[0])
-    batch = Batch(starts, held("row", list(range(width))), starts, mx.array([used]), width)
+    batch = Batch(starts, held("row", list(range(width))), starts, held.number(used), width)
     rows = [s.seq.parts for s in step.slices]
     return batch, [
         g.spec.index([parts[i] for parts in rows], width, False, compiled, held, tail) for i, g in enumerate(groups)

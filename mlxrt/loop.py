@@ -312,9 +312,8 @@ class StepLoop:
         """Give out the tokens of a step; how many they were."""
         if flight.sampled is None:
             return 0
-        failures = flight.sampled.failures()
+        tokens, failures = flight.sampled.host, flight.sampled.failures()
         given = 0
-        tokens: Any = flight.sampled.tokens.tolist()
         for i, (s, token) in enumerate(zip(flight.slices, tokens)):
             if s.seq.finish:
                 continue  # ended while this step was running

@@ -4,6 +4,7 @@ A step is a pure function of arrays. Decode steps replace `live` and only read t
 ahead; a step that writes the pools first waits for the ones in the air, and so writes in place.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -15,8 +16,10 @@ from .cache.memory.slices import Held, bucket, put, widen
 from .errors import BadSnapshot
 from .logits import LogitsView
 from .models import CausalLM
-from .sampling import Sampled, sample
+from .sampling import Sampled, best, sample, takes_best
 from .step import Slice, Step
+
+Decode = Callable[..., tuple[tuple[mx.array, ...], dict]]
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,22 @@ class Tail:
     live: dict[int, tuple] = field(default_factory=dict)
     batch: Batch | None = None
     index: list[dict] = field(default_factory=list)
-
     kept: bool = False  # a checkpoint waits in it
-    held: Held = field(default_factory=Held)
+
+    @property
+    def whole(self) -> bool:
+        """It is a block's worth, and begins where a block does."""
+        return self.used == TAIL and not any(start % TAIL for start in self.start)
 
     @property
     def ends(self) -> bool:
-        return self.used == TAIL or self.kept
+        return self.used == TAIL - self.early or self.kept
+
+    @property
+    def early(self) -> int:
+        """Tokens before TAIL at which it ends, for the next one to begin where a block does: in all rows or in none."""
+        beyond = {start % TAIL for start in self.start}
+        return beyond.pop() if len(beyond) == 1 else 0
 
     def goes_on(self, step: Step) -> bool:
         """Whether the step is the next one of this very batch."""
@@ -59,31 +71,43 @@ class Runner:
         self.pools = {i: groups[g].spec.pool(groups[g].pool.size) for i, g in self.of.items()}
         mx.eval(self.pools)  # run out of memory now, not in the first step
         self.tail: Tail | None = None
+        self.held = Held()
         pure = all(g.spec.compiles for g in groups)
         self.compiled = compiled and pure
         self.decode = mx.compile(self.next) if self.compiled else self.next
+        self.decode_best = mx.compile(self.next_best) if self.compiled else self.next_best
         self.head = mx.compile(model.logits) if self.compiled else model.logits
         self.waits = 0  # steps that had to wait for the device
         self.positions = 0  # tokens run through the model
 
     def launch(self, step: Step) -> Flight:
+        if step.decode and all(s.samples and takes_best(s.seq) for s in step.slices):
+            tokens, told = self.run(step, self.decode_best)
+            return self.fly(step.slices, Sampled(tokens, told, tuple(s.seq.id for s in step.slices), {}, {}))
         hidden = self.hidden(step)
-        live = self.tail.live if self.tail else ()
         ends = [i for i, s in enumerate(step.slices) if s.samples]
         if not ends:
-            mx.async_eval(live)
+            mx.async_eval(self.tail.live if self.tail else ())
             return Flight((), None)
         slices = tuple(step.slices[i] for i in ends)
         rows = hidden if len(ends) == hidden.shape[0] else hidden[mx.array(ends)]
         with LogitsView(self.head(rows), [s.seq for s in slices]) as view:
             sampled = sample(view, self.model.kernels)
+        return self.fly(slices, sampled)
+
+    def fly(self, slices: tuple[Slice, ...], sampled: Sampled) -> Flight:
         for i, s in enumerate(slices):
             s.seq.pending.append((sampled.tokens, i))
-        mx.async_eval(*sampled.arrays, live)  # at once: every call ends a batch of launches
+        live = self.tail.live if self.tail else ()
+        mx.async_eval(sampled.arrays, live)  # at once: every call ends a batch of launches
         return Flight(slices, sampled)
 
     def hidden(self, step: Step, every: bool = False) -> mx.array:
         """The last hidden state of every row, or of `every` token."""
+        return self.run(step, self.decode if step.decode else None, every)[0]
+
+    def run(self, step: Step, decode: Decode | None, every: bool = False) -> tuple[mx.array, ...]:
+        """What `decode` gives for every row; without it, the hidden states of a step of any kind."""
         rows = tuple(s.seq.id for s in step.slices)
         moved = any(g.pool.copies or g.pool.size > self.pools[g.layers[0]][0].shape[0] for g in self.groups)
         if self.tail and (not step.decode or moved or self.tail.ends or not self.tail.goes_on(step)):
@@ -92,7 +116,7 @@ class Runner:
             self.move()
         tokens = inputs(step)
         self.positions += tokens.shape[0]
-        return self.ahead(step, rows, tokens) if step.decode else self.alone(step, tokens, every)
+        return self.ahead(step, rows, tokens, decode) if decode else (self.alone(step, tokens, every),)
 
     def forward(self, tokens, batch, index, pools, live):
         """The step itself: (hidden, pools, live) from arrays alone."""
@@ -105,7 +129,14 @@ class Runner:
 
     def next(self, tokens, batch, index, pools, live):
         """A decode step: every row stands where its tail ends. It does not return pools, for it may not write them."""
-        return self.forward(tokens, batch._replace(positions=batch.start + batch.used), index, pools, live)[::2]
+        batch = batch._replace(positions=batch.start + batch.used)
+        hidden, _, live = self.forward(tokens, batch, index, pools, live)
+        return (hidden,), live
+
+    def next_best(self, tokens, batch, index, pools, live):
+        """The same where every row takes its best token: those, and which rows have none."""
+        (hidden,), live = self.next(tokens, batch, index, pools, live)
+        return best(self.model.logits(hidden), self.model.kernels), live
 
     def alone(self, step, tokens, every):
         """Rows of any length, packed. Writes the pools, so nothing else may be reading them."""
@@ -122,19 +153,21 @@ class Runner:
             ends.append(n - 1)
         return hidden[mx.array(ends)]
 
-    def ahead(self, step, rows, tokens):
+    def ahead(self, step, rows, tokens, decode):
         """One token a row, any number of steps in the air."""
         t = self.tail or Tail(rows, [s.start for s in step.slices])
         width = bucket(len(rows))
-        t.batch, t.index = follow(step, self.groups, t.start, t.used, width, self.compiled, t.held)
+        t.batch, t.index = follow(step, self.groups, t.start, t.used, width, self.compiled, self.held)
         self.tail = t  # only now: a stale block raises above and must not leave half a tail
         if not t.live:
-            t.live = {i: self.groups[g].spec.open(self.pools[i], t.index[g], width) for i, g in self.of.items()}
+            t.live = {
+                i: self.groups[g].spec.open(self.pools[i], t.index[g], width, self.held) for i, g in self.of.items()
+            }
         if width > len(rows):
             tokens = mx.concatenate([tokens, mx.zeros(width - len(rows), tokens.dtype)])
-        hidden, t.live = self.decode(tokens, t.batch, t.index, self.pools, t.live)
+        made, t.live = decode(tokens, t.batch, t.index, self.pools, t.live)
         t.used, t.kept = t.used + 1, step.checkpoint
-        return hidden if width == len(rows) else hidden[: len(rows)]
+        return made if width == len(rows) else tuple(a[: len(rows)] for a in made)
 
     def settle(self):
         """Write the tail to the pools."""
@@ -144,7 +177,7 @@ class Runner:
         self.wait()
         batch = t.batch._replace(used=mx.array([t.used]))
         for i, g in self.of.items():
-            self.pools[i] = self.groups[g].spec.flush(self.pools.pop(i), t.live[i], batch, t.index[g])
+            self.pools[i] = self.groups[g].spec.flush(self.pools.pop(i), t.live[i], batch, t.index[g], t.whole)
         mx.async_eval(self.pools)
 
     def move(self):

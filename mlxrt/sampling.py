@@ -24,9 +24,11 @@ import mlx.core as mx
 from .draw import keep, pick, uniforms
 from .errors import BadLogits, BadRequest
 from .kernels import PLAIN, Kernels, greedy
-from .logits import LogitsView, best, ranked
+from .logits import LogitsView, ranked
+from .logits import best as largest
 from .request import Logprobs, SamplingParams, Sequence
 
+NEUTRAL = (1.0, 0.0, 0.0)  # penalties that change nothing
 COLDEST = 1e-20  # below, x / T overflows float32; here already, every gap between logits is a certainty
 
 
@@ -66,11 +68,11 @@ class Sampled:
     """One token per row, on the device.
 
     `tokens` are always ids of the vocabulary, so that a step launched ahead can embed them: a row without a finite
-    best logit (NaN, everything banned) gets token 0 and is marked in `bad`. `failures` reads the marks on the host.
+    best logit (NaN, everything banned) gets token 0 and a mark. `told` has both for the host, to be read at once.
     """
 
     tokens: mx.array  # uint32 [R]
-    bad: mx.array  # bool [R]
+    told: mx.array  # uint32 [R, 2]: the token, and 1 where it must not be used
     requests: tuple[int, ...]  # ids of the rows' sequences
     errors: dict[int, Exception]  # row -> what its on_logits raised
     tops: dict[int, tuple[TopLogprobs, int]]  # row -> where its log probabilities are
@@ -79,7 +81,16 @@ class Sampled:
     def arrays(self) -> list[mx.array]:
         """All that has to be computed before reading: for mx.async_eval."""
         bundles = {id(top): top for top, _ in self.tops.values()}.values()
-        return [self.tokens, self.bad, *(a for top in bundles for a in (top.chosen, top.ids, top.logprobs))]
+        return [self.tokens, self.told, *(a for top in bundles for a in (top.chosen, top.ids, top.logprobs))]
+
+    @cached_property
+    def host(self) -> list[int]:
+        """The tokens. Waits."""
+        return [token for token, _ in self._told]
+
+    @cached_property
+    def _told(self) -> Any:
+        return self.told.tolist()
 
     def read(self, i: int, token: int) -> Logprobs:
         """Row i's (token, log probability): the chosen token, then the others of the top n, best first. Waits."""
@@ -92,13 +103,12 @@ class Sampled:
 
     def failures(self) -> dict[int, Exception]:
         """Row -> why its token must not be used. Waits."""
-        marks: Any = self.bad.tolist()
         found: dict[int, Exception] = {
             i: BadLogits(
                 f"request {self.requests[i]}: no token can be chosen: its logits are NaN or infinite, or every token "
                 "is banned; check suppress, logit_bias, penalties, on_logits and the weights"
             )
-            for i, bad in enumerate(marks)
+            for i, (_, bad) in enumerate(self._told)
             if bad
         }
         return found | self.errors
@@ -109,8 +119,8 @@ def sample(view: LogitsView, kernels: Kernels = PLAIN) -> Sampled:
     penalise(view)
     shift(view)
     errors = consult(view)
-    tokens, bad = choose(view, kernels)
-    return Sampled(tokens, bad, tuple(seq.id for seq in view.rows), errors, rank(view, tokens))
+    tokens, told = choose(view, kernels)
+    return Sampled(tokens, told, tuple(seq.id for seq in view.rows), errors, rank(view, tokens))
 
 
 def where(view: LogitsView, wanted: Callable[[SamplingParams], bool]) -> list[int]:
@@ -128,10 +138,13 @@ def column(seqs: list[Sequence], value: Callable[[SamplingParams], float]) -> mx
 # Penalties, bias, suppression, callbacks
 
 
+def penalties(p: SamplingParams) -> tuple[float, float, float]:
+    return p.repetition_penalty, p.presence_penalty, p.frequency_penalty
+
+
 def penalise(view: LogitsView) -> None:
     """Touches only the ids that were named; each new logit comes from the old one, so naming one twice is harmless."""
-    neutral = (1.0, 0.0, 0.0)
-    rows = where(view, lambda p: (p.repetition_penalty, p.presence_penalty, p.frequency_penalty) != neutral)
+    rows = where(view, lambda p: penalties(p) != NEUTRAL)
     seqs = [view.rows[i] for i in rows]
     output = [s.tokens[len(s.prompt) :] for s in seqs]
     named = [set(s.tokens if s.params.repetition_penalty != 1.0 else said) for s, said in zip(seqs, output)]
@@ -203,16 +216,16 @@ def consult(view: LogitsView) -> dict[int, Exception]:
 
 
 def choose(view: LogitsView, kernels: Kernels = PLAIN) -> tuple[mx.array, mx.array]:
-    """Tokens uint32 [R] and bad rows bool [R]. Rows that need the same work are done together."""
+    """`tokens` and `told`. Rows that need the same work are done together."""
     groups: dict[tuple[int, bool] | None, list[int]] = {}
     for i, seq in enumerate(view.rows):
         p = seq.params
         hot = (p.top_k if p.top_k < view.vocab else 0, p.top_p < 1)
         groups.setdefault(hot if p.temperature > 0 else None, []).append(i)
     if not groups:  # a step in which no sequence reached its end
-        return mx.zeros((0,), mx.uint32), mx.zeros((0,), mx.bool_)
+        return mx.zeros((0,), mx.uint32), mx.zeros((0, 2), mx.uint32)
     if groups.keys() == {None}:
-        return kernels.run(greedy, x=view.latest)
+        return best(view.latest, kernels)
     done = []
     for kind, rows in groups.items():
         seqs = [view.rows[i] for i in rows]
@@ -226,7 +239,20 @@ def choose(view: LogitsView, kernels: Kernels = PLAIN) -> tuple[mx.array, mx.arr
         back = mx.array(sorted(range(len(order)), key=order.__getitem__))
         tokens, peak = tokens[back], peak[back]
     bad = ~mx.isfinite(peak)
-    return mx.where(bad, mx.array(0, mx.uint32), tokens.astype(mx.uint32)), bad
+    tokens = mx.where(bad, mx.array(0, mx.uint32), tokens.astype(mx.uint32))
+    return tokens, mx.stack([tokens, bad.astype(mx.uint32)], axis=1)
+
+
+def best(logits: mx.array, kernels: Kernels = PLAIN) -> tuple[mx.array, mx.array]:
+    """The same where every row is greedy."""
+    return kernels.run(greedy, x=logits)
+
+
+def takes_best(seq: Sequence) -> bool:
+    """Whether a sequence's tokens are `best` of the model's logits, and nothing else is asked about them."""
+    p = seq.params
+    changed = p.logit_bias or p.suppress or p.logprobs or seq.request.on_logits is not None
+    return p.temperature <= 0 and not changed and penalties(p) == NEUTRAL
 
 
 def argmax(x: mx.array) -> tuple[mx.array, mx.array]:
@@ -261,7 +287,7 @@ def rank(view: LogitsView, tokens: mx.array) -> dict[int, tuple[TopLogprobs, int
     for n, rows in groups.items():
         x = take(view.given, rows).astype(mx.float32)
         total = mx.logsumexp(x, axis=-1, keepdims=True)
-        ids = best(x, n)
+        ids = largest(x, n)
         chosen = mx.take_along_axis(x, take(tokens, rows)[:, None], axis=-1) - total
         top = TopLogprobs(chosen[:, 0], ids, mx.take_along_axis(x, ids, axis=-1) - total)
         tops.update({i: (top, g) for g, i in enumerate(rows)})

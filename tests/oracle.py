@@ -25,7 +25,7 @@ class Dense:
 
     def meet(self, qkv, turn, form, *, scale, softcap=None, sinks=None):
         assert softcap is None and sinks is None, "the oracle's models have neither"
-        return self.attend(*turn(qkv, self.positions), scale=scale).flatten(1)
+        return self.attend(*turn(qkv.made(), self.positions), scale=scale).flatten(1)
 
     def scan(self, cell, *xs):
         parts = tuple(mx.zeros((1, *shape), dtype) for shape, dtype in self.spec.parts)

@@ -62,11 +62,12 @@ def device(make):
     return statistics.median(spent[1::2]) - statistics.median(spent[::2])
 
 
-def measure(length, inputs, *, several=False, tails=False, big=SIZE, spin=0, turns=1, host=None):
+def measure(length, inputs, *, several=False, tails=False, big=SIZE, spin=0, turns=1, host=None, residual=False):
     """`inputs` of each kernel, in turn; `several`: each of those is another one; `tails`: the second of them also takes
     and makes a state, as attention does; `big`: inputs' numbers, of which a kernel reads only the first; `turns`: as
     many steps that are not quite alike take turns, so that MLX does not launch a graph again that may still run;
-    `host`: every second kernel of a layer reads an array made of Python numbers for this step, as it is or moved."""
+    `host`: every second kernel of a layer reads an array made of Python numbers for this step, as it is or moved;
+    `residual`: the third and fifth also read what the one before their neighbour made: the graph is no chain."""
     layers = length // len(inputs)
     calls = [kernel(n, i if several else 0, 2 if tails and i == 1 else 1, spin) for i, n in enumerate(inputs)]
     weights = [[[mx.zeros(big) for _ in range(n - 1)] for n in inputs] for _ in range(layers)]
@@ -75,12 +76,14 @@ def measure(length, inputs, *, several=False, tails=False, big=SIZE, spin=0, tur
     def chain(more, x, states, given):
         new = []
         for layer, held in enumerate(weights):
+            kept = x
             for i, (call, w) in enumerate(zip(calls, held)):
                 if tails and i == 1:
                     x, state = call(x, states[layer], *(w[1:] if given is None else [given, *w[2:]]))
                     new.append(state)
-                else:
-                    [x] = call(x, *w)
+                    continue
+                [x] = call(x, *([kept, *w[1:]] if residual and i in (2, 4) else w))
+                kept = x if i in (2, 4) else kept
         for _ in range(more):
             [x] = calls[0](x, *weights[0][0])
         return x, new
@@ -116,8 +119,8 @@ def measure(length, inputs, *, several=False, tails=False, big=SIZE, spin=0, tur
     mx.synchronize()
     us = [*map(statistics.median, zip(*spent)), (time.perf_counter() - began) / 20, device(lambda: step(x, states)[0])]
     what = f"{inputs} inputs of {big * 4 / 1e6:.2f} MB{', several kernels' * several}{', states' * tails}"
-    what += f", host's numbers {host}" if host else ""
-    what += f", {spin} cycles" * bool(spin) + f", {turns} steps in turn" * (turns > 1)
+    what += f"{', residuals' * residual}{f', numbers {host}' * bool(host)}{f', {spin} cycles' * bool(spin)}"
+    what += f", {turns} steps in turn" * (turns > 1)
     told = "replay {:.2f}, host {:.2f}, whole {:.2f}; launched ahead {:.2f}, device {:.2f}"
     print(f"{what}: us a launch: {told.format(*(1e6 * t / length for t in us))}", flush=True)
 
@@ -133,6 +136,9 @@ def main():
         measure(args.length, (int(inputs),))
     for host in (None, "as they are", "moved"):
         measure(args.length, LAYER, several=True, tails=True, host=host)
+    for _ in range(2):  # twice: machines are noisy
+        for residual in (False, True):
+            measure(args.length, LAYER, several=True, tails=True, residual=residual)
     for spin in map(int, filter(None, args.spin.split(","))):
         for turns in (1, 2):
             measure(args.length, LAYER, several=True, tails=True, spin=spin, turns=turns)

@@ -6,6 +6,7 @@ from .coded_token import CodedToken, Packed
 from .codes import Codes
 from .delta import delta_step
 from .embed import embed_rows
+from .entry import Entry, attend_entry
 from .experts import expert_down, expert_gate_up
 from .greedy import greedy
 from .grouped import grouped_product, mix, order_pairs
@@ -16,6 +17,7 @@ from .matvec import matvec
 from .op import OPS, Case, Op, Source
 from .packed_attention import PackedPages, attend_packed
 from .packing import Matrix
+from .routed import route_gate_up
 from .router import route
 from .sums import matvec_of_sum
 from .turn import turn
@@ -29,6 +31,7 @@ __all__ = [
     "Case",
     "CodedToken",
     "Codes",
+    "Entry",
     "Gpu",
     "Heads",
     "Kernels",
@@ -39,6 +42,7 @@ __all__ = [
     "Pages",
     "Source",
     "add_norm",
+    "attend_entry",
     "attend_packed",
     "attend_pages",
     "backend",
@@ -56,6 +60,7 @@ __all__ = [
     "mix",
     "order_pairs",
     "route",
+    "route_gate_up",
     "turn",
     "vector_rows",
 ]

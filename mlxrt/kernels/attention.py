@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from .attention_cases import attention_cases
 from .attention_text import JOIN, source
-from .heads import Heads
+from .heads import Heads, Pages
 from .kernels import Gpu
 from .matvec import bits_of
 from .op import Source, op
@@ -70,39 +70,42 @@ def refuses(qkv, heads, pages, **rest) -> str | None:
 
 @attend_pages.kernel(*SOURCES.values(), JOIN, refuses=refuses)
 def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
-    form = seen(scale, window, softcap, sinks) | {"CODED": False, "KB": 16, "VB": 16, "GROUP": heads.dim}
-    out, *new = run(gpu, SOURCES, qkv, heads, pages.pool, pages.tail, pages.table, pages.where, sinks, form)
+    form = seen(scale, window, softcap, sinks) | pages.form() | {"HEADS": qkv.shape[1] // heads.dim}
+    out, *new = run(gpu, SOURCES, [qkv], qkv, qkv.shape[1], heads, pages, sinks, form)
     return out, new[0] if new else pages.tail
 
 
 def run(
     gpu: Gpu,
     sources: dict[tuple[bool, bool], Source],
-    qkv: mx.array,
+    begins: list[mx.array | None],
+    x: mx.array,
+    width: int,
     heads: Heads,
-    pool: mx.array,
-    tail: mx.array,
-    table: mx.array,
-    where: mx.array,
+    pages: Pages,
     sinks: mx.array | None,
     form: dict[str, Any],
 ) -> list[mx.array]:
-    """Attention's output, then the tail with the new token, if there is one. `pool` and `tail`: [blocks or
-    rows, heads, tokens, width]; `form`: what else the text must know, as constants."""
-    rows, h, kv, dim = qkv.shape[0], heads.queries, heads.keys, heads.dim
-    new = qkv.shape[1] > h * dim
-    size, room = pool.shape[2], tail.shape[2]
-    tokens = table.shape[1] * size
-    tiled = fits(qkv.dtype, dim, form) and (tokens > ALONE or rows >= FEW)
-    together, simdgroups, splits, resident = shape_of(rows, h, kv, dim, tokens, tiled, form["CODED"])
-    out = ((rows, h * dim), qkv.dtype) if splits == 1 else ((rows, h, splits, dim + 2), mx.float32)
-    found, *kept = gpu(
+    """Attention's output, then the tail with the new token, if there is one.
+
+    `begins`: what the text's heads come from, for rows like x's and `width` numbers of a QKV product; `form`: what else
+    it must know, as constants. Pages of codes have words as their numbers.
+    """
+    rows, h, kv, dim = x.shape[0], heads.queries, heads.keys, heads.dim
+    new, tail = width > h * dim, pages.tail
+    size, room = pages.pool.shape[2], tail.shape[2]
+    tokens = pages.table.shape[1] * size
+    tiled = fits(x.dtype, dim, form) and (tokens > ALONE or rows >= FEW)
+    together, simdgroups, splits, resident = shape_of(rows, h, kv, dim, tokens, tiled, form["CODED"], "K" in form)
+    out = ((rows, h * dim), x.dtype) if splits == 1 else ((rows, h, splits, dim + 2), mx.float32)
+    kept = (pages.pool, tail, pages.table, pages.where)
+    found, *made = gpu(
         sources[new, tiled],
-        [qkv, pool, tail, table, where, heads.speeds, heads.q_norm, heads.k_norm, sinks],
+        [*begins, *kept, heads.speeds, heads.q_norm, heads.k_norm, sinks],
         (rows * h // together, splits, 1),
         32 * simdgroups,
         [out, (tail.shape, tail.dtype)] if new else [out],
-        T=qkv.dtype,
+        T=x.dtype,
         OUT=out[1],
         H=h,
         KV=kv,
@@ -112,7 +115,6 @@ def run(
         U=2,
         SPLITS=splits,
         RESIDENT=resident,
-        HEADS=qkv.shape[1] // dim,
         NEW=new,
         QN=heads.q_norm is not None,
         KN=heads.k_norm is not None,
@@ -123,10 +125,10 @@ def run(
         MAGNITUDE=bits_of(heads.magnitude),
         S=size,
         TAIL=room,
-        W=table.shape[1],
+        W=pages.table.shape[1],
         **form,
     )
-    return [join(gpu, found, qkv, heads, sinks), *kept]
+    return [join(gpu, found, x, heads, sinks), *made]
 
 
 def fits(dtype: mx.Dtype, dim: int, form: dict[str, Any]) -> bool:
@@ -149,7 +151,9 @@ def join(gpu: Gpu, parts: mx.array, x: mx.array, heads: Heads, sinks: mx.array |
     return gpu(JOIN, [parts, sinks], rows * h, 128, [((rows, h * dim), x.dtype)], **sizes)[0]
 
 
-def shape_of(rows: int, h: int, kv: int, dim: int, tokens: int, tiled: bool, coded: bool) -> tuple[int, int, int, int]:
+def shape_of(
+    rows: int, h: int, kv: int, dim: int, tokens: int, tiled: bool, coded: bool, entering: bool = False
+) -> tuple[int, int, int, int]:
     """(query heads a threadgroup takes together, its simdgroups, parts of the keys, threadgroups for a multiprocessor).
 
     Heads that share a key head read it once if they go together; they may where enough threadgroups are left. Simdgroups
@@ -165,7 +169,7 @@ def shape_of(rows: int, h: int, kv: int, dim: int, tokens: int, tiled: bool, cod
     if tiled:
         most = 12 if dim <= 128 and resident == 1 else 8
     else:
-        most = 16 if together == 1 and dim <= 128 and not coded else 8
+        most = 16 if together == 1 and dim <= (256 if entering else 128) and not coded else 8
     simdgroups = max(1, min(most, 5120 // (together * dim)))
     return together, simdgroups, splits, resident
 

@@ -3,6 +3,8 @@
 Written once, for keys and values as they are and as codes, with a new token and without: `source` puts them together.
 """
 
+from dataclasses import dataclass
+
 from . import attention_codes as codes
 from .attention_tiles import FETCH_KEYS, FETCH_VALUES, HOLD, PLACE, STORE, TILES, WORDS
 from .op import Source
@@ -15,6 +17,12 @@ template <typename T, int D, typename P> FN void read16(P p, uint i, uint part, 
 }
 """
 
+HEAD_OF = r"""
+// Which head of a QKV product vector v of a threadgroup is: its queries, the key, the value.
+template <int H, int KV, int HG, bool TIED> FN uint head_of(uint v, uint h0, uint kh) {
+    return v < uint(HG) ? h0 + v : v == uint(HG) || TIED ? uint(H) + kh : uint(H + KV) + kh;
+}
+"""
 # One threadgroup: HG query heads of one key head of one row, and one part of its keys.
 BEGIN = r"""
     uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
@@ -24,7 +32,7 @@ BEGIN = r"""
     uint split = threadgroup_position_in_grid.y; bool last = split == uint(SPLITS - 1);
     uint kh = h0 / uint(H / KV);
     const int ROWS = CODED ? KV : 2 * KV;  // vectors of a token
-    threadgroup float vecs[HG + 2][D]; threadgroup uint newest[D * (KB + VB) / 32];
+    const int MADE = NEW ? HG + 2 : HG; threadgroup float vecs[HG + 2][D]; threadgroup uint newest[NEWEST];
     threadgroup float sums[SG][HG][D]; threadgroup float tops[SG][HG]; threadgroup float dens[SG][HG];
     int begin = where[3 * r]; int stop = where[3 * r + 1]; uint fresh = uint(where[3 * r + 2]); int pos = stop + int(fresh);
     int lo = WINDOW > 0 ? metal::max(begin, pos - WINDOW + 1) : begin;
@@ -41,11 +49,12 @@ BEGIN = r"""
             blocks[i] = early + i < uint(W) ? uint(table[r * W + early + i]) : 0;
         }
     }
-    for (uint v = sg; v < uint(NEW ? HG + 2 : HG); v += uint(SG)) {
-        uint head = v < uint(HG) ? h0 + v : v == uint(HG) || TIED ? uint(H) + kh : uint(H + KV) + kh;
+    MAKE
+    for (uint v = sg; v < uint(MADE); v += uint(SG)) {
+        uint head = head_of<H, KV, HG, TIED>(v, h0, kh);
         float e[D / 32]; float g[D / 32]; float speed[TURN / 32 + 1]; float ss = 0.0f;
         #pragma unroll
-        for (uint i = 0; i < uint(D / 32); i++) { e[i] = float(qkv[(r * HEADS + head) * D + lane + 32 * i]); g[i] = 1.0f; }
+        for (uint i = 0; i < uint(D / 32); i++) { e[i] = NUMBER; g[i] = 1.0f; }
         if (QN && v < uint(HG)) {
             #pragma unroll
             for (uint i = 0; i < uint(D / 32); i++) g[i] = float(qn[lane + 32 * i]);
@@ -251,17 +260,41 @@ AHEAD = {
 }
 
 
-def source(*, new: bool, tiled: bool, coded: bool) -> Source:
+@dataclass(frozen=True)
+class Origin:
+    """Where a threadgroup's heads come from."""
+
+    inputs: tuple[str, ...]
+    number: str  # what stands in the text for number lane + 32 i of head `head`, vector v
+    make: str = ""  # what is done before
+    helpers: str = ""
+    name: str = ""
+
+
+MEMORY = Origin(("qkv",), "float(qkv[(r * HEADS + head) * D + lane + 32 * i])")
+
+
+def source(*, new: bool, tiled: bool, coded: bool, origin: Origin = MEMORY) -> Source:
     """The kernel of one kind of call."""
     hold, append = (codes.HOLD, codes.APPEND) if coded else (HOLD if tiled else "", APPEND)
     begin = BEGIN.replace("ENCODE", codes.ENCODE if new and coded else "")
     begin = begin.replace("STORE", STORE if new and tiled and not coded else "")
+    begin = begin.replace("NEWEST", "D * (KB + VB) / 32" if tiled or coded else "1")
+    begin = begin.replace("MAKE", origin.make).replace("NUMBER", origin.number)
     text = hold + begin + (append if new else "") + (TILES if tiled else ALONE) + FINISH
     for place, what in (AHEAD if coded else AT_ONCE).items():
         text = text.replace(place, what)
     text = text.replace("READ_LINES", codes.READ_LINES if coded else "").replace("SLOT", SLOT).replace("PAGE", PAGE)
     text = text.replace("READ_BOTH", codes.READ_BOTH if coded else READ_PLAIN)
-    inputs = ("qkv", "pool", "tail", "table", "where", "speeds", "qn", "kn", "sinks")
-    helpers = READ + READ16 + MEET + (WORDS if tiled or coded else "") + (codes.ENCODING if coded else "")
-    name = "mlxrt_" + ("attend" if new else "look") + "_tiles" * tiled + "_coded" * coded
+    inputs = (*origin.inputs, "pool", "tail", "table", "where", "speeds", "qn", "kn", "sinks")
+    helpers = (
+        READ
+        + origin.helpers
+        + HEAD_OF
+        + READ16
+        + MEET
+        + (WORDS if tiled or coded else "")
+        + (codes.ENCODING if coded else "")
+    )
+    name = "mlxrt_" + origin.name + ("attend" if new else "look") + "_tiles" * tiled + "_coded" * coded
     return Source(name, inputs, ("out", "tail_out") if new else ("out",), text, helpers)

@@ -30,9 +30,17 @@ FN float simd_shuffle(float v, uint l) { return __shfl_sync(0xffffffffu, v, l); 
 FN uint simd_shuffle(uint v, uint l) { return __shfl_sync(0xffffffffu, v, l); }
 FN float simd_sum(float v) { for (int o = 16; o > 0; o >>= 1) v += __shfl_xor_sync(0xffffffffu, v, o); return v; }
 FN float simd_max(float v) { for (int o = 16; o > 0; o >>= 1) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, o)); return v; }
+#if __CUDA_ARCH__ >= 800
+FN uint simd_max(uint v) { return __reduce_max_sync(0xffffffffu, v); }
+FN uint simd_min(uint v) { return __reduce_min_sync(0xffffffffu, v); }
+#else
+FN uint simd_max(uint v) { for (int o = 16; o > 0; o >>= 1) v = max(v, __shfl_xor_sync(0xffffffffu, v, o)); return v; }
 FN uint simd_min(uint v) { for (int o = 16; o > 0; o >>= 1) v = min(v, __shfl_xor_sync(0xffffffffu, v, o)); return v; }
+#endif
 template <typename A> FN A as_type(uint u);
 template <> FN float as_type<float>(uint u) { return __uint_as_float(u); }
+template <typename A> FN A as_type(float f);
+template <> FN uint as_type<uint>(float f) { return __float_as_uint(f); }
 namespace metal {
 FN float exp(float a) { return __expf(a); }
 FN float log(float a) { return __logf(a); }

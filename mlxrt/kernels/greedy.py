@@ -1,4 +1,4 @@
-"""The best token of each row and whether its logit is a number, in one launch."""
+"""The best token of each row and whether its logit is a number, in one launch: for the next step, and for the host."""
 
 from collections.abc import Iterator
 
@@ -29,11 +29,10 @@ BODY = r"""
             if (tops[s] > top || (tops[s] == top && wheres[s] < where)) { top = tops[s]; where = wheres[s]; }
         }
         bool fine = wrong == 0 && top > -huge && top < huge;
-        tokens[n] = fine ? where : 0;
-        bad[n] = !fine;
+        tokens[n] = fine ? where : 0; told[2 * n] = fine ? where : 0; told[2 * n + 1] = fine ? 0 : 1;
     }
 """
-GREEDY = Source("mlxrt_greedy", ("x",), ("tokens", "bad"), BODY)
+GREEDY = Source("mlxrt_greedy", ("x",), ("tokens", "told"), BODY)
 
 
 def greedy_cases(dtype: mx.Dtype) -> Iterator[Case]:
@@ -49,16 +48,18 @@ def greedy_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 @op(greedy_cases)
 def greedy(x):
-    """(tokens uint32 [R], bad [R]): the first of the largest logits; rows without a finite one are bad, token 0."""
+    """(tokens uint32 [R], told uint32 [R, 2]): the first of the largest logits; rows without a finite one have token 0.
+    `told` is the same token, and 1 if the row has none."""
     tokens = mx.argmax(x, axis=-1)
     peak = mx.take_along_axis(x, tokens[:, None], axis=-1)[:, 0].astype(mx.float32)
     bad = ~mx.isfinite(peak)
-    return mx.where(bad, mx.array(0, mx.uint32), tokens.astype(mx.uint32)), bad
+    tokens = mx.where(bad, mx.array(0, mx.uint32), tokens.astype(mx.uint32))
+    return tokens, mx.stack([tokens, bad.astype(mx.uint32)], axis=1)
 
 
 @greedy.kernel(GREEDY)
 def launch(gpu, x):
     rows, vocab = x.shape
-    outputs = [((rows,), mx.uint32), ((rows,), mx.bool_)]
-    tokens, bad = gpu(GREEDY, [x], rows, SIZE, outputs, T=x.dtype, V=vocab)
-    return tokens, bad
+    outputs = [((rows,), mx.uint32), ((rows, 2), mx.uint32)]
+    tokens, told = gpu(GREEDY, [x], rows, SIZE, outputs, T=x.dtype, V=vocab)
+    return tokens, told

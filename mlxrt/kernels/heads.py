@@ -1,6 +1,7 @@
 """What attention over pages works on: the heads a QKV product holds, and the pages that keep keys and values."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import mlx.core as mx
 
@@ -56,3 +57,16 @@ class Pages:
     tail: mx.array  # [R, 2 keys, T, dim]
     table: mx.array  # [R, W]
     where: mx.array  # [R, 3] position of the table's first slot, position of the tail's first slot, tokens in the tail
+
+    def form(self) -> dict[str, Any]:
+        """What a kernel must know of how numbers are kept, as constants: not as codes."""
+        return {"CODED": False, "KB": 16, "VB": 16, "GROUP": self.pool.shape[-1]}
+
+    @property
+    def words(self) -> "Pages":
+        """The arrays themselves."""
+        return self
+
+    def kept(self, tail: mx.array) -> mx.array:
+        """A tail as such pages have it, of its array."""
+        return tail

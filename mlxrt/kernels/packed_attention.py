@@ -30,6 +30,19 @@ class PackedPages:
     def layout(self) -> CodedToken:
         return self.pool.layout
 
+    @property
+    def words(self) -> Pages:
+        """The arrays themselves."""
+        return Pages(self.pool.words, self.tail.words, self.table, self.where)
+
+    def kept(self, tail: mx.array) -> Packed:
+        """A tail as such pages have it, of its array."""
+        return Packed(tail, self.layout)
+
+    def form(self) -> dict[str, Any]:
+        """What a kernel must know of the codes, as constants."""
+        return {"CODED": True, "KB": self.layout.key, "VB": self.layout.value, "GROUP": self.layout.group}
+
 
 def packed_cases(dtype: mx.Dtype) -> Iterator[Case]:
     shapes: list[tuple[Any, ...]] = [
@@ -114,7 +127,6 @@ def refuses(qkv, heads, pages, **rest) -> str | None:
 
 @attend_packed.kernel(*SOURCES.values(), JOIN, refuses=refuses)
 def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
-    form = seen(scale, window, softcap, sinks)
-    form |= {"CODED": True, "KB": pages.layout.key, "VB": pages.layout.value, "GROUP": pages.layout.group}
-    out, *new = run(gpu, SOURCES, qkv, heads, pages.pool.words, pages.tail.words, pages.table, pages.where, sinks, form)
-    return out, Packed(new[0], pages.layout) if new else pages.tail
+    form = seen(scale, window, softcap, sinks) | pages.form() | {"HEADS": qkv.shape[1] // heads.dim}
+    out, *new = run(gpu, SOURCES, [qkv], qkv, qkv.shape[1], heads, pages.words, sinks, form)
+    return out, pages.kept(new[0]) if new else pages.tail

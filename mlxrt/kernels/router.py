@@ -13,18 +13,20 @@ from .staged import DOT
 
 MOST = 512  # experts
 WIDEST = 7168  # numbers of a row: with the logits they fill 32 KB
+SIMDGROUPS = 16
 
-# One threadgroup a token: its simdgroups make the logits, the first of them chooses.
-BODY = r"""
+# A row of x in threadgroup memory, normed but for the factor `inv`; then the logits, one for each expert. RFORM, RBITS and
+# RGROUP are the router's matrix's; LAID is 0 where anybody wants x's sums by 32.
+LOGITS = r"""
     uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
-    uint n = threadgroup_position_in_grid.x; uint one = lift_of<BITS>(threadgroup_position_in_grid.z);
-    const int PLACES = TILE / 4; uint t = thread_position_in_threadgroup.x;
+    uint t = thread_position_in_threadgroup.x; uint nil = threadgroup_position_in_grid.z;
+    const int PLACES = TILE / 4; const int RLEVELS = RFORM == 3 ? 1 << RBITS : 1;
     threadgroup float logits[E]; threadgroup float4 xs[PLACES]; threadgroup float sums[TILE / 32]; threadgroup float part[SG];
-    const int LEVELS = FORM == 3 ? 1 << BITS : 1; threadgroup float table[LEVELS];
-    lay_levels<FORM, LEVELS, SG * 32>(l, t, &table[0]);
+    threadgroup float rtable[RLEVELS];
+    lay_levels<RFORM, RLEVELS, SG * 32>(rl, t, &rtable[0]);
     float squares = 0.0f;
     for (uint i = t; i < uint(TILE / 8); i += uint(SG * 32)) {
-        squares += stage8<T, FORM, NORM, K>(x, n * K, g, 0, i, &xs[0], &sums[0]);
+        squares += stage8<T, LAID, NORM, K>(x, n * K, g, 0, i, &xs[0], &sums[0]);
     }
     squares = simd_sum(squares);
     if (lane == 0) part[sg] = squares;
@@ -35,63 +37,68 @@ BODY = r"""
         for (int i = 0; i < SG; i++) whole += part[i];
         inv = metal::rsqrt(whole / float(K) + as_type<float>(uint(EPS)));
     }
-    for (uint e = sg * R; e < uint(E); e += uint(SG * R)) {
-        uint row[R]; float acc[1][R];
+    for (uint e = sg * RR; e < uint(E); e += uint(SG * RR)) {
+        uint row[RR]; float acc[1][RR];
         #pragma unroll
-        for (int r = 0; r < R; r++) { row[r] = metal::min(e + uint(r), uint(E - 1)); acc[0][r] = 0.0f; }
+        for (int r = 0; r < RR; r++) { row[r] = metal::min(e + uint(r), uint(E - 1)); acc[0][r] = 0.0f; }
         for (uint k = lane * 32; k < uint(K); k += 1024) {
-            rows_dot<T, FORM, BITS, GROUP, K, PLACES, 1, R>(w, s, z, row, k, k, one, &table[0], &xs[0], &sums[0], acc);
+            rows_dot<T, RFORM, RBITS, RGROUP, K, PLACES, 1, RR>(rw, rs, rz, row, k, k, lift_of<RBITS>(nil), &rtable[0], &xs[0], &sums[0], acc);
         }
         #pragma unroll
-        for (int r = 0; r < R; r++) {
+        for (int r = 0; r < RR; r++) {
             float y = simd_sum(acc[0][r]) * inv;
-            if (lane == 0 && e + uint(r) < uint(E)) logits[e + r] = BIAS ? y + float(bias[e + r]) : y;
+            if (lane == 0 && e + uint(r) < uint(E)) logits[e + r] = RBIAS ? y + float(rbias[e + r]) : y;
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
+"""
+# The first simdgroup chooses: its lane c < C then knows the c-th best expert and its weight, for CHOSEN.
+CHOOSE = r"""
     if (sg == 0) {
         const int EACH = (E + 31) / 32;
-        float share[EACH]; float score[EACH]; float top = -1e30f; float total = 0.0f;
+        uint key[EACH]; float top = -1e30f; float total = 0.0f;
         #pragma unroll
-        for (int j = 0; j < EACH; j++) {
-            uint e = lane + 32 * j;
-            share[j] = e < uint(E) ? logits[e] : -1e30f; top = metal::max(top, share[j]);
-        }
+        for (int j = 0; j < EACH; j++) top = metal::max(top, lane + 32 * j < uint(E) ? logits[lane + 32 * j] : -1e30f);
         top = simd_max(top);
         #pragma unroll
         for (int j = 0; j < EACH; j++) {
-            uint e = lane + 32 * j;
-            share[j] = e >= uint(E) ? 0.0f : SIGMOID ? 1.0f / (1.0f + metal::exp(-share[j])) : metal::exp(share[j] - top);
-            total += share[j];
-            score[j] = e >= uint(E) ? -1e30f : CORRECT ? share[j] + float(correction[e]) : share[j];
+            uint e = lane + 32 * j; key[j] = 0;
+            if (e < uint(E)) {
+                float share = share_of<SIGMOID>(logits[e], top); total += share;
+                key[j] = key_of(CORRECT ? share + float(correction[e]) : share);
+            }
         }
-        total = SIGMOID ? 1.0f : simd_sum(total);
-        float mine = 0.0f; uint which = 0; float chosen = 0.0f;
+        uint which = 0;
         for (uint c = 0; c < uint(C); c++) {
-            float best = -2e30f; uint at = 0; float part = 0.0f;
+            uint best = 0; uint at = 0;
             #pragma unroll
-            for (int j = 0; j < EACH; j++) if (score[j] > best) { best = score[j]; at = lane + 32 * j; part = share[j]; }
-            float most = simd_max(best);
-            uint winner = simd_min(best == most ? at : 0xffffu);
-            float won = simd_sum(winner == at ? part : 0.0f);
+            for (int j = 0; j < EACH; j++) if (key[j] > best) { best = key[j]; at = lane + 32 * j; }
+            uint winner = simd_min(best == simd_max(best) ? at : 0xffffu);
             #pragma unroll
-            for (int j = 0; j < EACH; j++) if (winner == lane + 32 * j) score[j] = -2e30f;
-            chosen += won;
-            if (lane == c) { mine = won; which = winner; }
+            for (int j = 0; j < EACH; j++) if (winner == lane + 32 * j) key[j] = 0;
+            if (lane == c) which = winner;
         }
-        if (lane < uint(C)) {
-            float f = NORMALISE ? chosen : total;
-            experts[n * C + lane] = which;
-            weights[n * C + lane] = mine / f * (SCALED ? float(scales[which]) : 1.0f);
-        }
+        bool mine = lane < uint(C); float weight = mine ? share_of<SIGMOID>(logits[which], top) : 0.0f;
+        weight /= NORMALISE ? simd_sum(weight) : SIGMOID ? 1.0f : simd_sum(total);
+        if (SCALED && mine) weight *= float(scales[which]);
+        CHOSEN
     }
 """
+ROUTING = r"""
+template <bool SIGMOID> FN float share_of(float logit, float top) {
+    return SIGMOID ? 1.0f / (1.0f + metal::exp(-logit)) : metal::exp(logit - top);
+}
+// Whole numbers in the order of the floats: largest and first are found by them with few instructions. None is 0.
+FN uint key_of(float f) { uint u = as_type<uint>(f); return (u & 0x80000000u) != 0u ? ~u : u | 0x80000000u; }
+"""
+INPUTS = ("rw", "rs", "rz", "rl", "g", "rbias", "correction", "scales")
+GIVE = "if (mine) { experts[n * C + lane] = which; weights[n * C + lane] = weight; }"
 ROUTE = Source(
     "mlxrt_route",
-    ("x", "w", "s", "z", "l", "g", "bias", "correction", "scales"),
+    ("x", *INPUTS),
     ("experts", "weights"),
-    BODY,
-    READ + DOT,
+    "    uint n = threadgroup_position_in_grid.x;" + LOGITS + CHOOSE.replace("CHOSEN", GIVE),
+    READ + DOT + ROUTING,
 )
 
 
@@ -143,30 +150,39 @@ def pays(x, **rest) -> bool:
 
 
 @route.kernel(ROUTE, refuses=refuses, pays=pays)
-def launch(
-    gpu, x, matrix, k, norm=None, eps=0.0, bias=None, sigmoid=False, normalise=False, correction=None, scales=None
-):
-    n, count = x.shape[0], matrix.rows
+def launch(gpu, x, matrix, k, norm=None, eps=0.0, bias=None, correction=None, scales=None, **rules):
+    n, constants = x.shape[0], routing(matrix, k, norm, eps, bias, correction, scales, **rules)
     experts, weights = gpu(
         ROUTE,
         [x, *matrix.inputs(), norm, bias, correction, scales],
         n,
-        512,
+        32 * SIMDGROUPS,
         [((n, k), mx.uint32), ((n, k), mx.float32)],
         T=x.dtype,
-        E=count,
-        K=matrix.width,
-        C=k,
-        R=4 if count >= 64 else 2,
-        SG=16,
-        TILE=1024 * math.ceil(matrix.width / 1024),
-        **matrix.constants(),
-        NORM=norm is not None,
-        EPS=bits_of(eps) if norm is not None else 0,
-        BIAS=bias is not None,
-        SIGMOID=sigmoid,
-        NORMALISE=normalise,
-        CORRECT=correction is not None,
-        SCALED=scales is not None,
+        LAID=constants["RFORM"],
+        **constants,
     )
     return experts, weights
+
+
+def routing(matrix, k, norm, eps, bias, correction, scales, sigmoid=False, normalise=False) -> dict[str, int]:
+    """The choice, as constants of a kernel."""
+    held = matrix.constants()
+    return {
+        "RFORM": held["FORM"],
+        "RBITS": held["BITS"],
+        "RGROUP": held["GROUP"],
+        "E": matrix.rows,
+        "K": matrix.width,
+        "C": k,
+        "RR": 4 if matrix.rows >= 64 else 2,
+        "SG": SIMDGROUPS,
+        "TILE": 1024 * math.ceil(matrix.width / 1024),
+        "NORM": norm is not None,
+        "EPS": bits_of(eps) if norm is not None else 0,
+        "RBIAS": bias is not None,
+        "SIGMOID": sigmoid,
+        "NORMALISE": normalise,
+        "CORRECT": correction is not None,
+        "SCALED": scales is not None,
+    }

@@ -53,12 +53,16 @@ class CausalLM(Computing):
         raise NotImplementedError
 
     def __call__(self, tokens: mx.array, views) -> mx.array:
-        """Hidden states [N, hidden] for tokens [N], of any number of sequences packed end to end."""
+        """Hidden states [N, hidden] for tokens [N], of any number of sequences packed end to end, for `logits`."""
         raise NotImplementedError
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Logits for the rows that will be sampled."""
         raise NotImplementedError
+
+    def last(self) -> tuple[nn.Module, ...]:
+        """The modules that `logits` reads together."""
+        return ()
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -88,6 +92,7 @@ class CausalLM(Computing):
             if isinstance(module, Fusible):
                 module.fuse()
                 mx.eval(module.parameters())  # one at a time: old and joined matrices exist together
+        self.together(*self.last())
         for module in [] if self.adapted else self.modules():
             if not module.children():
                 self.together(module)

@@ -140,7 +140,7 @@ class GemmaDecoder(Decoder):
         h = self.embed(tokens)
         for layer, view in zip(self.layers, views, strict=True):
             h = layer(h, view)
-        return self.norm(h)
+        return h
 
 
 class Gemma(DecoderLM):

@@ -41,7 +41,7 @@ class Gemma4Decoder(GemmaDecoder):
         inputs = self.inputs(tokens, h) if self.dim else None
         for i, (layer, view) in enumerate(zip(self.layers, views, strict=True)):
             h = layer(h, view, None if inputs is None else inputs[:, i])
-        return self.norm(h)
+        return h
 
 
 class Gemma4(Gemma):

@@ -3,11 +3,11 @@
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..kernels import Heads
+from ..kernels import Entry, Heads
 from .base import Fusible
 from .gemma import GemmaMLP, Sandwich
 from .layers import joined
-from .product import plus_normed, product, product_of_sum
+from .product import entering, plus_normed, product, product_of_sum
 from .rope import RoPE
 
 
@@ -48,14 +48,12 @@ class Gemma4Attention(Fusible):
     def entry(self) -> nn.Module | None:
         return self.get("q_proj" if self.reads else "qkv_proj")
 
-    def qkv(self, x, norm):
+    def qkv(self, x, norm) -> Entry:
         """[N, heads * D]: the queries; the keys, where there are; the values, where they are not the keys."""
-        if self.reads:
-            return product(self.q_proj, x, self.kernels, norm=norm)
-        if "qkv_proj" in self:
-            return product(self.qkv_proj, x, self.kernels, norm=norm)
+        if (whole := self.entry) is not None:
+            return entering(whole, x, self.kernels, norm)
         names = [name for name in ("q_proj", "k_proj", "v_proj") if name in self]
-        return mx.concatenate([self[name](norm(x)) for name in names], axis=-1)
+        return Entry(lambda: mx.concatenate([self[name](norm(x)) for name in names], axis=-1))
 
     def turn(self, qkv, positions):
         y = qkv.reshape(qkv.shape[0], -1, self.head_dim)

@@ -14,7 +14,7 @@ from .config import needs
 from .expert_layouts import put
 from .layers import Attention, Block
 from .llama import Llama
-from .moe import FEW_TOKENS, Experts, choose_then_softmax, route_by
+from .moe import FEW_TOKENS, Experts, choose_then_softmax
 from .moe_config import ROUTING_NOISE, MoEConfig
 from .product import matrix_of
 
@@ -81,8 +81,7 @@ class BiasedMixture(Computing):
 
     def __call__(self, x, *, norm=None, residual=None):
         if self.kernels.gpu is not None and x.shape[0] <= FEW_TOKENS and matrix_of(self.router) is not None:
-            chosen = route_by(self, self.router, x, self.used, norm=norm, normalise=True)
-            return self.experts(x, *chosen, norm=norm, residual=residual)
+            return self.experts.routed(x, self.router, self.used, norm=norm, residual=residual, normalise=True)
         h = x if norm is None else norm(x)
         return self.experts(h, *choose_then_softmax(self.router(h), self.used), residual=residual)
 

@@ -3,9 +3,9 @@
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..kernels import Heads
+from ..kernels import Entry, Heads
 from .base import CausalLM, Computing, Fusible
-from .product import embed, product
+from .product import embed, entering, product
 from .rope import RoPE
 
 
@@ -61,12 +61,12 @@ class Attention(Fusible):
         """The matrix that reads what the block's norm makes."""
         return self.get("qkv_proj")
 
-    def qkv(self, x, norm=None):
+    def qkv(self, x, norm=None) -> Entry:
         """[N, heads * D]: the queries, the keys, the values."""
         if "qkv_proj" in self:
-            return product(self.qkv_proj, x, self.kernels, norm=norm)
+            return entering(self.qkv_proj, x, self.kernels, norm)
         h = x if norm is None else norm(x)
-        return mx.concatenate([p(h) for p in (self.q_proj, self.k_proj, self.v_proj)], axis=-1)
+        return Entry(lambda: mx.concatenate([p(h) for p in (self.q_proj, self.k_proj, self.v_proj)], axis=-1))
 
     def split(self, qkv):
         """[N, heads, D] each."""
@@ -135,7 +135,7 @@ class Block(Fusible):
 
 
 class Decoder(Computing):
-    """Embedding, blocks, final norm."""
+    """Embedding, blocks, and the norm that the head applies to the rows it reads."""
 
     def __init__(self, c, blocks):
         super().__init__()
@@ -147,7 +147,7 @@ class Decoder(Computing):
         h = embed(self.embed_tokens, tokens, self.kernels, self.norm.weight.dtype)
         for layer, view in zip(self.layers, views, strict=True):
             h = layer(h, view)
-        return self.norm(h)
+        return h
 
 
 class DecoderLM(CausalLM):
@@ -166,10 +166,17 @@ class DecoderLM(CausalLM):
         return self.model(tokens, views)
 
     def logits(self, hidden):
-        if "lm_head" in self:
-            return product(self.lm_head, hidden, self.kernels)
-        table = self.model.embed_tokens
-        return table.as_linear(hidden) if self.kernels.gpu is None else product(table, hidden, self.kernels)
+        head, norm = self.head, self.model.norm
+        if self.kernels.gpu is None and "lm_head" not in self:
+            return head.as_linear(norm(hidden))
+        return product(head, hidden, self.kernels, norm=norm)
+
+    @property
+    def head(self) -> nn.Module:
+        return self.lm_head if "lm_head" in self else self.model.embed_tokens
+
+    def last(self):
+        return self.model.norm, self.head
 
     @property
     def dtype(self) -> mx.Dtype:

@@ -7,6 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import UnsupportedModel, shown
+from ..kernels import Entry
 from .config import PINNED
 from .expert_layouts import rename_experts, stack_experts
 from .layers import Attention, Block
@@ -56,8 +57,8 @@ class WideNormAttention(Attention):
         self.k_norm = nn.RMSNorm(self.kv_heads * self.head_dim, eps=c.rms_norm_eps)
 
     def qkv(self, x, norm=None):
-        q, k, v = (y.flatten(1) for y in self.split(super().qkv(x, norm)))
-        return mx.concatenate([self.q_norm(q), self.k_norm(k), v], axis=-1)
+        q, k, v = (y.flatten(1) for y in self.split(super().qkv(x, norm).made()))
+        return Entry(lambda: mx.concatenate([self.q_norm(q), self.k_norm(k), v], axis=-1))
 
 
 class SigmoidMixture(nn.Module):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..kernels import Matrix, expert_down, expert_gate_up, grouped_product, mix, order_pairs, route
+from ..kernels import Matrix, expert_down, expert_gate_up, grouped_product, mix, order_pairs, route, route_gate_up
 from ..kernels.experts import MANY as FEW_TOKENS
 from .base import Computing, Fusible
 from .coded import CodedExpertLinear
@@ -177,15 +177,45 @@ class Experts(Fusible):
         return x.shape[0] >= GROUPED and not any(grouped_product.refuses(x, stack_of(m)) for m in stacks)
 
     def launch(self, x, experts, weights, norm, residual):
-        first, last = self.gate_up_proj, self.down_proj
+        first = self.gate_up_proj
         if norm is not None and (self.grouped(x) or isinstance(first, CodedExpertLinear)):
             x, norm = norm(x), None  # what turns is normed before
         x = entering(first, x)
         if self.grouped(x):
             return self.launch_grouped(x, experts, weights, residual)
+        return self.down(
+            self.kernels.run(expert_gate_up, x=x, experts=experts, **self.gates(norm)), experts, weights, residual
+        )
+
+    def routed(self, x, gate, k, *, norm=None, residual=None, **rules):
+        """The same for `k` experts that a linear layer chooses, by kernels; `rules` are the op's that chooses."""
+        how = {"norm": norm, **rules}
+        if not self.launches(x) or self.grouped(x) or isinstance(self.gate_up_proj, CodedExpertLinear):
+            return self(x, *route_by(self, gate, x, k, **how), norm=norm, residual=residual)
+        what = self.gates(norm)
+
+        def apart():
+            experts, weights = route_by(self, gate, x, k, **how)
+            return self.kernels.run(expert_gate_up, x=x, experts=experts, **what), experts, weights
+
+        router = {"router": matrix_of(gate), "rbias": gate.get("bias"), "k": k}
+        h, experts, weights = self.kernels.run(route_gate_up, apart, x=x, **router, **what, **rules)
+        return self.down(h, experts, weights, residual)
+
+    def gates(self, norm):
+        """What computes gates and ups, for the ops that do."""
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-        what = {"matrix": stack_of(first), "activation": self.kernel, "norm": weight, "eps": eps}
-        h = self.kernels.run(expert_gate_up, x=x, experts=experts, bias=first.get("bias"), **what)
+        bias = self.gate_up_proj.get("bias")
+        return {
+            "matrix": stack_of(self.gate_up_proj),
+            "activation": self.kernel,
+            "norm": weight,
+            "eps": eps,
+            "bias": bias,
+        }
+
+    def down(self, h, experts, weights, residual):
+        last = self.down_proj
         where = {"experts": experts, "weights": weights, "bias": last.get("bias"), "residual": residual}
         return self.kernels.run(expert_down, x=entering(last, h), matrix=stack_of(last), **where)
 
@@ -224,8 +254,8 @@ class Mixture(Computing):
 
     def __call__(self, x: mx.array, *, norm: nn.RMSNorm | None = None, residual: mx.array | None = None) -> mx.array:
         if self.kernels.gpu is not None and x.shape[0] <= FEW_TOKENS and matrix_of(self.gate) is not None:
-            chosen = route_by(self, self.gate, x, self.used, norm=norm, normalise=self.normalise)
-            return self.experts(x, *chosen, norm=norm, residual=residual)
+            around = {"norm": norm, "residual": residual, "normalise": self.normalise}
+            return self.experts.routed(x, self.gate, self.used, **around)
         h = x if norm is None else norm(x)
         chosen = softmax_then_choose(self.gate(h), self.used, normalise=self.normalise)
         return self.experts(h, *chosen, residual=residual)

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..kernels import Kernels, Matrix, add_norm, embed_rows, matmul, matvec, matvec_of_sum
+from ..kernels import Entry, Kernels, Matrix, add_norm, embed_rows, matmul, matvec, matvec_of_sum
 from ..kernels.matmul import MANY
 from ..kernels.matvec import FEW, activate
 
@@ -49,6 +49,19 @@ def product(
         gate, up = mx.split(y, 2, axis=-1) if pair else (y, times)
         y = activate(activation, gate, up)
     return y if residual is None else residual + y
+
+
+def entering(linear: nn.Module, x: mx.array, kernels: Kernels, norm: nn.RMSNorm | None) -> Entry:
+    """linear(norm(x)), for attention to compute with its own launch if it can."""
+    weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+    return Entry(
+        lambda: product(linear, x, kernels, norm=norm),
+        x,
+        matrix_of(linear) if kernels.gpu is not None else None,
+        weight,
+        eps,
+        linear.get("bias"),
+    )
 
 
 def product_of_sum(

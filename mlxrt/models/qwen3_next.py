@@ -12,6 +12,7 @@ import mlx.nn as nn
 
 from ..cache.memory import FullKV, Plain
 from ..errors import BadCheckpoint, UnsupportedModel, shown
+from ..kernels import Entry
 from .base import CausalLM, Fusible
 from .config import PINNED, ModelConfig, Say, needs
 from .expert_layouts import rename_experts, stack_experts
@@ -110,10 +111,10 @@ class GatedAttention(Attention):
 
     def __call__(self, x, kv, *, norm=None, residual=None):
         both, rest = mx.split(
-            self.qkv(x, norm).reshape(x.shape[0], -1, self.head_dim), [2 * self.heads], axis=1
+            self.qkv(x, norm).made().reshape(x.shape[0], -1, self.head_dim), [2 * self.heads], axis=1
         )  # queries and gates take turns; keys and values
         qkv = mx.concatenate([both[:, ::2], rest], axis=1).flatten(1)
-        y = kv.meet(qkv, self.turn, self.form, scale=self.scale) * mx.sigmoid(both[:, 1::2].flatten(1))
+        y = kv.meet(Entry(lambda: qkv), self.turn, self.form, scale=self.scale) * mx.sigmoid(both[:, 1::2].flatten(1))
         return product(self.o_proj, y, self.kernels, residual=residual)
 
 

@@ -5,6 +5,7 @@ import pytest
 
 import mlxrt
 from mlxrt import Engine, EngineConfig, Request, SamplingParams
+from mlxrt.cache.memory import TAIL, FullKV, Quantised
 from mlxrt.engine import Source
 from tests.models.toy import KINDS, VOCAB, make
 from tests.oracle import logits, truth
@@ -34,6 +35,21 @@ def test_a_row_does_not_depend_on_its_batch(kind, ahead):
     config = EngineConfig(ahead=ahead)
     together = [c.tokens for c in Engine(model, config).generate(requests)]
     assert together == [Engine(model).generate(r).tokens for r in requests]
+
+
+@pytest.mark.parametrize("codec", [None, Quantised(8, 4)])
+@pytest.mark.parametrize("lengths", [(1,), (32,), (45,), (40, 8), (33, 34), (64, 32, 96)])
+def test_tails_that_are_blocks_and_tails_that_are_not(lengths, codec, monkeypatch):
+    """Rows that stand alike in their blocks write whole ones, the first time after a shorter tail."""
+    model = make("wf", size=TAIL, window=40, codec=codec)
+    wrote = []
+    flush = FullKV.flush
+    monkeypatch.setattr(FullKV, "flush", lambda self, *given: wrote.append(given[-1]) or flush(self, *given))
+    prompts = [tuple((3 * i + 7 * n) % VOCAB for i in range(n)) for n in lengths]
+    with Engine(model, EngineConfig(max_running=4)) as engine:
+        done = engine.generate([ask(p, max_tokens=TAIL * 2 + 9, ignore_eos=True) for p in prompts])
+    assert [c.tokens for c in done] == [truth(model, p, TAIL * 2 + 9) for p in prompts]
+    assert (True in wrote) == (len({n % TAIL for n in lengths}) == 1)
 
 
 def test_a_drawn_seed_is_reported_and_repeats_the_answer(model):

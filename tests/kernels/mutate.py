@@ -1,4 +1,4 @@
-"""python -m tests.kernels.mutate [--op X] [--sample N] [--seed S] [--jobs J]: is every wrong in a kernel noticed?
+"""python -m tests.kernels.mutate [--op X] [--sample N] [--seed S] [--part I/N] [--jobs J]: is every wrong noticed?
 
 Makes every mutant (mutants.py), runs it in the simulator (hunt.py), prints a table and the survivors. Fails under 95 %,
 on a survivor that survivors.toml does not explain, on an explanation that explains nothing any more, and before all
@@ -6,7 +6,6 @@ that where a kernel as it is gets noticed.
 """
 
 import argparse
-import multiprocessing
 import os
 import random
 import sys
@@ -21,6 +20,7 @@ from mlxrt.kernels import OPS
 
 from .hunt import REFUSED, SURVIVED, alarms, hunt
 from .mutants import RULES, Mutant, mutants, pieces, together
+from .workers import each
 
 EXPLAINED = Path(__file__).with_name("survivors.toml")
 WANTED = 0.95
@@ -43,9 +43,9 @@ def all_mutants(op: str | None = None) -> list[Mutant]:
     return [m for m in made if op is None or op in m.users]
 
 
-def try_one(mutant: Mutant) -> Result:
+def try_one(mutant: Mutant) -> str:
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        return Result(mutant, hunt(mutant, Path(folder)))
+        return hunt(mutant, Path(folder))
 
 
 def try_whole(op: str) -> list[str]:
@@ -84,21 +84,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--op", choices=tuple(OPS), help="only pieces that this op's kernels hold")
     parser.add_argument("--sample", type=int, metavar="N", help="only N mutants, drawn at random")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--part", metavar="I/N", default="1/1", help="every N-th, from the I-th on")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args(argv)
-    chosen = all_mutants(args.op)
+    first, step = map(int, args.part.split("/"))
+    chosen = all_mutants(args.op)[first - 1 :: step]
     if args.sample is not None and args.sample < len(chosen):
         chosen = random.Random(args.seed).sample(chosen, args.sample)
-    results = []
-    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
-        used = sorted({name for mutant in chosen for name in mutant.users})
-        if false := [line for lines in pool.imap_unordered(try_whole, used) for line in lines]:
-            print("\n".join(f"noticed without any change: {line}" for line in false))
-            return 1
-        for result in pool.imap_unordered(try_one, chosen, chunksize=4):
-            results.append(result)
-            if result.by == SURVIVED or len(results) % 50 == 0:
-                print(f"{len(results)} of {len(chosen)}, {result.by}: {result.mutant.label}", flush=True)
+    results: list[Result] = []
+    used = sorted({name for mutant in chosen for name in mutant.users})
+    if false := [line for _, lines in each(try_whole, used, args.jobs) for line in lines]:
+        print("\n".join(f"noticed without any change: {line}" for line in false))
+        return 1
+    for mutant, by in each(try_one, chosen, args.jobs):
+        results.append(Result(mutant, by))
+        if by == SURVIVED or len(results) % 50 == 0:
+            print(f"{len(results)} of {len(chosen)}, {by}: {mutant.label}", flush=True)
     whole = args.op is None and len(chosen) == len(all_mutants())
     wrong = judge(results, explanations(), {m.label for m in all_mutants()}, whole)
     tried = sum(r.by != REFUSED for r in results)

@@ -60,10 +60,13 @@ def on_gpu(monkeypatch):
     return stand_in
 
 
-def answer(folder, said, **config):
+def answer(folder, said, rows=1, **config):
+    """`rows` requests at once, all the same."""
     options = mlxrt.EngineConfig(dequantise=False, **config)
     with mlxrt.load(str(folder), options, say=said.append) as engine:
-        return engine.generate(PROMPT, max_tokens=6).tokens, engine
+        request = mlxrt.Request(tokens=tuple(PROMPT), params=mlxrt.SamplingParams(max_tokens=6))
+        [tokens] = {c.tokens for c in engine.generate([request] * rows)}
+        return tokens, engine
 
 
 def test_generation_by_kernels_is_generation_by_plain_mlx(folder, on_gpu):
@@ -73,7 +76,7 @@ def test_generation_by_kernels_is_generation_by_plain_mlx(folder, on_gpu):
     assert tokens == plain
     assert not sim.errors()
     kernels = engine.runner.model.kernels
-    assert {"matvec", "attend_pages", "embed_rows"} <= set(kernels.used)
+    assert {"matvec", "attend_entry", "embed_rows"} <= set(kernels.used) and "attend_pages" not in kernels.used
     assert not kernels.disabled and not kernels.fallbacks
 
 
@@ -94,13 +97,16 @@ def test_a_short_request_beside_a_long_one(folder, on_gpu):
     assert "attend_pages" in kernels.used and not kernels.fallbacks
 
 
-@pytest.mark.parametrize(("op", "text"), [("matvec", "mlxrt_matvec"), ("attend_pages", "mlxrt_attend")])
-def test_a_wrong_kernel_is_disabled_named_and_generation_stays_right(folder, on_gpu, op, text):
+WRONG = [("matvec", "mlxrt_matvec", 1), ("attend_entry", "mlxrt_enter_attend", 1), ("attend_pages", "mlxrt_attend", 2)]
+
+
+@pytest.mark.parametrize(("op", "text", "rows"), WRONG)
+def test_a_wrong_kernel_is_disabled_named_and_generation_stays_right(folder, on_gpu, op, text, rows):
     plain, _ = answer(folder, [], kernels="reference")
     on_gpu(text)
     for load in ("first", "second"):  # tried, then remembered
         said = []
-        tokens, engine = answer(folder, said)
+        tokens, engine = answer(folder, said, rows)
         kernels = engine.runner.model.kernels
         assert tokens == plain, load
         assert list(kernels.disabled) == [op]

@@ -33,10 +33,10 @@ SIZES = {
     "sliding_window": 8,
 }
 GEMMAS = {  # folder of a config, changes to it, launches a layer
-    "gemma2": ("gemma2", {}, 6),  # qkv, attention, o; gate and up of the sum, down; the sum that ends the block
-    "gemma3": ("gemma3_text", {}, 6),
-    "gemma4": ("gemma4_e2b", {"global_head_dim": 128, "hidden_size_per_layer_input": 0}, 6),
-    "gemma4-e2b": ("gemma4_e2b", {"global_head_dim": 128, "hidden_size_per_layer_input": 64}, 8),
+    "gemma2": ("gemma2", {}, 5),  # qkv and attention, o; gate and up of the sum, down; the sum that ends the block
+    "gemma3": ("gemma3_text", {}, 5),
+    "gemma4": ("gemma4_e2b", {"global_head_dim": 128, "hidden_size_per_layer_input": 0}, 5),
+    "gemma4-e2b": ("gemma4_e2b", {"global_head_dim": 128, "hidden_size_per_layer_input": 64}, 7),
 }  # the last one: and the gate of another sum, the projection
 AROUND = 3  # embedding, head, the best token
 PROMPT = [3, 14, 15, 9, 2, 6, 5, 35]

@@ -182,7 +182,7 @@ class View(Dense):
     """Sinks as one more key that no value belongs to."""
 
     def meet(self, qkv, turn, form, *, scale, softcap=None, sinks=None):
-        return self.attend(*turn(qkv, self.positions), scale=scale, sinks=sinks).flatten(1)
+        return self.attend(*turn(qkv.made(), self.positions), scale=scale, sinks=sinks).flatten(1)
 
     def attend(self, q, k, v, *, scale, sinks=None):
         if sinks is None:

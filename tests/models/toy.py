@@ -29,7 +29,7 @@ class Reader(Attention):
     """A layer without keys and values of its own (Gemma 4)."""
 
     def __call__(self, x, kv, *, norm, residual):
-        q, _, _ = self.split(self.qkv(x, norm))
+        q, _, _ = self.split(self.qkv(x, norm).made())
         return residual + self.o_proj(kv.attend(self.rope(q, kv.positions), scale=self.scale).flatten(1))
 
 

@@ -87,10 +87,10 @@ class Foreign(LayerSpec):
     def index(self, states, rows, alone=False, compiled=False, held=None, tail=None):
         return {"rows": [(s.source and s.source.place, s.claim.place, s.start) for s in states]}
 
-    def open(self, pool, index, rows):
+    def open(self, pool, index, rows, held):
         return ()
 
-    def flush(self, pool, live, batch, index):
+    def flush(self, pool, live, batch, index, whole):
         return pool
 
     def view(self, batch, index, pool, live):

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...kernels import Heads, Packed, PackedPages, Pages, attend_packed, attend_pages
+from ...kernels import Entry, Heads, Packed, PackedPages, Pages, attend_entry, attend_packed, attend_pages
 from ..blocks import BlockPool
 from ..states import BlockTable, LayerState
 from .attention import Form, attend_singles, attend_span
@@ -32,26 +32,33 @@ class KVView(LayerView):
         out += [self._span(q[a:b], r, start, form) for r, (a, b, start) in enumerate(self.batch.spans, s)]
         return mx.concatenate(out) if len(out) > 1 else out[0]
 
-    def meet(self, qkv, turn, form: Heads | None, *, scale, softcap=None, sinks=None):
+    def meet(self, qkv: Entry, turn, form: Heads | None, *, scale, softcap=None, sinks=None):
         """What a QKV product [N, heads * D] reads, [N, Hq * D]. `turn` makes q, k, v of it; `form` says how it does.
 
-        With both the kernel for rows of one token does everything between two products of a layer.
+        With both the kernel for rows of one token does everything between two products of a layer, if not the first
+        of them as well.
         """
         fits = form is not None and self.kernels.gpu is not None and bool(self.live) and self.spec.pages
         if not fits:
-            return self.attend(*turn(qkv, self.positions), scale=scale, softcap=softcap, sinks=sinks).flatten(1)
-        where = (self.index["table"], self.index["where"])
-        what = {"scale": scale, "window": self.spec.window, "softcap": softcap, "sinks": sinks}
-        if isinstance(codec := self.spec.codec, Quantised):
-            coded = PackedPages(Packed(self.pool[0], codec.layout), Packed(self.live[0], codec.layout), *where)
-            out, tail = self.kernels.run(attend_packed, qkv=qkv, heads=form, pages=coded, **what)
-            self.live = (tail.words,)
-        else:
-            pages = Pages(self.pool[0], self.live[0], *where)
-            out, new = self.kernels.run(attend_pages, qkv=qkv, heads=form, pages=pages, **what)
-            self.live = (new,)
+            return self.attend(*turn(qkv.made(), self.positions), scale=scale, softcap=softcap, sinks=sinks).flatten(1)
+        pages = self._pages()
+        what = {"heads": form, "pages": pages, "scale": scale, "window": self.spec.window}
+        what |= {"softcap": softcap, "sinks": sinks}
+
+        def apart():
+            attend = attend_packed if isinstance(pages, PackedPages) else attend_pages
+            return self.kernels.run(attend, qkv=qkv.made(), **what)
+
+        out, tail = apart() if qkv.matrix is None else self.kernels.run(attend_entry, apart, **qkv.parts(), **what)
+        self.live = (tail.words if isinstance(tail, Packed) else tail,)
         self.scratch.clear()
         return out
+
+    def _pages(self) -> Pages | PackedPages:
+        where = (self.index["table"], self.index["where"])
+        if isinstance(codec := self.spec.codec, Quantised):
+            return PackedPages(Packed(self.pool[0], codec.layout), Packed(self.live[0], codec.layout), *where)
+        return Pages(self.pool[0], self.live[0], *where)
 
     def _write(self, new):
         if self.live:
@@ -159,10 +166,14 @@ class FullKV(LayerSpec):
             where["where"] = held.counted((self, "where"), pairs, used, TAIL)
         return where | {"first": base} if alone else where
 
-    def open(self, pool: Arrays, index: dict[str, Any], rows: int) -> Arrays:
-        return tuple(mx.zeros((rows, p.shape[1], TAIL, p.shape[3]), p.dtype) for p in pool)
+    def open(self, pool: Arrays, index: dict[str, Any], rows: int, held: Held) -> Arrays:
+        return tuple(held.zeros((rows, p.shape[1], TAIL, p.shape[3]), p.dtype) for p in pool)
 
-    def flush(self, pool: Arrays, live: Arrays, batch: Batch, index: dict[str, Any]) -> Arrays:
+    def flush(self, pool: Arrays, live: Arrays, batch: Batch, index: dict[str, Any], whole: bool) -> Arrays:
+        if whole and self.paged and self.size == TAIL:
+            if "block" not in index:
+                index["block"] = self.slots(batch.start, mx.arange(batch.start.shape[0]), index)[0]
+            return tuple(put(p, index["block"], t) for p, t in zip(pool, live))
         n = int(batch.used.item())  # type: ignore[arg-type]  # a count
         if "flushed" not in index:  # the same for all layers of the group
             at = (batch.start[:, None] + mx.arange(n)).reshape(-1)

@@ -43,13 +43,13 @@ class RecurrentView(LayerView):
         return parts, join(ys)
 
     def _load(self):
-        return self.live or self.spec.open(self.pool, self.index, self.batch.start.shape[0])
+        return self.live or self.spec.before(self.pool, self.index)
 
     def _store(self, parts):
         if self.live:
             self.live = parts
         else:
-            self.pool = self.spec.flush(self.pool, parts, self.batch, self.index)
+            self.pool = self.spec.after(self.pool, parts, self.index)
             for place, kept in self.scratch.items():
                 self.pool = tuple(put(p, mx.array([place]), x.astype(p.dtype)) for p, x in zip(self.pool, kept))
 
@@ -84,15 +84,22 @@ class Recurrent(LayerSpec):
         stops = [[(n - was, b.check()) for n, b in s.inner] for s, was in zip(states, before)]
         return where | {"stops": stops}
 
-    def open(self, pool, index, rows):
+    def open(self, pool, index, rows, held):
+        return self.before(pool, index)
+
+    def before(self, pool, index):
         """The state before the step; place 0 is nowhere, so whoever reads there begins with zeros."""
         fresh = index["read"] == 0
         return tuple(
             mx.where(fresh.reshape(-1, *[1] * (p.ndim - 1)), mx.array(0, p.dtype), p[index["read"]]) for p in pool
         )
 
-    def flush(self, pool, live, batch, index):
-        return tuple(put(p, index["write"], x) for p, x in zip(pool, live))
+    def flush(self, pool, live, batch, index, whole):
+        return self.after(pool, live, index)
+
+    def after(self, pool, parts, index):
+        """The pool with the states after a step."""
+        return tuple(put(p, index["write"], x) for p, x in zip(pool, parts))
 
     def view(self, batch, index, pool, live):
         return RecurrentView(self, batch, index, pool, live)

@@ -101,6 +101,7 @@ class Held:
 
     def __init__(self):
         self._last: dict[object, tuple[list, mx.array]] = {}
+        self._numbers: dict[int, mx.array] = {}
 
     def __call__(self, name: object, value: list, make: Callable[[list], mx.array] = mx.array) -> mx.array:
         last = self._last.get(name)
@@ -108,16 +109,24 @@ class Held:
             self._last[name] = last = (value, make(value))
         return last[1]
 
+    def number(self, n: int) -> mx.array:
+        """[1]. For counts, of which there are few."""
+        if n not in self._numbers:
+            self._numbers[n] = mx.array([n])
+        return self._numbers[n]
+
+    def zeros(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        """The same array for everybody, of the shape that was asked for last: nobody writes into it."""
+        return self(("zeros", dtype), list(shape), lambda shape: mx.zeros(shape, dtype))
+
     def counted(self, name: object, value: list[list[int]], at: int, most: int) -> mx.array:
         """value [R, k] with one more column, which is `at`. All of them, from 0 to most - 1, are made at once."""
 
         def make(value: list) -> mx.array:
-            rows, numbers = mx.array(value), mx.arange(most)[:, None, None]
-            return mx.concatenate(
-                [mx.broadcast_to(rows, (most, *rows.shape)), mx.broadcast_to(numbers, (most, rows.shape[0], 1))], axis=2
-            )
+            return mx.array([[[*row, n] for row in value] for n in range(most)])
 
-        return self(name, value, make)[at]
+        every = self(name, value, make)
+        return every[at : at + 1].reshape(every.shape[1:])  # a view; [at] would be a launch
 
 
 def table(ids: list[list[int]], rows: int, width: int) -> list[list[int]]:

@@ -73,12 +73,12 @@ class LayerSpec(ABC):
         """
 
     @abstractmethod
-    def open(self, pool: Arrays, index: dict[str, mx.array], rows: int) -> Arrays:
+    def open(self, pool: Arrays, index: dict[str, mx.array], rows: int, held: Held) -> Arrays:
         """`live` for a batch that begins to decode."""
 
     @abstractmethod
-    def flush(self, pool: Arrays, live: Arrays, batch: Batch, index: dict[str, mx.array]) -> Arrays:
-        """The pool with `live` written into it."""
+    def flush(self, pool: Arrays, live: Arrays, batch: Batch, index: dict[str, mx.array], whole: bool) -> Arrays:
+        """The pool with `live` written into it; `whole`: it is a block of every row, if blocks have TAIL tokens."""
 
     @abstractmethod
     def view(self, batch: Batch, index: dict[str, mx.array], pool: Arrays, live: Arrays) -> "LayerView": ...

@@ -1,0 +1,89 @@
+"""Published shapes made small, with kernels in the path: the tokens of plain MLX, and how few launches they take."""
+
+import mlx.core as mx
+import pytest
+
+from mlxrt import EngineConfig, Request, SamplingParams
+from mlxrt.engine import Engine, Source
+from mlxrt.kernels import Kernels, gpu_of
+from mlxrt.models import find
+from mlxrt.weights.shapes import random_weights, shape_config
+
+from ..metal_sim import Simulator
+
+LAYERS = 4
+SMALL = {
+    "num_hidden_layers": LAYERS,
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "global_head_dim": 128,
+    "vocab_size": 192,
+    "vocab_size_per_layer_input": 192,
+    "hidden_size_per_layer_input": 64,
+    "num_kv_shared_layers": 2,
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+PROMPT = tuple(7 * i % 191 for i in range(21))
+# Launches of a step at batch 1: of its layers, and for the embedding, the head and the choice.
+DENSE, SPARSE = {"attend_entry", "matvec"}, {"attend_entry", "matvec", "route_gate_up", "expert_down"}
+FAMILIES = [
+    ("qwen3-0.6b", DENSE, 4 * LAYERS + 3),
+    ("qwen3-30b-a3b", SPARSE, 4 * LAYERS + 3),
+    ("gpt-oss-20b", SPARSE, 4 * LAYERS + 3),
+    ("gemma4-e2b", {"attend_entry", "matvec", "matvec_of_sum", "add_norm"}, 7 * LAYERS + 3),
+]
+
+
+def made(name, kernels, kv="full"):
+    raw = shape_config(name)
+    raw |= {key: value for key, value in SMALL.items() if raw.get(key) is not None}
+    family = find(raw)
+    model = family(family.parse(raw, lambda line: None))
+    mx.random.seed(3)
+    random_weights(model, 4, mx.float32)
+    model.fuse(kernels)
+    config = EngineConfig(max_context=256, prefix_cache=False, kv=kv, compile=False, ahead=0)
+    return Engine(model, config, source=Source(name), say=lambda line: None)
+
+
+def answer(engine, n):
+    asked = Request(tokens=PROMPT, params=SamplingParams(max_tokens=n, ignore_eos=True))
+    return engine.generate(asked).tokens
+
+
+@pytest.mark.parametrize(("name", "ops", "launches"), FAMILIES)
+def test_tokens_are_plain_mlx_s_and_launches_are_few(name, ops, launches):
+    with made(name, Kernels("reference")) as plain:
+        expected = answer(plain, 9)
+    sim = Simulator(strict=False, portable=True)
+    kernels = Kernels("strict", gpu_of("metal", sim.metal_kernel))
+    with made(name, kernels) as engine:
+        counts = []
+        for n in (4, 9):
+            before = kernels.gpu.launches
+            assert answer(engine, n) == expected[:n]
+            counts.append(kernels.gpu.launches - before)
+    assert not sim.errors() and not kernels.fallbacks
+    assert ops <= set(kernels.used) and "attend_pages" not in kernels.used
+    assert counts[1] - counts[0] == 5 * launches
+
+
+def test_codes_are_entered_too():
+    with made("qwen3-0.6b", Kernels("reference"), "q8") as plain:
+        expected = answer(plain, 6)
+    sim = Simulator(strict=False, portable=True)
+    kernels = Kernels("strict", gpu_of("metal", sim.metal_kernel))
+    with made("qwen3-0.6b", kernels, "q8") as engine:
+        assert answer(engine, 6) == expected
+    assert not sim.errors() and "attend_entry" in kernels.used and "attend_packed" not in kernels.used
