@@ -26,7 +26,9 @@ later gemma4 bench.gpu.decode gemma4-e2b@4bit --runs 1x512,1x4096 --json "$work/
 later products bench.gpu.ops --only "" --rows 1,8,32 --json "$work/out/products.json"
 [ -n "$JANG" ] && later jang bench.gpu.jang --layers 8 --unproved --device
 for op in matvec,matvec_of_sum,add_norm,embed_rows matmul,grouped_product,order_pairs,mix attend_pages attend_packed \
-    route,expert_gate_up,expert_down,greedy,turn,coded_unpack,vector_rows,delta_step; do right "$op"; done
+    attend_entry,route_gate_up route,expert_gate_up,expert_down,greedy,turn,coded_unpack,vector_rows,delta_step; do
+    right "$op"
+done
 timeout -k 1 280 nice python3 -m mlxrt doctor --quick --dtype bfloat16 > "$work/out/doctor" 2>&1 &
 while [ -n "$(jobs -r)" ]; do sleep 3; keep; done
 # Three caches of 32,768 tokens at once: when the others have given their memory back.

@@ -36,7 +36,7 @@ MAKE = r"""
     const int LEVELS = FORM == 3 ? 1 << BITS : 1; threadgroup float levels[LEVELS];
     lay_levels<FORM, LEVELS, SG * 32>(wl, t, &levels[0]);
     uint one = lift_of<BITS>(nil); uint row[R]; uint w0[R][N]; float s0[R]; float z0[R]; float squares = 0.0f;
-    uint of = metal::min(sg * uint(R), MANY - uint(R));
+    uint of = sg * uint(R);
     #pragma unroll
     for (int n = 0; n < R; n++) row[n] = head_of<H, KV, HG, TIED>(of / uint(D), h0, kh) * uint(D) + of % uint(D) + uint(n);
     load_rows<FORM, BITS, WGROUP, K>(w, ws, wz, row, lane * 32 < uint(K) ? lane * 32 : 0, w0, s0, z0);
@@ -109,7 +109,7 @@ def entry_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("dense", 16, 32, 1024, {"norm": True}),
         ("affine", 3, 32, 64, {"bias": True}),
         ("affine", 4, 32, 2080, {"norm": True}),
-        ("codes", 2, 0, 160, {}),
+        ("codes", 3, 0, 160, {}),
     ]
     plain, coded = short(attention_cases(dtype)), short(packed_cases(dtype))
     for i, (mode, bits, group, width, extra) in enumerate(kinds):

@@ -1,11 +1,9 @@
 """What attention over pages works on: the heads a QKV product holds, and the pages that keep keys and values."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-
-from .kernels import Gpu
 
 
 @dataclass(frozen=True)
@@ -23,10 +21,9 @@ class Heads:
     magnitude: float = 1.0
     tied: bool = False  # values are the keys as they come out of the product
 
-    def bundled(self, gpu: Gpu) -> "Heads":
-        """The same, its arrays in one buffer."""
-        held = {name: a for name in ("q_norm", "k_norm", "speeds") if (a := getattr(self, name)) is not None}
-        return replace(self, **dict(zip(held, gpu.bundle(list(held.values())))))  # type: ignore[arg-type]
+    def held(self) -> dict[str, mx.array]:
+        """Its arrays, by name."""
+        return {name: a for name in ("q_norm", "k_norm", "speeds") if (a := getattr(self, name)) is not None}
 
     def split(self, qkv: mx.array) -> list[mx.array]:
         """[N, (queries + 2 keys) * dim] -> q, k, v [N, heads, dim]; q alone where there is no more."""

@@ -1,11 +1,19 @@
 """What the runtime asks of a model. A model knows nothing of batches, schedulers or masks."""
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..cache.memory import LayerSpec, Shared
 from ..kernels import PLAIN, Kernels
 from .config import ModelConfig, Say
+
+
+def arrays_in(modules: Iterable[nn.Module | None]) -> list[tuple[nn.Module, str]]:
+    """(module, name) of every array that is directly in one of them."""
+    return [(m, name) for m in modules if m is not None for name, a in m.items() if isinstance(a, mx.array)]
 
 
 class Computing(nn.Module):
@@ -17,7 +25,7 @@ class Computing(nn.Module):
         """Lay what these hold into one buffer, for the kernels that read it all."""
         if self.kernels.gpu is None:
             return
-        held = [(m, name) for m in modules if m is not None for name, a in m.items() if isinstance(a, mx.array)]
+        held = arrays_in(modules)
         for (module, name), array in zip(held, self.kernels.gpu.bundle([m[name] for m, name in held])):
             module[name] = array
 
@@ -29,8 +37,18 @@ class Fusible(Computing):
         raise NotImplementedError
 
     def lead(self, *norms: nn.Module, into: nn.Module) -> None:
-        """Lay norms beside the matrix that reads what they make: the `entry` of a part, where it names one."""
-        self.together(*norms, getattr(into, "entry", None))
+        """Lay norms beside the matrix that reads what they make, the `entry` of a part, where it names one; and beside
+        both what a part's `form` holds, for a kernel that goes on with the product."""
+        if self.kernels.gpu is None:
+            return
+        form = getattr(into, "form", None)
+        more = {} if form is None else form.held()
+        held = arrays_in((*norms, getattr(into, "entry", None)))
+        laid = self.kernels.gpu.bundle([*(m[name] for m, name in held), *more.values()])
+        for (module, name), array in zip(held, laid):
+            module[name] = array
+        if form is not None:
+            into.form = replace(form, **dict(zip(more, laid[len(held) :])))
 
 
 class CausalLM(Computing):

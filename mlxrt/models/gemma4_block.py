@@ -42,7 +42,7 @@ class Gemma4Attention(Fusible):
             keys = None if self.reads else self.k_norm.weight
             norms = (self.q_norm.weight, keys, True, self.eps)
             form = Heads(self.heads, self.kv_heads, self.head_dim, *norms, tied="v_proj" not in names)
-            self.form = self.rope.form(form).bundled(self.kernels.gpu)
+            self.form = self.rope.form(form)
 
     @property
     def entry(self) -> nn.Module | None:

@@ -54,7 +54,7 @@ class Attention(Fusible):
         if self.kernels.gpu is not None:
             norms = (self.q_norm.weight, self.k_norm.weight, False, self.q_norm.eps) if self.normed else ()
             form = Heads(self.heads, self.kv_heads, self.head_dim, *norms)
-            self.form = self.rope.form(form).bundled(self.kernels.gpu)
+            self.form = self.rope.form(form)
 
     @property
     def entry(self) -> nn.Module | None:

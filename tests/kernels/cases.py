@@ -71,6 +71,13 @@ def one_norm(dtype: mx.Dtype) -> Iterator[Case]:
         yield Case(f"without {left_out}", base.arrays, {**base.options, "heads": heads})
 
 
+def one_norm_entered(dtype: mx.Dtype) -> Iterator[Case]:
+    base = next(c for c in OPS["attend_entry"].cases(dtype) if c.options["heads"].q_norm is not None)
+    for left_out in ("q_norm", "k_norm"):
+        heads = replace(base.options["heads"], **{left_out: None})
+        yield Case(f"entered without {left_out}", base.arrays, {**base.options, "heads": heads})
+
+
 def many_heads(dtype: mx.Dtype) -> Iterator[Case]:
     """So many that a threadgroup takes two or four that share a key head."""
     for rows, queries, dim, reads in (
@@ -184,6 +191,12 @@ def tall_experts(dtype: mx.Dtype) -> Iterator[Case]:
     yield Case("2 x 1025 rows", arrays, {"matrix": packed(dtype, 3, 2050, 32), "activation": "silu"})
 
 
+def tall_routed(dtype: mx.Dtype) -> Iterator[Case]:
+    """A simdgroup takes two turns, of rows that end with a tile."""
+    options = {"router": sample("affine", (33, 1024), dtype, 4), "matrix": sample("affine", (33, 520, 1024), dtype, 8)}
+    yield Case("8 x 2 x 260 rows", {"x": normal(dtype, 1, 1024)}, {**options, "k": 8, "activation": "silu"})
+
+
 def tall_downs(dtype: mx.Dtype) -> Iterator[Case]:
     """The stack's last expert among those a simdgroup takes second: beyond its rows there is nothing."""
     experts, weights = mx.array([[2, 0, 1, 1, 0], [1, 1, 0, 0, 2]], mx.uint32), mx.random.uniform(0, 1, (2, 5))
@@ -199,6 +212,7 @@ MORE = {
     "matvec": (strong_gates, wide),
     "attend_pages": (one_norm, odd_parts),
     "attend_packed": (odd_groups, odd_packed_parts),
+    "attend_entry": (one_norm_entered,),
     "greedy": (even_logits,),
     "route": (even_experts,),
     "expert_gate_up": (wide_experts,),
@@ -208,5 +222,6 @@ WIDE = {
     "matmul": (tall_tiles,),
     "attend_pages": (many_heads, long_rows),
     "expert_gate_up": (tall_experts,),
+    "route_gate_up": (tall_routed,),
     "expert_down": (tall_downs,),
 }
