@@ -107,10 +107,16 @@ class Library:
     def __call__(
         self, name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, header: str = ""
     ) -> Callable[..., list[mx.array]]:
+        known: dict[Any, tuple[str, bytes]] = {}  # to make a text takes longer than to launch it
+
         def launch(*, inputs, grid, threadgroup, output_shapes, output_dtypes, template=()) -> list[mx.array]:
-            takes = [(n, a.dtype) for n, a in zip(input_names, inputs, strict=True)]
-            gives = list(zip(output_names, output_dtypes, strict=True))
-            own, code = self.find(cuda_text("NAME", takes, gives, source, header, list(template), threadgroup[0]), name)
+            kinds = tuple(a.dtype for a in inputs)
+            key = (threadgroup[0], kinds, tuple(output_dtypes), *((k, type(v), v) for k, v in template))
+            if key not in known:
+                takes, gives = zip(input_names, kinds, strict=True), zip(output_names, output_dtypes, strict=True)
+                text = cuda_text("NAME", list(takes), list(gives), source, header, list(template), threadgroup[0])
+                known[key] = self.find(text, name)
+            own, code = known[key]
             return self.run(
                 name=own,
                 compiled_source=code,

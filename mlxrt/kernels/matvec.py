@@ -6,6 +6,7 @@ while it multiplies those it has. RMSNorm costs no pass of its own, because its 
 """
 
 import math
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -132,7 +133,7 @@ MATVEC = Source("mlxrt_matvec", ("x", "w", "s", "z", "l", "g", "bias", "other"),
 
 def bits_of(value: float) -> int:
     """A float as the integer with its bits: kernel constants are whole numbers."""
-    return int(mx.array(value, mx.float32).view(mx.int32).item())  # type: ignore[arg-type]  # a whole number
+    return int.from_bytes(struct.pack("<f", value), "little", signed=True)
 
 
 def activate(kind: str, gate: mx.array, up: mx.array | None) -> mx.array:
