@@ -119,8 +119,7 @@ def measure(length, inputs, *, several=False, tails=False, big=SIZE, spin=0, tur
     mx.synchronize()
     us = [*map(statistics.median, zip(*spent)), (time.perf_counter() - began) / 20, device(lambda: step(x, states)[0])]
     what = f"{inputs} inputs of {big * 4 / 1e6:.2f} MB{', several kernels' * several}{', states' * tails}"
-    what += f"{', residuals' * residual}{f', numbers {host}' * bool(host)}{f', {spin} cycles' * bool(spin)}"
-    what += f", {turns} steps in turn" * (turns > 1)
+    what += ", residuals" * residual + f", numbers {host}" * bool(host) + f", {spin} cycles, {turns} steps" * bool(spin)
     told = "replay {:.2f}, host {:.2f}, whole {:.2f}; launched ahead {:.2f}, device {:.2f}"
     print(f"{what}: us a launch: {told.format(*(1e6 * t / length for t in us))}", flush=True)
 

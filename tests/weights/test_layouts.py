@@ -76,7 +76,8 @@ def test_tied_head_reuses_the_packed_embedding(tmp_path, layout):
     arrays, truth = pack(float_weights(config), lambda path: layout)
     model = build(FolderCheckpoint(write_folder(tmp_path, arrays, config)))
     x = np.random.default_rng(2).standard_normal((2, 128), np.float32)
-    expected = x.astype(np.float64) @ truth["model.embed_tokens"].T
+    size = np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=-1, keepdims=True) + config["rms_norm_eps"])
+    expected = x / size * np.array(model.model.norm.weight) @ truth["model.embed_tokens"].T
     np.testing.assert_allclose(np.array(model.logits(mx.array(x))), expected, atol=1e-4, rtol=1e-5)
 
 
