@@ -61,11 +61,15 @@ FN void load_rows(W w, S s, Z z, const thread uint (&row)[R], uint k, thread uin
     }
 }
 // Numbers 4 c ... 4 c + 3 of those 32.
-template <typename T, int FORM, int BITS, int N, typename L> FN void numbers4(const thread uint (&p)[N], int c, uint one, L table, thread float* y) {
+template <typename T, int FORM, int BITS, int N, typename L> FN void numbers4(const thread uint (&p)[N], int c, uint one, L table, thread float (&y)[4]) {
     const int U = 4 / sizeof(T);
     if (FORM == 2) {
         #pragma unroll
-        for (int i = 0; i < 4 / U; i++) unpack2<T>(p[(4 / U * c + i) % N], y + U * i);
+        for (int i = 0; i < 4 / U; i++) {
+            float v[U]; unpack2<T>(p[(4 / U * c + i) % N], v);
+            #pragma unroll
+            for (int n = 0; n < U; n++) y[U * i + n] = v[n];
+        }
     } else {
         #pragma unroll
         for (int n = 0; n < 4; n++) y[n] = number<FORM, BITS>(p, 4 * c + n, one, table);
