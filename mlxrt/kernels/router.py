@@ -56,17 +56,19 @@ LOGITS = r"""
 CHOOSE = r"""
     if (sg == 0) {
         const int EACH = (E + 31) / 32;
-        uint key[EACH]; float top = -1e30f; float total = 0.0f;
+        uint key[EACH]; float share[EACH]; float top = -1e30f; float total = 0.0f;
         #pragma unroll
         for (int j = 0; j < EACH; j++) top = metal::max(top, lane + 32 * j < uint(E) ? logits[lane + 32 * j] : -1e30f);
         top = simd_max(top);
         #pragma unroll
         for (int j = 0; j < EACH; j++) {
+            share[j] = lane + 32 * j < uint(E) ? share_of<SIGMOID>(logits[lane + 32 * j], top) : 0.0f; total += share[j];
+        }
+        total = SIGMOID ? 1.0f : simd_sum(total);
+        #pragma unroll
+        for (int j = 0; j < EACH; j++) {
             uint e = lane + 32 * j; key[j] = 0;
-            if (e < uint(E)) {
-                float share = share_of<SIGMOID>(logits[e], top); total += share;
-                key[j] = key_of(CORRECT ? share + float(correction[e]) : share);
-            }
+            if (e < uint(E)) key[j] = key_of(CORRECT ? share[j] / total + float(correction[e]) : share[j]);
         }
         uint which = 0;
         for (uint c = 0; c < uint(C); c++) {
@@ -79,7 +81,7 @@ CHOOSE = r"""
             if (lane == c) which = winner;
         }
         bool mine = lane < uint(C); float weight = mine ? share_of<SIGMOID>(logits[which], top) : 0.0f;
-        weight /= NORMALISE ? simd_sum(weight) : SIGMOID ? 1.0f : simd_sum(total);
+        weight /= NORMALISE ? simd_sum(weight) : total;
         if (SCALED && mine) weight *= float(scales[which]);
         CHOSEN
     }
@@ -108,6 +110,7 @@ def route_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (3, 128, 1056, 8, "affine", {"norm": True}),
         (2, 33, 96, 2, "dense", {"sigmoid": True, "correction": True, "normalise": True}),
         (2, 32, 64, 4, "dense", {"bias": True, "normalise": True, "scales": True}),
+        (2, 35, 64, 3, "dense", {"correction": True}),
         (1, 36, 96, 3, "codes", {"normalise": True}),
     ]
     for rows, count, width, k, mode, extra in shapes:

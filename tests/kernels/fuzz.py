@@ -16,7 +16,9 @@ import mlxrt  # noqa: F401  before MLX
 import mlx.core as mx  # isort: skip
 
 from mlxrt.kernels import OPS, Case, Matrix, gpu_of
+from mlxrt.kernels.attention import ALONE
 from mlxrt.kernels.coded_token import CodedToken, Packed
+from mlxrt.kernels.entry import ROOM, entered, memory, tokens_of
 from mlxrt.kernels.heads import Heads, Pages
 from mlxrt.kernels.packed_attention import PackedPages
 from mlxrt.kernels.proof import DTYPES, prove, truth
@@ -134,6 +136,39 @@ def draw_packed(rng: random.Random, dtype: mx.Dtype) -> Case:
     return attention(rng, dtype, heads, at, PackedPages(pool, tail, *places(at)))
 
 
+def draw_entry(rng: random.Random, dtype: mx.Dtype) -> Case:
+    """Attention whose heads come from a product, where both fit into one launch."""
+    while True:
+        case = draw_pages(rng, dtype)
+        (rows, outs), width = case.arrays["qkv"].shape, 32 * rng.randint(1, 70)
+        m, pages = matrix(rng, dtype, outs, width), case.options["pages"]
+        arrays = {"x": normal(dtype, rows, width) * width**-0.5}
+        if tokens_of(pages) > ALONE or memory(arrays["x"], m, case.options["heads"], pages) > ROOM:
+            continue
+        if rng.random() < 0.5:
+            arrays |= {"norm": normal(dtype, width) * width**-0.5}
+        if rng.random() < 0.3:
+            arrays |= {"bias": normal(dtype, outs)}
+        return entered(case, f"{m.mode}{m.bits}/{m.group} of {width}", arrays, m)
+
+
+def draw_routed(rng: random.Random, dtype: mx.Dtype) -> Case:
+    n, count, outs, width = rng.randint(1, 3), rng.randint(4, 140), rng.randint(1, 40), 32 * rng.randint(1, 40)
+    k, few = rng.randint(1, min(count, 8)), rng.random() < 0.5
+    router, m = matrix(rng, dtype, count, width), matrix(rng, dtype, count, 2 * outs, width)
+    arrays = {"x": normal(dtype, n, width) * width**-0.5}
+    for name, size in (("norm", width), ("rbias", count), ("correction", count), ("scales", count)):
+        if rng.random() < 0.4:
+            arrays[name] = normal(dtype, size) * (width**-0.5 if name == "norm" else 1)
+    options = {"router": router, "matrix": m, "k": k, "activation": rng.choice(["silu", "gelu", "clamped"])}
+    options |= {"eps": 1e-6, "sigmoid": few, "normalise": rng.random() < 0.5}
+    return Case(
+        f"{n} tokens, {k} of {count} by {router.mode}{router.bits}, {m.mode}{m.bits} [{2 * outs}, {width}]",
+        arrays,
+        options,
+    )
+
+
 def routed(rng: random.Random, dtype: mx.Dtype, step: int) -> tuple[int, int, int, int, Matrix, dict[str, mx.array]]:
     n, k, count = rng.randint(1, 12), rng.randint(1, 8), rng.randint(1, 20)
     width, outs = step * rng.randint(1, 1200 // step), rng.randint(1, 40)
@@ -186,6 +221,8 @@ def draw_delta(rng: random.Random, dtype: mx.Dtype) -> Case:
 DRAWS: dict[str, Draw] = {
     "attend_pages": draw_pages,
     "attend_packed": draw_packed,
+    "attend_entry": draw_entry,
+    "route_gate_up": draw_routed,
     "matvec": draw_matvec,
     "matvec_of_sum": draw_of_sum,
     "matmul": draw_matmul,
