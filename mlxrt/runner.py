@@ -16,7 +16,7 @@ from .cache.memory.slices import Held, bucket, put, widen
 from .errors import BadSnapshot
 from .logits import LogitsView
 from .models import CausalLM
-from .sampling import Sampled, best, sample, takes_best
+from .sampling import Sampled, greedy_tokens, sample, takes_best
 from .step import Slice, Step
 
 Decode = Callable[..., tuple[tuple[mx.array, ...], dict]]
@@ -136,7 +136,7 @@ class Runner:
     def next_best(self, tokens, batch, index, pools, live):
         """The same where every row takes its best token: those, and which rows have none."""
         (hidden,), live = self.next(tokens, batch, index, pools, live)
-        return best(self.model.logits(hidden), self.model.kernels), live
+        return greedy_tokens(self.model.logits(hidden), self.model.kernels), live
 
     def alone(self, step, tokens, every):
         """Rows of any length, packed. Writes the pools, so nothing else may be reading them."""

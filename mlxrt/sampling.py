@@ -24,8 +24,7 @@ import mlx.core as mx
 from .draw import keep, pick, uniforms
 from .errors import BadLogits, BadRequest
 from .kernels import PLAIN, Kernels, greedy
-from .logits import LogitsView, ranked
-from .logits import best as largest
+from .logits import LogitsView, best, ranked
 from .request import Logprobs, SamplingParams, Sequence
 
 NEUTRAL = (1.0, 0.0, 0.0)  # penalties that change nothing
@@ -225,7 +224,7 @@ def choose(view: LogitsView, kernels: Kernels = PLAIN) -> tuple[mx.array, mx.arr
     if not groups:  # a step in which no sequence reached its end
         return mx.zeros((0,), mx.uint32), mx.zeros((0, 2), mx.uint32)
     if groups.keys() == {None}:
-        return best(view.latest, kernels)
+        return greedy_tokens(view.latest, kernels)
     done = []
     for kind, rows in groups.items():
         seqs = [view.rows[i] for i in rows]
@@ -243,13 +242,13 @@ def choose(view: LogitsView, kernels: Kernels = PLAIN) -> tuple[mx.array, mx.arr
     return tokens, mx.stack([tokens, bad.astype(mx.uint32)], axis=1)
 
 
-def best(logits: mx.array, kernels: Kernels = PLAIN) -> tuple[mx.array, mx.array]:
+def greedy_tokens(logits: mx.array, kernels: Kernels = PLAIN) -> tuple[mx.array, mx.array]:
     """The same where every row is greedy."""
     return kernels.run(greedy, x=logits)
 
 
 def takes_best(seq: Sequence) -> bool:
-    """Whether a sequence's tokens are `best` of the model's logits, and nothing else is asked about them."""
+    """Whether a sequence's tokens are `greedy_tokens` of the model's logits, and nothing else is asked about them."""
     p = seq.params
     changed = p.logit_bias or p.suppress or p.logprobs or seq.request.on_logits is not None
     return p.temperature <= 0 and not changed and penalties(p) == NEUTRAL
@@ -287,7 +286,7 @@ def rank(view: LogitsView, tokens: mx.array) -> dict[int, tuple[TopLogprobs, int
     for n, rows in groups.items():
         x = take(view.given, rows).astype(mx.float32)
         total = mx.logsumexp(x, axis=-1, keepdims=True)
-        ids = largest(x, n)
+        ids = best(x, n)
         chosen = mx.take_along_axis(x, take(tokens, rows)[:, None], axis=-1) - total
         top = TopLogprobs(chosen[:, 0], ids, mx.take_along_axis(x, ids, axis=-1) - total)
         tops.update({i: (top, g) for g, i in enumerate(rows)})

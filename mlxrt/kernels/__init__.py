@@ -15,7 +15,7 @@ from .kernels import MODES, PLAIN, Gpu, Kernels, backend, gpu_of
 from .matmul import matmul
 from .matvec import matvec
 from .op import OPS, Case, Op, Source
-from .packed_attention import PackedPages, attend_packed
+from .packed_attention import PackedPages, attend_packed, attention_of
 from .packing import Matrix
 from .routed import route_gate_up
 from .router import route
@@ -45,6 +45,7 @@ __all__ = [
     "attend_entry",
     "attend_packed",
     "attend_pages",
+    "attention_of",
     "backend",
     "coded_unpack",
     "delta_step",

@@ -85,18 +85,20 @@ def run(
     pages: Pages,
     sinks: mx.array | None,
     form: dict[str, Any],
+    *,
+    entering: bool = False,
 ) -> list[mx.array]:
     """Attention's output, then the tail with the new token, if there is one.
 
     `begins`: what the text's heads come from, for rows like x's and `width` numbers of a QKV product; `form`: what else
-    it must know, as constants. Pages of codes have words as their numbers.
+    it must know, as constants; `entering`: it makes the heads itself. Pages of codes have words as their numbers.
     """
     rows, h, kv, dim = x.shape[0], heads.queries, heads.keys, heads.dim
     new, tail = width > h * dim, pages.tail
     size, room = pages.pool.shape[2], tail.shape[2]
     tokens = pages.table.shape[1] * size
     tiled = fits(x.dtype, dim, form) and (tokens > ALONE or rows >= FEW)
-    together, simdgroups, splits, resident = shape_of(rows, h, kv, dim, tokens, tiled, form["CODED"], "K" in form)
+    together, simdgroups, splits, resident = shape_of(rows, h, kv, dim, tokens, tiled, form["CODED"], entering)
     out = ((rows, h * dim), x.dtype) if splits == 1 else ((rows, h, splits, dim + 2), mx.float32)
     kept = (pages.pool, tail, pages.table, pages.where)
     found, *made = gpu(

@@ -12,13 +12,13 @@ from typing import Any
 
 import mlx.core as mx
 
-from .attention import ALONE, attend_pages, run, seen, shape_of
+from .attention import ALONE, run, seen, shape_of
 from .attention_cases import attention_cases
 from .attention_text import Origin, source
 from .heads import Heads, Pages
 from .matvec import bits_of, matvec
 from .op import Case, op
-from .packed_attention import PackedPages, attend_packed, packed_cases
+from .packed_attention import PackedPages, attention_of, packed_cases
 from .packing import Matrix
 from .samples import sample
 from .staged import DOT
@@ -149,13 +149,11 @@ def tokens_of(pages: Pages | PackedPages) -> int:
 def attend_entry(x, matrix, heads, pages, scale, norm=None, eps=0.0, bias=None, window=None, softcap=None, sinks=None):
     """matvec, then attend_pages or attend_packed: (out [R, queries * dim], the tail with the new token)."""
     qkv = matvec.reference(x, matrix, norm, eps, bias)
-    attend = attend_packed if isinstance(pages, PackedPages) else attend_pages
-    return attend.reference(qkv, heads, pages, scale, window, softcap, sinks)
+    return attention_of(pages).reference(qkv, heads, pages, scale, window, softcap, sinks)
 
 
 def refuses(x, matrix, heads, pages, norm=None, **rest) -> str | None:
-    attend = attend_packed if isinstance(pages, PackedPages) else attend_pages
-    return matrix.refused(x, norm) or attend.refuses(x, heads, pages)
+    return matrix.refused(x, norm) or attention_of(pages).refuses(x, heads, pages)
 
 
 def memory(x: mx.array, matrix: Matrix, heads: Heads, pages: Pages | PackedPages) -> int:
@@ -194,5 +192,5 @@ def launch(gpu, x, matrix, heads, pages, scale, norm=None, eps=0.0, bias=None, w
     form |= {"NORM": norm is not None, "WEPS": bits_of(eps) if norm is not None else 0, "BIAS": bias is not None}
     form["R"] = (4 if matrix.bits <= 4 else 2) if matrix.packed else 1  # a head's rows are a whole number of these
     begins = [x, *matrix.inputs(), norm, bias]
-    out, *new = run(gpu, SOURCES[coded], begins, x, matrix.rows, heads, pages.words, sinks, form)
+    out, *new = run(gpu, SOURCES[coded], begins, x, matrix.rows, heads, pages.words, sinks, form, entering=True)
     return out, pages.kept(new[0]) if new else pages.tail

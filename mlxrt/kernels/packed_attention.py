@@ -11,7 +11,7 @@ from .attention import attend_pages as plain_attention
 from .attention_text import JOIN, source
 from .coded_token import CodedToken, Packed
 from .heads import Heads, Pages
-from .op import Case, op
+from .op import Case, Op, op
 
 BITS = (2, 4, 8)  # of which sixteen numbers are whole words
 SOURCES = {(new, tiled): source(new=new, tiled=tiled, coded=True) for new in (True, False) for tiled in (True, False)}
@@ -130,3 +130,8 @@ def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None)
     form = seen(scale, window, softcap, sinks) | pages.form() | {"HEADS": qkv.shape[1] // heads.dim}
     out, *new = run(gpu, SOURCES, [qkv], qkv, qkv.shape[1], heads, pages.words, sinks, form)
     return out, pages.kept(new[0]) if new else pages.tail
+
+
+def attention_of(pages: Pages | PackedPages) -> Op:
+    """The op that reads such pages."""
+    return attend_packed if isinstance(pages, PackedPages) else plain_attention

@@ -69,12 +69,16 @@ def spread(cases: list[Case], most: int | None) -> list[Case]:
     return [cases[round(i * (len(cases) - 1) / max(most - 1, 1))] for i in range(most)]
 
 
+def launched(op: Op, dtype: str, large: bool) -> list[Case]:
+    """The cases for which the kernel would be launched."""
+    given = ((case, case.arguments()) for case in cases_of(op, dtype, large))
+    return [case for case, arguments in given if not op.refuses(**arguments) and op.pays(**arguments)]
+
+
 def examine(op: Op, gpu: Gpu, dtype: str, most: int | None = None) -> Verdict:
     """Try the kernel on its own cases, save those it would never be launched for."""
     tried, worst, allowed = 0, 0.0, op.tolerance[dtype]
-    for case in spread(cases_of(op, dtype, large=most is None), most):
-        if op.refuses(**case.arguments()) or not op.pays(**case.arguments()):
-            continue
+    for case in spread(launched(op, dtype, large=most is None), most):
         tried += 1
         try:
             proof = prove(op, case, gpu, truth(op, case))

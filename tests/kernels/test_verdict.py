@@ -8,8 +8,8 @@ import pytest
 from mlxrt.kernels import OPS, Case, Kernels, Op, Source, gpu_of
 from mlxrt.kernels import verdict as verdicts
 from mlxrt.kernels.kernels import computed_in
-from mlxrt.kernels.proof import cases_of, compare
-from mlxrt.kernels.verdict import Record, examine, verify, when_used
+from mlxrt.kernels.proof import DTYPES, cases_of, compare, with_kernels
+from mlxrt.kernels.verdict import FEW, Record, examine, launched, verify, when_used
 
 from ..metal_sim import Simulator
 
@@ -230,3 +230,11 @@ def test_inside_a_compiled_function(two_ops, tmp_path, monkeypatch):
 )
 def test_what_a_call_computes_in(arguments, dtype):
     assert computed_in(arguments) == dtype
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_kernel_has_small_cases_that_would_be_launched(dtype):
+    """A verdict on no case at all would be a good one. Only products of halves take no float32."""
+    counts = {name: len(launched(op, dtype, large=False)) for name, op in with_kernels().items()}
+    few = {name for name, n in counts.items() if n < FEW}
+    assert few == ({"matmul", "grouped_product"} if dtype == "float32" else set())

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...kernels import Entry, Heads, Packed, PackedPages, Pages, attend_entry, attend_packed, attend_pages
+from ...kernels import Entry, Heads, Packed, PackedPages, Pages, attend_entry, attention_of
 from ..blocks import BlockPool
 from ..states import BlockTable, LayerState
 from .attention import Form, attend_singles, attend_span
@@ -46,8 +46,7 @@ class KVView(LayerView):
         what |= {"softcap": softcap, "sinks": sinks}
 
         def apart():
-            attend = attend_packed if isinstance(pages, PackedPages) else attend_pages
-            return self.kernels.run(attend, qkv=qkv.made(), **what)
+            return self.kernels.run(attention_of(pages), qkv=qkv.made(), **what)
 
         out, tail = apart() if qkv.matrix is None else self.kernels.run(attend_entry, apart, **qkv.parts(), **what)
         self.live = (tail.words if isinstance(tail, Packed) else tail,)

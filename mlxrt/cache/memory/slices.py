@@ -116,8 +116,8 @@ class Held:
         return self._numbers[n]
 
     def zeros(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-        """The same array for everybody, of the shape that was asked for last: nobody writes into it."""
-        return self(("zeros", dtype), list(shape), lambda shape: mx.zeros(shape, dtype))
+        """The same array for all layers alike, with as many rows as were asked for last: nobody writes into it."""
+        return self(("zeros", shape[1:], dtype), list(shape), lambda shape: mx.zeros(shape, dtype))
 
     def counted(self, name: object, value: list[list[int]], at: int, most: int) -> mx.array:
         """value [R, k] with one more column, which is `at`. All of them, from 0 to most - 1, are made at once."""
