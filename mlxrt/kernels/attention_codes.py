@@ -33,45 +33,51 @@ READ_LINES = r"""
         }
 """
 READ_BOTH = r"""
-                const device T* line = (const device T*)(pooled ? held : recent); uint of = (slot * VEC + ALL) * IN_WORD + part * 16 / GROUP;
-                kf[u] = lifted_line<KB>(line_at(line, of, G)); vf[u] = lifted_line<VB>(line_at(line, of + 2 * G, G));
-                read_codes<KB, VEC>(pooled ? held : recent, slot * VEC + part * (KB / 2), nil, kk[u]);
-                read_codes<VB, VEC>(pooled ? held : recent, slot * VEC + KW + part * (VB / 2), nil, vv[u]);
+            const device uint* words = pooled ? held : recent; const device T* line = (const device T*)(words);
+            uint of = (slot * VEC + ALL) * IN_WORD + part * 16 / GROUP;
+            next[u].kf = line_at(line, of, G); next[u].vf = line_at(line, of + 2 * G, G);
+            pull<KTAKE, VEC>(words, slot * VEC + part * uint(KTAKE), next[u].k); pull<VTAKE, VEC>(words, slot * VEC + KW + part * uint(VTAKE), next[u].v);
+"""
+# The new token is not in memory yet.
+FRESH = r"""
+                next[u].kf = line_at(&fits[0], part * 16 / GROUP, G); next[u].vf = line_at(&fits[0], 2 * G + part * 16 / GROUP, G);
+                #pragma unroll
+                for (int i = 0; i < KTAKE; i++) next[u].k[i] = newest[part * uint(KTAKE) + uint(i)];
+                #pragma unroll
+                for (int i = 0; i < VTAKE; i++) next[u].v[i] = newest[KW + part * uint(VTAKE) + uint(i)];
+"""
+OPEN = r"""
+            kf[u] = lifted_line<KB>(next[u].kf); vf[u] = lifted_line<VB>(next[u].vf);
+            uint k_one = lift_of<KB>(nil); uint v_one = lift_of<VB>(nil);
+            #pragma unroll
+            for (int i = 0; i < 16; i++) { kk[u][i] = lifted<KB>(next[u].k, i, k_one); vv[u][i] = lifted<VB>(next[u].v, i, v_one); }
 """
 # What the new token itself sees is what its codes say.
 ENCODE = r"""
         if (v == uint(HG)) encode<T, D, GROUP, KB>(&vecs[v][0], &codes[0], &newest[0], &fits[0], lane);
         if (v == uint(HG + 1)) encode<T, D, GROUP, VB>(&vecs[v][0], &codes[D], &newest[KW], &fits[2 * G], lane);
 """
-APPEND = r"""
-    if (last && h0 % uint(H / KV) == 0) {
-        uint first = (r * uint(KV) + kh) * TAIL * VEC;
-        for (uint i = t; i < uint(TAIL * VEC); i += uint(SG * 32)) {
-            uint n = i % VEC;
+COPY = r"""
+    if (last && sg >= uint(BUSY)) {
+        uint first = (r * uint(KV) + kh) * TAIL * VEC; const uint MINE = (SG - BUSY) * 32;
+        for (uint i = h0 % uint(H / KV) / uint(HG) * MINE + t - uint(BUSY * 32); i < uint(TAIL * VEC); i += MINE * uint(H / KV / HG)) {
             if (i / VEC != fresh) tail_out[first + i] = tail[first + i];
-            else tail_out[first + i] = n < uint(ALL) ? newest[n] : word_of<T>(&fits[0], n - uint(ALL));
         }
     }
 """
+APPEND = r"""
+    if (last && h0 % uint(H / KV) == 0) {
+        uint first = ((r * uint(KV) + kh) * TAIL + fresh) * VEC;
+        for (uint n = t; n < uint(VEC); n += uint(SG * 32)) tail_out[first + n] = n < uint(ALL) ? newest[n] : word_of<T>(&fits[0], n - uint(ALL));
+    }
+"""
 ENCODING = r"""
-// Word i of numbers as memory has them.
-template <typename T, typename F> FN uint word_of(F numbers, uint i) {
-    const uint N = 4 / sizeof(T);
-    return pair_of<T>(numbers[N * i], numbers[N * i + N - 1]);
-}
 // The line a group's codes lie on; its bias is `apart` behind its scale.
 template <typename S> FN Line line_at(S lines, uint at, uint apart) {
     Line f; f.by = float(lines[at]); f.plus = float(lines[at + apart]);
     return f;
 }
 template <int BITS> FN Line lifted_line(Line f) { f.plus -= float(1u << BITS) * f.by; return f; }
-// Sixteen lifted codes from word `at` on.
-template <int BITS, int VEC, typename W> FN void read_codes(W w, uint at, uint nil, thread float (&y)[16]) {
-    uint p[BITS / 2]; uint one = lift_of<BITS>(nil);
-    pull<BITS / 2, VEC>(w, at, p);
-    #pragma unroll
-    for (int n = 0; n < 16; n++) y[n] = lifted<BITS>(p, n, one);
-}
 // A vector's codes, group by group as mx.quantize makes them, packed; in its place what they say.
 template <typename T, int D, int GROUP, int BITS, typename V, typename C, typename N, typename F>
 FN void encode(V vec, C codes, N packed, F fits, uint lane) {

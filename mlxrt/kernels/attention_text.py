@@ -10,13 +10,6 @@ from .attention_tiles import FETCH_KEYS, FETCH_VALUES, HOLD, PLACE, STORE, TILES
 from .op import Source
 from .packing import READ
 
-READ16 = r"""
-// Sixteen numbers, part `part` of vector i of a head of D.
-template <typename T, int D, typename P> FN void read16(P p, uint i, uint part, thread float* y) {
-    load8<T>(p, (i * D + part * 16) / 8, y); load8<T>(p, (i * D + part * 16) / 8 + 1, y + 8);
-}
-"""
-
 HEAD_OF = r"""
 // Which head of a QKV product vector v of a threadgroup is: its queries, the key, the value.
 template <int H, int KV, int HG, bool TIED> FN uint head_of(uint v, uint h0, uint kh) {
@@ -86,53 +79,87 @@ BEGIN = r"""
             simdgroup_barrier(mem_flags::mem_threadgroup);
         }
         ENCODE
-        for (uint i = lane; i < uint(D); i += 32) vecs[v][i] = float(static_cast<T>(vecs[v][i]));
+        for (uint i = lane; i < uint(D); i += 32) {
+            float y = float(static_cast<T>(vecs[v][i])); vecs[v][i] = y;
+            SPREAD;
+        }
         STORE
     }
+    MEANWHILE
+    COPY
     threadgroup_barrier(mem_flags::mem_threadgroup);
 """
-APPEND = r"""
-    if (last && h0 % uint(H / KV) == 0) {
-        const uint EACH = 16 / sizeof(T); const uint CHUNKS = TAIL * D / EACH;
-        for (uint i = t; i < 2 * CHUNKS; i += uint(SG * 32)) {
+# The tail as it will be: threadgroups that share a key copy a part of its old tokens each, by simdgroups that have no heads to
+# turn; one of them adds the new token.
+COPY = r"""
+    if (last && sg >= uint(BUSY)) {
+        const uint EACH = 16 / sizeof(T); const uint CHUNKS = TAIL * D / EACH; const uint MINE = (SG - BUSY) * 32;
+        for (uint i = h0 % uint(H / KV) / uint(HG) * MINE + t - uint(BUSY * 32); i < 2 * CHUNKS; i += MINE * uint(H / KV / HG)) {
             uint kv = i / CHUNKS; uint at = ((r * 2 + kv) * KV + kh) * CHUNKS + i % CHUNKS;
             if (i % CHUNKS / (D / EACH) != fresh) {
                 ((device uint4*)(tail_out))[at] = ((const device uint4*)(tail))[at];
             }
         }
+    }
+"""
+APPEND = r"""
+    if (last && h0 % uint(H / KV) == 0) {
         for (uint i = t; i < uint(2 * D); i += uint(SG * 32)) {
             uint at = (((r * 2 + i / D) * KV + kh) * TAIL + fresh) * D + i % D;
             tail_out[at] = static_cast<T>(vecs[HG + i / D][i % D]);
         }
     }
 """
-# Lanes by themselves: for float32, and for heads too wide for matrix units. A lane takes 16 numbers of a key.
+# Lanes by themselves: for float32, for heads too wide for matrix units, and for a few short rows. A lane takes 16 numbers of
+# a key and its value, U keys at a time; the next ones are on their way while it meets those it has, the first ones while
+# heads are turned.
+# A few narrow queries also lie so that lanes which read together find them in different banks.
+SPREAD = "if (SPREAD_OUT && v < uint(HG)) apart[v % SPREADS][i + i / 16] = y;"
+HOLD_APART = r"""
+    const bool SPREAD_OUT = HG * D <= 256; const uint SPREADS = SPREAD_OUT ? HG : 1; threadgroup float apart[SPREADS][SPREAD_OUT ? D + D / 16 : 1];
+"""
+HOLD_ALONE = "    const device T* held = pool; const device T* recent = tail;\n"
+TAKE = r"""
+    #pragma unroll
+    for (int u = 0; u < U; u++) {
+        int p = near + u * KPS + mine; int key = p < to ? p : near;
+        SLOT
+        READ_BOTH
+    }
+"""
+EARLY = r"""
+    const int LK = D / 16; const int KPS = 32 / LK; uint part = lane % LK; int mine = int(lane) / LK;
+    const int KTAKE = CODED ? KB / 2 : 4 * sizeof(T); const int VTAKE = CODED ? VB / 2 : 4 * sizeof(T);
+    Both<KTAKE, VTAKE> next[U]; int near = from + int(sg) * KPS * U;
+    if (near < to) {
+        TAKE_BEGIN
+    }
+"""
 ALONE = r"""
-    const int LK = D / 16; const int KPS = 32 / LK;
-    uint part = lane % LK; int mine = int(lane) / LK;
     float q[HG][16]; float all[HG]; float m[HG]; float l[HG]; float a[HG][16]; float base[HG];
     #pragma unroll
     for (int g = 0; g < HG; g++) {
         m[g] = -1e30f; l[g] = 0.0f; all[g] = 0.0f; base[g] = 0.0f;
         #pragma unroll
         for (int i = 0; i < 16; i++) {
-            q[g][i] = vecs[g][part * 16 + i] * as_type<float>(uint(SCALE)); all[g] += q[g][i]; a[g][i] = 0.0f;
+            q[g][i] = (SPREAD_OUT ? apart[uint(g) % SPREADS][part * 17 + uint(i)] : vecs[g][part * 16 + i]) * as_type<float>(uint(SCALE)); all[g] += q[g][i]; a[g][i] = 0.0f;
         }
     }
-    for (int k0 = from + int(sg) * KPS * U; k0 < to; k0 += SG * KPS * U) {
+    for (int k0 = near; k0 < to; k0 = near) {
         float kk[U][16]; float vv[U][16]; Line kf[U]; Line vf[U]; bool live[U];
         #pragma unroll
         for (int u = 0; u < U; u++) {
-            int p = k0 + u * KPS + mine; live[u] = p < to; int key = live[u] ? p : k0;
-            if (NEW && key == pos) {  // not in memory yet
-                kf[u].by = 1.0f; kf[u].plus = 0.0f; vf[u] = kf[u];
-                #pragma unroll
-                for (int i = 0; i < 16; i++) { kk[u][i] = vecs[HG][part * 16 + i]; vv[u][i] = vecs[HG + 1][part * 16 + i]; }
-            } else {
-                SLOT
-                READ_BOTH
+            int p = k0 + u * KPS + mine; live[u] = p < to;
+            if (NEW && (live[u] ? p : k0) == pos) {
+                FRESH
             }
+            OPEN
         }
+        near = k0 + SG * KPS * U;
+        if (near < to) {
+            TAKE_NEXT
+        }
+        simdgroup_barrier(mem_flags::mem_none);  // keeps compilers from waiting for them
         #pragma unroll
         for (int g = 0; g < HG; g++) {
             meet<U, LK, CAP, CODED>(q[g], all[g], kk, vv, kf, vf, live, m[g], l[g], a[g], base[g]);
@@ -156,13 +183,15 @@ ALONE = r"""
         if (lane == 0) { tops[sg][g] = top; dens[sg][g] = den; }
     }
 """
+# A simdgroup's lanes weigh the simdgroups' parts, a part each, and hand the weights round.
 FINISH = r"""
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint i = t; i < uint(HG * D); i += uint(SG * 32)) {
-        uint g = i / D; uint d = i % D;
-        float top = SINKS && SPLITS == 1 ? float(sinks[h0 + g]) : -1e30f; float den = 0.0f; float o = 0.0f;
-        for (int s = 0; s < SG; s++) top = metal::max(top, tops[s][g]);
-        for (int s = 0; s < SG; s++) { float e = metal::exp(tops[s][g] - top); den += dens[s][g] * e; o += sums[s][g][d] * e; }
+        uint g = i / D; uint d = i % D; bool has = lane < uint(SG);
+        float mine = has ? tops[lane % SG][g] : -1e30f; float top = simd_max(mine); float o = 0.0f;
+        if (SINKS && SPLITS == 1) top = metal::max(top, float(sinks[h0 + g]));
+        float weight = has ? metal::exp(mine - top) : 0.0f; float den = simd_sum(has ? dens[lane % SG][g] * weight : 0.0f);
+        for (uint s = 0; s < uint(SG); s++) o += sums[s][g][d] * simd_shuffle(weight, s);
         if (SPLITS == 1) {
             if (SINKS) den += metal::exp(float(sinks[h0 + g]) - top);
             out[(r * H + h0 + g) * D + d] = static_cast<OUT>(o / den);
@@ -175,6 +204,12 @@ FINISH = r"""
 """
 MEET = r"""
 struct Line { float by; float plus; };  // a number is a code `by` that `plus` this
+// Word i of numbers as memory has them.
+template <typename T, typename F> FN uint word_of(F numbers, uint i) {
+    const uint N = 4 / sizeof(T);
+    return pair_of<T>(numbers[N * i], numbers[N * i + N - 1]);
+}
+template <int KN, int VN> struct Both { uint k[KN]; uint v[VN]; Line kf; Line vf; };  // what a lane takes of a key and its value
 // U keys and values against a query, LK lanes a key: the running softmax of its numbers. CODED: sixteen numbers of a key
 // are k along the line kf, which takes no time from each of them: the query's sum is `all`; likewise values, whose part
 // that is the same for all sixteen gathers in `base`.
@@ -204,17 +239,31 @@ template <int U, int LK, int CAP, bool CODED> FN void meet(const thread float (&
 }
 """
 # Which vector of the pool, or of the tail, holds a key; a value's is as far behind it as there are keys.
-PAGE = r"""uint page = uint(key - begin) / uint(S); uint block = STAGE ? blocks[page - early] : uint(table[r * W + page]);
+BLOCK = """uint page = uint(key - begin) / uint(S); uint block = NAMED;
                 uint in_pool = (block * uint(ROWS) + kh) * S + uint(key) % S;"""
+PAGE = BLOCK.replace("NAMED", "STAGE ? blocks[page - early] : uint(table[r * W + page])")
+PAGE_EARLY = BLOCK.replace("NAMED", "uint(table[r * W + page])")  # before a barrier
 SLOT = r"""bool pooled = key < stop; uint slot = (r * uint(ROWS) + kh) * TAIL + uint(key - stop);
             if (pooled) {
                 PAGE
                 slot = in_pool;
             }"""
 READ_PLAIN = r"""
-            uint behind = uint(KV) * (pooled ? uint(S) : uint(TAIL));
-            if (pooled) { read16<T, D>(pool, slot, part, kk[u]); read16<T, D>(pool, slot + behind, part, vv[u]); }
-            else { read16<T, D>(tail, slot, part, kk[u]); read16<T, D>(tail, slot + behind, part, vv[u]); }
+            uint behind = uint(KV) * (pooled ? uint(S) : uint(TAIL)); const device T* at = pooled ? held : recent;
+            load_words<KTAKE>(at, slot * uint(LK) + part, next[u].k);
+            load_words<VTAKE>(at, (slot + behind) * uint(LK) + part, next[u].v);
+"""
+FRESH_PLAIN = r"""
+                #pragma unroll
+                for (int i = 0; i < KTAKE; i++) {
+                    next[u].k[i] = word_of<T>(&vecs[HG][part * 16], uint(i)); next[u].v[i] = word_of<T>(&vecs[HG + 1][part * 16], uint(i));
+                }
+"""
+OPEN_PLAIN = r"""
+            #pragma unroll
+            for (int i = 0; i < KTAKE; i++) {
+                unpack2<T>(next[u].k[i], &kk[u][4 / sizeof(T) * i]); unpack2<T>(next[u].v[i], &vv[u][4 / sizeof(T) * i]);
+            }
 """
 JOIN = Source(
     "mlxrt_attend_join",
@@ -276,25 +325,27 @@ MEMORY = Origin(("qkv",), "float(qkv[(r * HEADS + head) * D + lane + 32 * i])")
 
 def source(*, new: bool, tiled: bool, coded: bool, origin: Origin = MEMORY) -> Source:
     """The kernel of one kind of call."""
-    hold, append = (codes.HOLD, codes.APPEND) if coded else (HOLD if tiled else "", APPEND)
+    hold = codes.HOLD if coded else HOLD if tiled else HOLD_ALONE
+    copy, append = (codes.COPY, codes.APPEND) if coded else (COPY, APPEND)
     begin = BEGIN.replace("ENCODE", codes.ENCODE if new and coded else "")
+    begin, hold = begin.replace("SPREAD;", "" if tiled else SPREAD), hold + ("" if tiled else HOLD_APART)
     begin = begin.replace("STORE", STORE if new and tiled and not coded else "")
     begin = begin.replace("NEWEST", "D * (KB + VB) / 32" if tiled or coded else "1")
-    begin = begin.replace("MAKE", origin.make).replace("NUMBER", origin.number)
+    begin = (
+        begin.replace("MAKE", origin.make).replace("NUMBER", origin.number).replace("MEANWHILE", "" if tiled else EARLY)
+    )
+    begin = begin.replace("COPY", copy if new else "")
     text = hold + begin + (append if new else "") + (TILES if tiled else ALONE) + FINISH
     for place, what in (AHEAD if coded else AT_ONCE).items():
         text = text.replace(place, what)
+    text = text.replace("TAKE_BEGIN", TAKE.replace("SLOT", SLOT.replace("PAGE", PAGE_EARLY))).replace("TAKE_NEXT", TAKE)
     text = text.replace("READ_LINES", codes.READ_LINES if coded else "").replace("SLOT", SLOT).replace("PAGE", PAGE)
     text = text.replace("READ_BOTH", codes.READ_BOTH if coded else READ_PLAIN)
+    text = text.replace("OPEN", codes.OPEN if coded else OPEN_PLAIN)
+    text = text.replace("FRESH", codes.FRESH if coded else FRESH_PLAIN)
     inputs = (*origin.inputs, "pool", "tail", "table", "where", "speeds", "qn", "kn", "sinks")
     helpers = (
-        READ
-        + origin.helpers
-        + HEAD_OF
-        + READ16
-        + MEET
-        + (WORDS if tiled or coded else "")
-        + (codes.ENCODING if coded else "")
+        READ + origin.helpers + HEAD_OF + MEET + (WORDS if tiled or coded else "") + (codes.ENCODING if coded else "")
     )
     name = "mlxrt_" + origin.name + ("attend" if new else "look") + "_tiles" * tiled + "_coded" * coded
     return Source(name, inputs, ("out", "tail_out") if new else ("out",), text, helpers)

@@ -33,7 +33,7 @@ ROOM = 32768  # bytes of threadgroup memory that every GPU has
 # Vectors of HG queries, a key and a value lie in `vecs`, not yet normed: a simdgroup makes every SG-th R rows of them.
 MAKE = r"""
     const int N = FORM == 2 ? 8 * sizeof(T) : BITS; const uint MANY = uint(MADE * D);
-    threadgroup float4 xs[TILE / 4]; threadgroup float by32[TILE / 32]; threadgroup float norms[SG];
+    threadgroup float4 xs[TILE / 4]; threadgroup float by32[TILE / 16]; threadgroup float norms[SG];
     const int LEVELS = FORM == 3 ? 1 << BITS : 1; threadgroup float levels[LEVELS];
     lay_levels<FORM, LEVELS, SG * 32>(wl, t, &levels[0]);
     uint one = lift_of<BITS>(nil); uint row[R]; uint w0[R][N]; float s0[R]; float z0[R]; float squares = 0.0f;
@@ -163,8 +163,9 @@ def memory(x: mx.array, matrix: Matrix, heads: Heads, pages: Pages | PackedPages
         x.shape[0], heads.queries, heads.keys, heads.dim, tokens_of(pages), False, coded, True
     )
     codes = 4 * heads.dim if coded else 0
-    numbers = tile(matrix) * 33 // 32 + (together + 2 + simdgroups * together) * heads.dim + blocks + codes
-    return 4 * (numbers + 256)
+    numbers = tile(matrix) * 17 // 16 + (together + 2 + simdgroups * together) * heads.dim + blocks + codes
+    spread = 272 if together * heads.dim <= 256 else 0
+    return 4 * (numbers + spread + 256)
 
 
 def pays(x, matrix, heads, pages, **rest) -> bool:

@@ -21,7 +21,7 @@ LOGITS = r"""
     uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
     uint t = thread_position_in_threadgroup.x; uint nil = threadgroup_position_in_grid.z;
     const int PLACES = TILE / 4; const int RLEVELS = RFORM == 3 ? 1 << RBITS : 1;
-    threadgroup float logits[E]; threadgroup float4 xs[PLACES]; threadgroup float sums[TILE / 32]; threadgroup float part[SG];
+    threadgroup float logits[E]; threadgroup float4 xs[PLACES]; threadgroup float sums[TILE / 16]; threadgroup float part[SG];
     threadgroup float rtable[RLEVELS];
     lay_levels<RFORM, RLEVELS, SG * 32>(rl, t, &rtable[0]);
     float squares = 0.0f;

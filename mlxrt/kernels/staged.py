@@ -21,16 +21,19 @@ template <typename T, int N> FN void unpack8(const thread uint (&p)[N], thread f
     #pragma unroll
     for (int c = 0; c < N; c++) unpack2<T>(p[c], v + 8 / N * c);
 }
-// Those numbers into the tile; where zeros of groups ask for them, their sums by 32 beside it. A simdgroup must call it
-// together, with its pieces.
-template <int FORM, typename P, typename S> FN void lay8(const thread float (&v)[8], uint i, P xs, S sums) {
+// Those numbers into the tile; where groups ask for them, two sums of each 32 beside it: of the numbers themselves, and of
+// numbers times what numbers4 adds to the codes they meet beyond 16. A simdgroup must call it together, with its pieces.
+template <typename T, int FORM, typename P, typename S> FN void lay8(const thread float (&v)[8], uint i, P xs, S sums) {
     xs[place_of(8 * i)] = four(v[0], v[1], v[2], v[3]); xs[place_of(8 * i + 4)] = four(v[4], v[5], v[6], v[7]);
     if (FORM == 0) {
-        float sum = 0.0f;
-        #pragma unroll
-        for (int n = 0; n < 8; n++) sum += v[n];
+        float near = v[0] + v[2] + v[4] + v[6] + v[7]; float far = v[1] + v[3] + v[5]; float sum = near + far;
         sum += simd_shuffle_xor(sum, 8); sum += simd_shuffle_xor(sum, 16);
-        if (i % 4 == 0) sums[i / 4] = sum;
+        if (i % 4 == 0) sums[i / 4 * 2] = sum;
+        if (sizeof(T) == 2) {
+            float more = 112.0f * near + 2032.0f * far;
+            more += simd_shuffle_xor(more, 8); more += simd_shuffle_xor(more, 16);
+            if (i % 4 == 0) sums[i / 4 * 2 + 1] = more;
+        }
     }
 }
 // Both for thread t, from number `at` of a row of K on, times the norm's weight between. Returns the sum of squares.
@@ -46,7 +49,7 @@ FN float stage8(X x, uint from, G g, uint at, uint t, P xs, S sums) {
         squares += v[n] * v[n];
         if (NORM) v[n] *= w[n];
     }
-    lay8<FORM>(v, i, xs, sums);
+    lay8<T, FORM>(v, i, xs, sums);
     return squares;
 }
 // Numbers k ... k + 31 of R rows: their words, scales and zeros.
@@ -60,7 +63,11 @@ FN void load_rows(W w, S s, Z z, const thread uint (&row)[R], uint k, thread uin
         zero[r] = zero_at<FORM, BITS>(z, group, scale[r]);
     }
 }
-// Numbers 4 c ... 4 c + 3 of those 32.
+// Whether codes are read where they lie, see numbers4.
+template <typename T, int FORM, int BITS> FN constexpr bool in_place() { return FORM == 0 && BITS == 4 && sizeof(T) == 2; }
+// Numbers 4 c ... 4 c + 3 of those 32. Shifting a code to where a float's last bits are is half of what one costs, so in half
+// precision those of four bits are taken from two places of a float, where they say 128 and 2048 more: of the eight of a
+// word only four need a shift, two of them to the left, which multipliers can do. What that adds is in x's second sums.
 template <typename T, int FORM, int BITS, int N, typename L> FN void numbers4(const thread uint (&p)[N], int c, uint one, L table, thread float (&y)[4]) {
     const int U = 4 / sizeof(T);
     if (FORM == 2) {
@@ -70,6 +77,12 @@ template <typename T, int FORM, int BITS, int N, typename L> FN void numbers4(co
             #pragma unroll
             for (int n = 0; n < U; n++) y[U * i + n] = v[n];
         }
+    } else if (in_place<T, FORM, BITS>()) {
+        uint w = p[c / 2 % N]; uint near = one + (3u << 23); uint far = one + (7u << 23);
+        uint a = c % 2 == 0 ? w << 16 : w; uint b = c % 2 == 0 ? w << 8 : w >> 8; uint d = c % 2 == 0 ? w : w >> 12;
+        y[0] = as_type<float>((a & 0xf0000u) | near); y[1] = as_type<float>((b & 0xf000u) | far);
+        y[2] = as_type<float>((b & 0xf0000u) | near);
+        y[3] = c % 2 == 0 ? as_type<float>((d & 0xf000u) | far) : as_type<float>((d & 0xf0000u) | near);
     } else {
         #pragma unroll
         for (int n = 0; n < 4; n++) y[n] = number<FORM, BITS>(p, 4 * c + n, one, table);
@@ -100,9 +113,10 @@ FN void rows_meet(const thread uint (&p)[R][N], const thread float (&scale)[R], 
     }
     #pragma unroll
     for (int m = 0; m < M; m++) {
-        float sum = FORM == 0 ? sums[m * (PLACES / 8) + kt / 32] : 0.0f;
+        uint at = 2 * (m * (PLACES / 8) + kt / 32);
+        float sum = FORM == 0 ? sums[at] : 0.0f; float more = in_place<T, FORM, BITS>() ? sums[at + 1] : 0.0f;
         #pragma unroll
-        for (int r = 0; r < R; r++) acc[m][r] += FORM == 2 ? d[m][r] : scale[r] * d[m][r] + zero[r] * sum;
+        for (int r = 0; r < R; r++) acc[m][r] += FORM == 2 ? d[m][r] : scale[r] * (d[m][r] - more) + zero[r] * sum;
     }
 }
 // What was on its way is there.

@@ -31,7 +31,7 @@ FN float stage_sum8(X x, R residual, W post, float inv, float f, H h, bool write
         v[n] = float(sum); squares += v[n] * v[n];
         if (NORM) v[n] *= w[n];
     }
-    lay8<FORM>(v, i, xs, sums);
+    lay8<T, FORM>(v, i, xs, sums);
     return squares;
 }
 """
