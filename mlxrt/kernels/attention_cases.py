@@ -26,6 +26,7 @@ def attention_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (64, 8, 2, 64, 8, 1, [3, 6], 1, {"turning": 32}),
         (8, 1, 1, 64, 32, 14, [440, 5, 201], 2, {}),  # simdgroups take keys several times
         (1, 2, 1, 64, 32, 40, [1270], 9, {"window": 4}),  # a window within the tail, in parts
+        (1, 2, 1, 64, 32, 9, [280], 15, {"turning": 32}),  # simdgroups take keys twice, the last ones at the tail's end
         (1, 32, 8, 128, 32, 1024, [32000], 9, {"norms": True, "turning": 64, "large": True}),
     ]
     for rows, h, kv, dim, size, blocks, start, used, extra in shapes:
