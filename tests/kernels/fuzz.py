@@ -249,6 +249,8 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=40, help="of each op")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
+    if unknown := set(args.op.split(",")) - DRAWS.keys():
+        parser.error(f"no calls are drawn for {', '.join(sorted(unknown))}: {', '.join(DRAWS)}")
     tried = refused = wrong = 0
     for name in args.op.split(","):
         rng = random.Random(f"{name} {args.seed}")
