@@ -110,14 +110,14 @@ APPEND = r"""
         }
     }
 """
-# Lanes by themselves: for float32, for heads too wide for matrix units, and for a few short rows. A lane takes 16 numbers of
-# a key and its value, U keys at a time; the next ones are on their way while it meets those it has, the first ones while
-# heads are turned.
-# A few narrow queries also lie so that lanes which read together find them in different banks.
+# A few narrow queries lie a second time, so that lanes which read together find them in different banks.
 SPREAD = "if (SPREAD_OUT && v < uint(HG)) apart[v % SPREADS][i + i / 16] = y;"
 HOLD_APART = r"""
     const bool SPREAD_OUT = HG * D <= 256; const uint SPREADS = SPREAD_OUT ? HG : 1; threadgroup float apart[SPREADS][SPREAD_OUT ? D + D / 16 : 1];
 """
+# Lanes by themselves: for float32, for heads too wide for matrix units, and for a few short rows. A lane takes 16 numbers of
+# a key and its value, U keys at a time; the next ones are on their way while it meets those it has, the first ones while
+# heads are turned.
 HOLD_ALONE = "    const device T* held = pool; const device T* recent = tail;\n"
 TAKE = r"""
     #pragma unroll

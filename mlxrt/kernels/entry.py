@@ -5,7 +5,6 @@ itself. The host has one launch less to do, which is what one row waits for; the
 rows (docs/decisions/0009). The rest of the text is attention's.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,14 +20,13 @@ from .op import Case, op
 from .packed_attention import PackedPages, attention_of, packed_cases
 from .packing import Matrix
 from .samples import sample
-from .staged import DOT
+from .staged import DOT, ROOM, whole_tile
 
 WIDEST = 4096  # numbers of x: 16 KB of threadgroup memory
 # Bytes of the matrix that a threadgroup multiplies by itself. On H200s in one launch and in two: with 200,000 (Qwen3-0.6B)
 # 19.2 and 12.6 us of the device, 700 and 625 tok/s; with 390,000 (30B-A3B) 27.3 and 14.7 us, 323 and 278 tok/s; with 790,000
 # (8B) 42.5 and 17.7 us, more than the host takes.
 MOST = 400_000
-ROOM = 32768  # bytes of threadgroup memory that every GPU has
 
 # Vectors of HG queries, a key and a value lie in `vecs`, not yet normed: a simdgroup makes every SG-th R rows of them.
 MAKE = r"""
@@ -112,6 +110,7 @@ def entry_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("affine", 4, 32, 2080, {"norm": True}),
         ("codes", 3, 0, 160, {}),
     ]
+    # Four of the short ones: the others differ in how keys are met, which is attention's own text.
     plain, coded = short(attention_cases(dtype))[:4], short(packed_cases(dtype))
     for i, (mode, bits, group, width, extra) in enumerate(kinds):
         case = plain[i % len(plain)]
@@ -163,7 +162,7 @@ def memory(x: mx.array, matrix: Matrix, heads: Heads, pages: Pages | PackedPages
         x.shape[0], heads.queries, heads.keys, heads.dim, tokens_of(pages), False, coded, True
     )
     codes = 4 * heads.dim if coded else 0
-    numbers = tile(matrix) * 17 // 16 + (together + 2 + simdgroups * together) * heads.dim + blocks + codes
+    numbers = whole_tile(matrix.width) * 17 // 16 + (together + 2 + simdgroups * together) * heads.dim + blocks + codes
     spread = 272 if together * heads.dim <= 256 else 0
     return 4 * (numbers + spread + 256)
 
@@ -175,10 +174,6 @@ def pays(x, matrix, heads, pages, **rest) -> bool:
     return alone and made * matrix.bits // 8 <= MOST and memory(x, matrix, heads, pages) <= ROOM
 
 
-def tile(matrix: Matrix) -> int:
-    return 1024 * math.ceil(matrix.width / 1024)
-
-
 @attend_entry.kernel(*(s for kinds in SOURCES.values() for s in kinds.values()), refuses=refuses, pays=pays)
 def launch(gpu, x, matrix, heads, pages, scale, norm=None, eps=0.0, bias=None, window=None, softcap=None, sinks=None):
     held, coded = matrix.constants(), isinstance(pages, PackedPages)
@@ -188,7 +183,7 @@ def launch(gpu, x, matrix, heads, pages, scale, norm=None, eps=0.0, bias=None, w
         "BITS": held["BITS"],
         "WGROUP": held["GROUP"],
         "K": matrix.width,
-        "TILE": tile(matrix),
+        "TILE": whole_tile(matrix.width),
     }
     form |= {"NORM": norm is not None, "WEPS": bits_of(eps) if norm is not None else 0, "BIAS": bias is not None}
     form["R"] = (4 if matrix.bits <= 4 else 2) if matrix.packed else 1  # a head's rows are a whole number of these

@@ -1,18 +1,16 @@
 """Which experts a token goes to, and how much of each: norm, product, scores and the choice in one launch."""
 
-import math
 from collections.abc import Iterator
 
 import mlx.core as mx
 
 from .matvec import bits_of
 from .op import Case, Source, op
-from .packing import READ
+from .packing import READ, Matrix
 from .samples import sample
-from .staged import DOT
+from .staged import DOT, ROOM, whole_tile
 
 MOST = 512  # experts
-WIDEST = 7168  # numbers of a row: with the logits they fill 32 KB
 SIMDGROUPS = 16
 
 # A row of x in threadgroup memory, normed but for the factor `inv`; then the logits, one for each expert. RFORM, RBITS and
@@ -143,9 +141,15 @@ def route(x, matrix, k, norm=None, eps=0.0, bias=None, sigmoid=False, normalise=
 def refuses(x, matrix, k, norm=None, **rest) -> str | None:
     if matrix.rows > MOST or k > 32:
         return f"{k} of {matrix.rows} experts"
-    if matrix.width > WIDEST:
-        return f"rows of {matrix.width} numbers: {WIDEST} fit threadgroup memory"
+    if (need := memory(matrix)) > ROOM:
+        return f"{matrix.rows} experts of {matrix.width} numbers: {need} bytes of threadgroup memory, {ROOM} are there"
     return matrix.refused(x, norm)
+
+
+def memory(matrix: Matrix) -> int:
+    """Bytes of threadgroup memory: a row of x with its sums, the logits, the levels of codes, a number a simdgroup."""
+    row, levels = whole_tile(matrix.width), 1 if matrix.levels is None else 1 << matrix.bits
+    return 4 * (row + row // 16 + matrix.rows + levels + SIMDGROUPS)
 
 
 def pays(x, **rest) -> bool:
@@ -180,7 +184,7 @@ def routing(matrix, k, norm, eps, bias, correction, scales, sigmoid=False, norma
         "C": k,
         "RR": 4 if matrix.rows >= 64 else 2,
         "SG": SIMDGROUPS,
-        "TILE": 1024 * math.ceil(matrix.width / 1024),
+        "TILE": whole_tile(matrix.width),
         "NORM": norm is not None,
         "EPS": bits_of(eps) if norm is not None else 0,
         "RBIAS": bias is not None,

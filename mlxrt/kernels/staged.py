@@ -5,6 +5,8 @@ For kernels whose threadgroup meets one x with many matrices, or many rows in tu
 
 import math
 
+ROOM = 32768  # bytes of threadgroup memory that every GPU has
+
 DOT = r"""
 // A tile of x lies in threadgroup memory as floats, four to a place: those a simdgroup's lanes read together lie together.
 FN uint place_of(uint k) { return (k / 1024 * 8 + k % 32 / 4) * 32 + k % 1024 / 32; }
@@ -136,6 +138,11 @@ FN void rows_dot(W w, S s, Z z, const thread uint (&row)[R], uint k, uint kt, ui
     rows_meet<T, FORM, BITS, PLACES>(p, scale, zero, kt, one, table, xs, sums, acc);
 }
 """
+
+
+def whole_tile(width: int) -> int:
+    """Numbers of a row of x that lies in threadgroup memory all at once: whole passes of a simdgroup."""
+    return 1024 * math.ceil(width / 1024)
 
 
 def tile(width: int, m: int) -> int:
