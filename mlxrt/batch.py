@@ -43,8 +43,11 @@ def place(step: Step, groups: list[Group], start: list[int], used: int, width: i
     return batch, index
 
 
-def inputs(step: Step) -> mx.array:
-    """The step's tokens: those the host knows, and those on the device by their place in the step that made them."""
+def inputs(step: Step, width: int = 0) -> mx.array:
+    """The step's tokens: those the host knows, and those on the device by their place in the step that made them.
+
+    Up to `width` there are tokens of idle rows behind them, any: rows that decode on take what the step before made.
+    """
     host: list[int] = []
     late: dict[int, mx.array] = {}
     pick: list[tuple[int | None, int]] = []
@@ -56,8 +59,9 @@ def inputs(step: Step) -> mx.array:
             array, row = s.seq.pending[i - len(s.seq.tokens)]
             late[id(array)] = array
             pick.append((id(array), row))
+    idle = [0] * (width - len(pick))
     if not late:
-        return mx.array(host, mx.uint32)
+        return mx.array(host + idle, mx.uint32)
     base: dict[int | None, int] = {None: 0}
     n = len(host)
     for key, array in late.items():
@@ -65,4 +69,6 @@ def inputs(step: Step) -> mx.array:
     arrays = [mx.array(host, mx.uint32), *late.values()] if host else list(late.values())
     every = mx.concatenate(arrays) if len(arrays) > 1 else arrays[0]
     where = [base[key] + i for key, i in pick]
-    return every if where == list(range(every.shape[0])) else every[mx.array(where)]
+    if every.shape[0] == max(width, len(where)) and where == list(range(len(where))):
+        return every
+    return every[mx.array(where + idle)]

@@ -79,7 +79,7 @@ class StepLoop:
         self._cancelled: deque[int] = deque()  # asked for in the middle of a step
         self._late = 0  # prompt tokens of the step that is still running
         with mx.stream(self._lane):
-            settle_arrays(model)
+            mx.eval(model.constants())  # what building it left undone: threads that come later could not
             self._build(config, say)
 
     def _build(self, config: EngineConfig, say: Callable[[str], None]) -> None:
@@ -90,7 +90,7 @@ class StepLoop:
         self.context = self._context(memory.fits)
         compiled = device.kind() != "cpu" if config.compile is None else config.compile
         self._limits = MlxLimits(self.budget, config)
-        self.runner = Runner(self.model, self.specs, self.groups, compiled)
+        self.runner = Runner(self.model, self.specs, self.groups, compiled, say)
         reuse = config.prefix_cache and not config.deterministic
         self.store = PrefixStore(self.empty, self.node) if reuse else None
         check_buffers(buffers(self.model, self.runner.pools))
@@ -160,6 +160,7 @@ class StepLoop:
 
     def identity(self) -> dict[str, str]:
         if self._identity is None:
+            self.runner.settle()  # it may read the weights on the host, and MLX moves what is read there
             self._identity = identify(self.model, self.specs, self._tokenizer, self.source.files, self.node)
         return self._identity
 
@@ -369,8 +370,7 @@ class StepLoop:
         if self.store is not None:
             self.store.clear()
         mx.synchronize(self._lane)
-        self.runner.pools.clear()
-        self.runner.tail = None
+        self.runner.close()
         self._limits.restore()
         mx.clear_cache()
         self._return_lane()
@@ -380,9 +380,3 @@ class StepLoop:
 
     def __exit__(self, *_) -> None:
         self.close()
-
-
-def settle_arrays(model: CausalLM) -> None:
-    """Compute what building the model left undone: threads that come later could not."""
-    found = [v for module in model.modules() for v in (*module.values(), *vars(module).values())]
-    mx.eval([v for v in found if isinstance(v, mx.array)])

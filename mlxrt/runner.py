@@ -14,12 +14,15 @@ from .cache import SequenceState
 from .cache.memory import TAIL, Batch, Group, Shared
 from .cache.memory.slices import Held, bucket, put, widen
 from .errors import BadSnapshot
+from .kernels.cuda_graph import Driver
 from .logits import LogitsView
 from .models import CausalLM
+from .replay import Replay
 from .sampling import Sampled, greedy_tokens, sample, takes_best
 from .step import Slice, Step
 
 Decode = Callable[..., tuple[tuple[mx.array, ...], dict]]
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Tail:
     batch: Batch | None = None
     index: list[dict] = field(default_factory=list)
     kept: bool = False  # a checkpoint waits in it
+    places: dict[int, list[int]] = field(default_factory=dict)  # a whole one: the blocks it is, by layer
 
     @property
     def whole(self) -> bool:
@@ -64,7 +68,7 @@ class Tail:
 
 
 class Runner:
-    def __init__(self, model: CausalLM, specs: list, groups: list[Group], compiled: bool):
+    def __init__(self, model: CausalLM, specs: list, groups: list[Group], compiled: bool, say: Say = lambda line: None):
         self.model, self.groups = model, groups
         self.of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self.source = [s.layer if isinstance(s, Shared) else i for i, s in enumerate(specs)]
@@ -77,8 +81,22 @@ class Runner:
         self.decode = mx.compile(self.next) if self.compiled else self.next
         self.decode_best = mx.compile(self.next_best) if self.compiled else self.next_best
         self.head = mx.compile(model.logits) if self.compiled else model.logits
+        self.replay = self.replaying(say) if self.compiled else None
+        self.block_bytes = {i: groups[g].spec.nbytes() for i, g in self.of.items()}
         self.waits = 0  # steps that had to wait for the device
         self.positions = 0  # tokens run through the model
+
+    def replaying(self, say: Say) -> Replay | None:
+        """Where decode steps can be launched without MLX: on CUDA, all memory read by kernels."""
+        gpu = self.model.kernels.gpu
+        if gpu is None or gpu.library is None or not all(g.spec.pages for g in self.groups):
+            return None
+        try:
+            device = Driver(gpu.library)
+        except (OSError, RuntimeError) as error:
+            say(f"decode steps are launched kernel by kernel: CUDA's driver cannot be used ({error})")
+            return None
+        return Replay(self.next_best, self.decode_best, self.model, gpu.library, device, say)
 
     def launch(self, step: Step) -> Flight:
         if step.decode and all(s.samples and takes_best(s.seq) for s in step.slices):
@@ -104,18 +122,20 @@ class Runner:
 
     def hidden(self, step: Step, every: bool = False) -> mx.array:
         """The last hidden state of every row, or of `every` token."""
-        return self.run(step, self.decode if step.decode else None, every)[0]
+        if step.decode:
+            return self.run(step, self.decode)[0][: len(step.slices)]
+        return self.run(step, None, every)[0]
 
     def run(self, step: Step, decode: Decode | None, every: bool = False) -> tuple[mx.array, ...]:
         """What `decode` gives for every row; without it, the hidden states of a step of any kind."""
         rows = tuple(s.seq.id for s in step.slices)
         moved = any(g.pool.copies or g.pool.size > self.pools[g.layers[0]][0].shape[0] for g in self.groups)
         if self.tail and (not step.decode or moved or self.tail.ends or not self.tail.goes_on(step)):
-            self.settle()
+            self.settle(goes_on=step.decode and not moved and self.tail.goes_on(step))
         if moved:
             self.move()
-        tokens = inputs(step)
-        self.positions += tokens.shape[0]
+        tokens = inputs(step, bucket(len(rows)) if decode else 0)
+        self.positions += sum(s.stop - s.start for s in step.slices)
         return self.ahead(step, rows, tokens, decode) if decode else (self.alone(step, tokens, every),)
 
     def forward(self, tokens, batch, index, pools, live):
@@ -163,22 +183,33 @@ class Runner:
             t.live = {
                 i: self.groups[g].spec.open(self.pools[i], t.index[g], width, self.held) for i, g in self.of.items()
             }
-        if width > len(rows):
-            tokens = mx.concatenate([tokens, mx.zeros(width - len(rows), tokens.dtype)])
-        made, t.live = decode(tokens, t.batch, t.index, self.pools, t.live)
+        arrays = tokens, t.batch, t.index, self.pools, t.live
+        replay = self.replay if decode is self.decode_best else None
+        with self.model.kernels.costless(replay is not None):
+            made, t.live = decode(*arrays) if replay is None else replay(t.used, *arrays)
         t.used, t.kept = t.used + 1, step.checkpoint
-        return made if width == len(rows) else tuple(a[: len(rows)] for a in made)
+        if replay is not None and t.whole and all(g.spec.size == TAIL for g in self.groups):
+            t.places = self.places(step, t.start)
+        return made
 
-    def settle(self):
-        """Write the tail to the pools."""
+    def settle(self, goes_on: bool = False):
+        """Write the tail to the pools; `goes_on`: the next step is the next one of this very batch."""
         t, self.tail = self.tail, None
         if t is None or t.batch is None:
             return
+        if t.places and self.replay is not None and self.replay.keep(t.live, t.places, self.block_bytes):
+            return None if goes_on else self.wait()
         self.wait()
         batch = t.batch._replace(used=mx.array([t.used]))
         for i, g in self.of.items():
             self.pools[i] = self.groups[g].spec.flush(self.pools.pop(i), t.live[i], batch, t.index[g], t.whole)
         mx.async_eval(self.pools)
+
+    def places(self, step: Step, start: list[int]) -> dict[int, list[int]]:
+        """The block of each row that begins there, by layer."""
+        rows = list(zip((s.seq.parts for s in step.slices), start, strict=True))
+        found = [[group.spec.place(parts[g], n) for parts, n in rows] for g, group in enumerate(self.groups)]
+        return {i: found[g] for i, g in self.of.items()}
 
     def move(self):
         """Make true what the host's pools have promised: more places, and copies of shared ones."""
@@ -229,6 +260,17 @@ class Runner:
         mx.eval(self.pools)
         return SequenceState(tuple(tokens), tuple(parts))
 
+    def close(self):
+        """Give the memory back."""
+        self.wait()
+        if self.replay is not None:
+            self.replay.close()
+            self.replay = None
+        self.pools.clear()
+        self.tail = None
+
     def wait(self):
+        if self.replay is not None:
+            self.replay.wait()
         mx.synchronize()
         self.waits += 1

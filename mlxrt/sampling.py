@@ -71,7 +71,7 @@ class Sampled:
     """
 
     tokens: mx.array  # uint32 [R]
-    told: mx.array  # uint32 [R, 2]: the token, and 1 where it must not be used
+    told: Any  # uint32 [R, 2], an array or on its way: the token, and 1 where it must not be used
     requests: tuple[int, ...]  # ids of the rows' sequences
     errors: dict[int, Exception]  # row -> what its on_logits raised
     tops: dict[int, tuple[TopLogprobs, int]]  # row -> where its log probabilities are
@@ -80,7 +80,8 @@ class Sampled:
     def arrays(self) -> list[mx.array]:
         """All that has to be computed before reading: for mx.async_eval."""
         bundles = {id(top): top for top, _ in self.tops.values()}.values()
-        return [self.tokens, self.told, *(a for top in bundles for a in (top.chosen, top.ids, top.logprobs))]
+        told = [self.told] if isinstance(self.told, mx.array) else []
+        return [self.tokens, *told, *(a for top in bundles for a in (top.chosen, top.ids, top.logprobs))]
 
     @cached_property
     def host(self) -> list[int]:
@@ -89,7 +90,7 @@ class Sampled:
 
     @cached_property
     def _told(self) -> Any:
-        return self.told.tolist()
+        return self.told.tolist()[: len(self.requests)]  # idle rows come after
 
     def read(self, i: int, token: int) -> Logprobs:
         """Row i's (token, log probability): the chosen token, then the others of the top n, best first. Waits."""

@@ -2,139 +2,62 @@
 
     python -m bench.gpu.device SHAPE ... [--prompt 512] [--batch 1] [--kv full,q8]
 
-One step that is not compiled is recorded (code, grid, arrays); the same code is then launched by CUDA's driver in a
-graph of its own. The table says where a step's device time goes; the difference to what bench.gpu.decode measures is
-the host's. Needs kernels from mlxrt/kernels/cuda_compiler.py.
+One step is recorded (code, grid, arrays) and launched again as the engine does it (mlxrt/replay.py). The table says
+where a step's device time goes; the difference to what bench.gpu.decode measures is the host's. Needs kernels from
+mlxrt/kernels/cuda_compiler.py.
 """
 
 import argparse
 import ctypes
 import itertools
 import statistics
-from dataclasses import dataclass
 
 import mlxrt  # noqa: F401  before MLX
 
 import mlx.core as mx  # isort: skip
-import numpy as np
 
 from bench.gpu.decode import ask, build, prompts_of
 from bench.gpu.ops import copy_bandwidth
 from mlxrt import EngineConfig
 from mlxrt.engine import Engine, Source
-from mlxrt.kernels.kernels import Gpu
-
-CUDA_STREAM_CAPTURE_MODE_RELAXED = 2
-
-
-@dataclass
-class Launch:
-    name: str
-    code: bytes
-    inputs: list[mx.array]
-    outputs: list[mx.array]
-    blocks: tuple[int, int, int]
-    threads: tuple[int, int, int]
+from mlxrt.kernels.cuda_compiler import Launch, Library
+from mlxrt.kernels.cuda_graph import Driver
 
 
-class Record:
-    """Stands between a Gpu and its library: what is launched is kept."""
+class Clock:
+    """How long the device takes for launches, on arrays as they were when these were recorded."""
 
-    def __init__(self, gpu: Gpu):
-        self.launches: list[Launch] = []
-        self.on = False
-        run = gpu._make.run
-
-        def recorded(*, name, compiled_source, inputs, grid, threadgroup, **rest):
-            made = run(
-                name=name, compiled_source=compiled_source, inputs=inputs, grid=grid, threadgroup=threadgroup, **rest
-            )
-            if self.on:
-                blocks = tuple(-(-g // t) for g, t in zip(grid, threadgroup))
-                self.launches.append(Launch(name, compiled_source, list(inputs), made, blocks, tuple(threadgroup)))
-            return made
-
-        gpu._make.run = recorded
-
-
-class Driver:
-    """As much of CUDA's driver as a timing needs, in the context MLX works in."""
-
-    def __init__(self) -> None:
-        self.cuda = ctypes.CDLL("libcuda.so.1")
-        self("cuInit", 0)
-        device, context = ctypes.c_int(), ctypes.c_void_p()
-        self("cuDeviceGet", ctypes.byref(device), 0)
-        self("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        self("cuCtxSetCurrent", context)
-        self.stream = ctypes.c_void_p()
-        self("cuStreamCreate", ctypes.byref(self.stream), 1)
-        self.functions: dict[str, ctypes.c_void_p] = {}
-        self.buffers: dict[int, tuple[ctypes.c_uint64, mx.array]] = {}
-
-    def __call__(self, name: str, *arguments) -> None:
-        if code := getattr(self.cuda, name)(*arguments):
-            raise RuntimeError(f"{name}: CUDA error {code}")
-
-    def function(self, launch: Launch) -> ctypes.c_void_p:
-        if launch.name not in self.functions:
-            module, function = ctypes.c_void_p(), ctypes.c_void_p()
-            self("cuModuleLoadData", ctypes.byref(module), launch.code)
-            self("cuModuleGetFunction", ctypes.byref(function), module, launch.name.encode())
-            self.functions[launch.name] = function
-        return self.functions[launch.name]
-
-    def buffer(self, a: mx.array) -> ctypes.c_uint64:
-        if id(a) not in self.buffers:
-            held = np.ascontiguousarray(np.array(a.reshape(-1).view(mx.uint8)))
-            pointer = ctypes.c_uint64()
-            self("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(held.nbytes))
-            self("cuMemcpyHtoD_v2", pointer, held.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(held.nbytes))
-            self.buffers[id(a)] = pointer, a
-        return self.buffers[id(a)][0]
-
-    def launch(self, one: Launch) -> None:
-        pointers = [self.buffer(a) for a in [*one.inputs, *one.outputs]]
-        places = (ctypes.c_void_p * len(pointers))(*(ctypes.addressof(p) for p in pointers))
-        self("cuLaunchKernel", self.function(one), *one.blocks, *one.threads, 0, self.stream, places, None)
+    def __init__(self, library: Library):
+        self.driver = Driver(library)
 
     def seconds(self, launches: list[Launch], rounds: int = 15) -> float:
         """Of all of them, one after another in one graph."""
-        for one in launches:
-            self.function(one)
-            for a in [*one.inputs, *one.outputs]:
-                self.buffer(a)
-        graph, ready = ctypes.c_void_p(), ctypes.c_void_p()
-        self("cuStreamBeginCapture_v2", self.stream, CUDA_STREAM_CAPTURE_MODE_RELAXED)
-        for one in launches:
-            self.launch(one)
-        self("cuStreamEndCapture", self.stream, ctypes.byref(graph))
-        self("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, ctypes.c_uint64(0))
+        driver, arrays = self.driver, {id(a): a for one in launches for a in (*one.inputs, *one.outputs)}
+        at = dict(zip(arrays, driver.addresses(list(arrays.values()))))
+        graph = driver.graph([(one, [at[id(a)] for a in (*one.inputs, *one.outputs)]) for one in launches])
         events = [ctypes.c_void_p() for _ in range(2)]
         for event in events:
-            self("cuEventCreate", ctypes.byref(event), 0)
+            driver("cuEventCreate", ctypes.byref(event), 0)
         spent = []
         for _ in range(rounds):
-            self("cuEventRecord", events[0], self.stream)
-            self("cuGraphLaunch", ready, self.stream)
-            self("cuEventRecord", events[1], self.stream)
-            self("cuStreamSynchronize", self.stream)
+            driver("cuEventRecord", events[0], driver.stream)
+            graph.launch()
+            driver("cuEventRecord", events[1], driver.stream)
+            driver.wait()
             took = ctypes.c_float()
-            self("cuEventElapsedTime", ctypes.byref(took), *events)
+            driver("cuEventElapsedTime", ctypes.byref(took), *events)
             spent.append(took.value / 1e3)
-        self("cuGraphExecDestroy", ready)
-        self("cuGraphDestroy", graph)
         return statistics.median(spent[3:])
 
 
-def table(driver: Driver, launches: list[Launch], copy: float) -> None:
+def table(clock: Clock, launches: list[Launch], copy: float) -> None:
     """One line for each kernel and grid, and the whole."""
     groups: dict[tuple, list[Launch]] = {}
     for one in launches:
         groups.setdefault((one.name, one.blocks, one.threads), []).append(one)
-    whole, total = driver.seconds(launches), 0.0
+    whole, total = clock.seconds(launches), 0.0
     for (name, blocks, threads), held in groups.items():
-        took = driver.seconds(held * max(1, 24 // len(held))) / max(1, 24 // len(held))
+        took = clock.seconds(held * max(1, 24 // len(held))) / max(1, 24 // len(held))
         total += took
         read = sum(max(a.nbytes for a in one.inputs) for one in held)
         print(
@@ -145,20 +68,20 @@ def table(driver: Driver, launches: list[Launch], copy: float) -> None:
     print(f"  {len(launches)} launches one after another in a graph: {1e6 * whole:.0f} us; lines {1e6 * total:.0f} us")
 
 
-def recorded(shape: str, batch: int, prompt: int, kv: str) -> list[Launch]:
+def recorded(model, shape: str, batch: int, prompt: int, kv: str) -> list[Launch]:
     """The launches of one decode step in the engine, once every row has four tokens."""
-    model = build(shape, "auto", prompt + 64, peer=False)[0].model
-    record = Record(model.kernels.gpu)
     config = EngineConfig(kv=kv, max_context=prompt + 64, chunk=2048, compile=False, ahead=0, max_running=64)
     with Engine(model, config, source=Source(shape), say=lambda line: None) as engine:
-        prompts, done = prompts_of(model.config.vocab_size, batch, prompt), False
-        with engine.stream([ask(p, 12) for p in prompts]) as stream:
+        prompts = prompts_of(model.config.vocab_size, batch, prompt)
+        with engine.stream([ask(p, 12) for p in prompts]) as stream, model.kernels.costless(True):
             count = dict.fromkeys(stream.ids, 0)
-            for event in stream:
-                count[event.id] += 1
-                done |= bool(record.launches)
-                record.on = not done and min(count.values()) >= 4
-    return record.launches
+            while min(count.values()) < 4:
+                count[next(stream).id] += 1
+            with model.kernels.gpu.library.recording() as launches:
+                for _ in range(batch):
+                    next(stream)
+            mx.eval([one.outputs for one in launches])
+    return launches
 
 
 def main() -> None:
@@ -171,7 +94,9 @@ def main() -> None:
     copy = copy_bandwidth()
     for shape, kv in itertools.product(args.shapes, args.kv.split(",")):
         print(f"{shape}, {kv}, batch {args.batch}, prompt {args.prompt}, copy {copy / 1e9:.0f} GB/s", flush=True)
-        table(Driver(), recorded(shape, args.batch, args.prompt, kv), copy)
+        model = build(shape, "auto", args.prompt + 64, peer=False)[0].model
+        launches = recorded(model, shape, args.batch, args.prompt, kv)
+        table(Clock(model.kernels.gpu.library), launches, copy)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import mlxrt  # noqa: F401  before MLX
 import mlx.core as mx
 # isort: on
 
-from bench.gpu.device import Driver, Record, table
+from bench.gpu.device import Clock, table
 from bench.gpu.ops import copy_bandwidth
 from bench.gpu.turn import turn
 from mlxrt.kernels import OPS, PLAIN, Kernels, backend, expert_down, expert_gate_up, gpu_of
@@ -196,12 +196,12 @@ def decode(coded: list[Experts], dtype: mx.Dtype, options: argparse.Namespace) -
 
 
 def kernel_table(coded: list[Experts], dtype: mx.Dtype, kernels: Kernels) -> None:
-    record = Record(kernels.gpu)
-    record.on = True
+    library = kernels.gpu.library if kernels.gpu is not None else None
+    assert library is not None, "NVIDIA's compiler is not here"
     x = mx.random.normal((1, HIDDEN)).astype(dtype)
-    mx.eval(through(coded, x, routes_for(len(coded), 1, coded[0].down_proj.words.shape[0])))
-    record.on = False
-    table(Driver(), record.launches, copy_bandwidth())
+    with library.recording() as launches:
+        mx.eval(through(coded, x, routes_for(len(coded), 1, coded[0].down_proj.words.shape[0])))
+    table(Clock(library), launches, copy_bandwidth())
 
 
 def prefill(layer: Experts, kernels: Kernels, dtype: mx.Dtype, options: argparse.Namespace) -> bool:

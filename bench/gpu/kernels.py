@@ -15,7 +15,7 @@ import mlxrt  # noqa: F401  before MLX
 
 import mlx.core as mx  # isort: skip
 
-from bench.gpu.device import Driver, Launch, Record
+from bench.gpu.device import Clock
 from bench.gpu.ops import copy_bandwidth, nbytes, weights
 from mlxrt.kernels import (
     Heads,
@@ -29,6 +29,7 @@ from mlxrt.kernels import (
     matvec,
     route_gate_up,
 )
+from mlxrt.kernels.cuda_compiler import Launch
 from mlxrt.kernels.kernels import Gpu
 from mlxrt.weights.cachedir import cache_root
 
@@ -145,12 +146,13 @@ def stack(gpu: Gpu, count: int, rows: int, width: int) -> Matrix:
     return Matrix(*gpu.bundle(shaped), 4, 64, "affine")
 
 
-def launched(record: Record, calls: list[Call]) -> list[Launch]:
-    record.launches, record.on = [], True
-    for call in calls:
-        call()
-    record.on = False
-    return record.launches
+def launched(gpu: Gpu, calls: list[Call]) -> list[Launch]:
+    assert gpu.library is not None
+    with gpu.library.recording() as launches:
+        for call in calls:
+            call()
+    mx.eval([one.outputs for one in launches])
+    return launches
 
 
 def main() -> None:
@@ -159,15 +161,15 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=512)
     args = parser.parse_args()
     gpu = gpu_of(backend(), folder=cache_root() / "kernels")
-    assert gpu is not None, "no GPU here"
-    record, copy = Record(gpu), copy_bandwidth()
+    assert gpu is not None and gpu.library is not None, "no GPU, or no compiler, is here"
+    copy = copy_bandwidth()
     print(f"copy {copy / 1e9:.0f} GB/s")
     for shape in args.shapes:
-        driver = Driver()
+        clock = Clock(gpu.library)
         for name, calls in Parts(gpu, LAYERS[shape], args.prompt).calls().items():
-            launches = launched(record, calls)
+            launches = launched(gpu, calls)
             often = math.ceil(40 / len(launches))  # a graph's own start is not a kernel's
-            took = driver.seconds(launches * often) / len(launches) / often
+            took = clock.seconds(launches * often) / len(launches) / often
             print(f"{shape} {name}: {1e6 * took:.2f} us, {launches[0].blocks} of {launches[0].threads[0]}", flush=True)
 
 

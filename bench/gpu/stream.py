@@ -12,8 +12,9 @@ import mlxrt  # noqa: F401  before MLX
 
 import mlx.core as mx  # isort: skip
 
-from bench.gpu.device import Driver, Launch
-from mlxrt.kernels.cuda_compiler import compiled
+from bench.gpu.device import Clock
+from mlxrt.kernels.cuda_compiler import Launch, Library, compiled
+from mlxrt.weights.cachedir import cache_root
 
 LOADS = {
     "plain": "v[u] = q[i + u * T];",
@@ -43,8 +44,9 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=400_000, help="a threadgroup reads")
     args = parser.parse_args()
     architecture, out = str(mx.device_info()["architecture"]), mx.zeros(1024)
+    clock = Clock(Library(cache_root() / "kernels", architecture, print))
     for groups in map(int, args.groups.split(",")):
-        driver, size = Driver(), groups * args.bytes
+        size = groups * args.bytes
         buffers = [mx.random.randint(0, 1 << 31, (size // 4,)) for _ in range(max(2, int(4e8 / size)))]
         for (name, load), threads, at_once in itertools.product(LOADS.items(), (256, 512, 1024), (4, 8)):
             kernel = f"stream_{threads}_{at_once}_{len(name)}"
@@ -52,7 +54,7 @@ def main() -> None:
             text = f"#define T {threads}u\n#define U {at_once}\n#define N {args.bytes // 16}u\n" + text
             code = compiled(text, architecture)
             launches = [Launch(kernel, code, [b], [out], (groups, 1, 1), (threads, 1, 1)) for b in buffers]
-            spent = [driver.seconds(l) / len(l) for l in (launches[:30] * (1 + 20 // len(launches)), launches[:1] * 30)]
+            spent = [clock.seconds(l) / len(l) for l in (launches[:30] * (1 + 20 // len(launches)), launches[:1] * 30)]
             rates = [args.bytes / s / 1e9 for s in spent]
             print(
                 f"{groups} groups of {threads}, {at_once} at once, {name}: {1e6 * spent[0]:.1f} us, "

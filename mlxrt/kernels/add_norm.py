@@ -1,6 +1,7 @@
 """A branch that is normed on its way out: residual + RMSNorm(x), times a scalar, in one launch."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import mlx.core as mx
 
@@ -20,7 +21,7 @@ BODY = r"""
     float total = 0.0f;
     for (int i = 0; i < 8; i++) total += part[i];
     float inv = metal::rsqrt(total / float(K) + as_type<float>(uint(EPS)));
-    float f = SCALED ? float(scalar[0]) : 1.0f;
+    float f = SCALED ? float(scalar[0]) : as_type<float>(uint(TIMES));
     for (uint i = t; i < uint(K); i += 256) {
         float v = float(x[n * K + i]) * inv * float(g[i]) + float(residual[n * K + i]);
         y[n * K + i] = static_cast<T>(v * f);
@@ -30,13 +31,16 @@ ADD_NORM = Source("mlxrt_add_norm", ("x", "g", "residual", "scalar"), ("y",), BO
 
 
 def add_norm_cases(dtype: mx.Dtype) -> Iterator[Case]:
-    for rows, width, scaled in [(1, 64, False), (3, 1000, True), (2, 257, False)]:
+    for rows, width, scalar in [(1, 64, None), (3, 1000, mx.array([0.7]).astype(dtype)), (2, 257, 0.7071)]:
         mx.random.seed(width)
         arrays = {name: mx.random.normal((rows, width)).astype(dtype) for name in ("x", "residual")}
         arrays["weight"] = mx.random.normal((width,)).astype(dtype)
-        if scaled:
-            arrays["scalar"] = mx.array([0.7]).astype(dtype)
-        yield Case(f"[{rows}, {width}]{' scaled' if scaled else ''}", arrays, {"eps": 1e-6})
+        options: dict[str, Any] = {"eps": 1e-6}
+        if isinstance(scalar, mx.array):
+            arrays["scalar"] = scalar
+        else:
+            options["scalar"] = scalar
+        yield Case(f"[{rows}, {width}]{'' if scalar is None else ' scaled'}", arrays, options)
 
 
 @op(add_norm_cases)
@@ -52,6 +56,8 @@ def pays(x, **rest) -> bool:
 
 @add_norm.kernel(ADD_NORM, pays=pays)
 def launch(gpu, x, weight, eps, residual, scalar=None):
-    inputs = [x, weight, residual, scalar]
-    constants = {"T": x.dtype, "K": x.shape[1], "EPS": bits_of(eps), "SCALED": scalar is not None}
+    held = scalar if isinstance(scalar, mx.array) else None
+    inputs = [x, weight, residual, held]
+    constants = {"T": x.dtype, "K": x.shape[1], "EPS": bits_of(eps), "SCALED": held is not None}
+    constants["TIMES"] = bits_of(1.0 if scalar is None or held is not None else scalar)
     return gpu(ADD_NORM, inputs, x.shape[0], SIZE, [(x.shape, x.dtype)], **constants)[0]

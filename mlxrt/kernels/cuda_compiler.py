@@ -9,7 +9,9 @@ import hashlib
 import importlib.util
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,18 @@ def got(size_of: Any, read: Any, program: ctypes.c_void_p) -> bytes:
     return out.raw.rstrip(b"\0") if size_of.__name__.endswith("LogSize") else out.raw
 
 
+@dataclass(frozen=True)
+class Launch:
+    """A kernel and all it was given: enough to launch it again without MLX (cuda_graph.py)."""
+
+    name: str
+    code: bytes
+    inputs: list[mx.array]
+    outputs: list[mx.array]
+    blocks: tuple[int, ...]
+    threads: tuple[int, ...]
+
+
 class Library:
     """Compiled kernels in a folder, by their text. Stands where mx.fast.cuda_kernel would."""
 
@@ -103,6 +117,17 @@ class Library:
         self.folder, self.architecture, self._say = folder / architecture, architecture, say
         self.run = run or mx.fast.precompiled_cuda_kernel
         self._ready: dict[str, tuple[str, bytes]] = {}  # by text: the kernel's name and its code
+        self._record: list[Launch] | None = None
+
+    @contextmanager
+    def recording(self) -> Iterator[list[Launch]]:
+        """Whatever is launched meanwhile, in a list."""
+        launches: list[Launch] = []
+        self._record = launches
+        try:
+            yield launches
+        finally:
+            self._record = None
 
     def __call__(
         self, name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, header: str = ""
@@ -117,7 +142,7 @@ class Library:
                 text = cuda_text("NAME", list(takes), list(gives), source, header, list(template), threadgroup[0])
                 known[key] = self.find(text, name)
             own, code = known[key]
-            return self.run(
+            made = self.run(
                 name=own,
                 compiled_source=code,
                 inputs=inputs,
@@ -128,6 +153,10 @@ class Library:
                 threadgroup=threadgroup,
                 ensure_row_contiguous=True,
             )
+            if self._record is not None:
+                blocks = tuple(-(-n // size) for n, size in zip(grid, threadgroup))
+                self._record.append(Launch(own, code, list(inputs), list(made), blocks, tuple(threadgroup)))
+            return made
 
         return launch
 

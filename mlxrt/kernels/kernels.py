@@ -5,7 +5,8 @@ so once, with its reason; in `strict` mode it is an error.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,15 @@ class Gpu:
         self._made: dict[tuple[str, ...], Any] = {}
         self._places: dict[int, Place] = {}  # by the id of an array that lies in a bundle
         self.launches = 0
+
+    @property
+    def library(self) -> cuda_compiler.Library | None:
+        """Where its kernels are compiled, if that is our own doing."""
+        return self._make if isinstance(self._make, cuda_compiler.Library) else None
+
+    @property
+    def bundles(self) -> list[mx.array]:
+        return [place.whole for place in self._places.values()]
 
     def bundle(self, arrays: Sequence[mx.array]) -> list[mx.array]:
         """The same arrays, in one buffer if they can be: kernels that read several of them get it as one input."""
@@ -123,6 +133,7 @@ class Kernels:
         self.mode, self.gpu, self._say = mode, gpu, say
         self.judge: Callable[[Op, str], Any] | None = None  # asked once for an op and dtype, before its first launch
         self._judged: set[tuple[str, str]] = set()
+        self.launches_cost = True  # the host's time: a kernel that saves one may take the device longer
         self.disabled: dict[str, str] = {}  # op -> why its kernel is not used on this machine
         self.used: dict[str, int] = {}  # op -> calls computed by our kernel
         self.fallbacks: dict[tuple[str, str], int] = {}  # (op, reason) -> calls computed by plain MLX instead
@@ -144,6 +155,20 @@ class Kernels:
             return otherwise()
         self.used[op.name] = self.used.get(op.name, 0) + 1
         return op.launch(self.gpu, **arguments)
+
+    @contextmanager
+    def costless(self, so: bool) -> Iterator[None]:
+        """A step that will be launched as one graph: what is fastest on the device is."""
+        before, self.launches_cost = self.launches_cost, self.launches_cost and not so
+        try:
+            yield
+        finally:
+            self.launches_cost = before
+
+    @property
+    def judged(self) -> int:
+        """Ops that were asked about so far: while one is judged, other launches than a model's are made."""
+        return len(self._judged)
 
     def _ask(self, op: Op, dtype: str) -> None:
         if self.judge is not None and (op.name, dtype) not in self._judged:

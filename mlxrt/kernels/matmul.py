@@ -92,7 +92,7 @@ BODY = r"""
                 if (PAIR) { a = gated<ACT>(a, u); }
                 else if (ACT > 0) { a = gated<ACT>(a, TIMES ? float(other[to * O + o]) : 1.0f); }
                 if (RES) a += float(other[to * O + o]);
-                y[to * O + o] = static_cast<OUT>(a);
+                y[to * O + o] = static_cast<OUT>(capped<CAP>(a));
             }
         }
         if (GROUPED) threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -112,7 +112,7 @@ def matmul_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("affine", 6, 128, 20, 256, 64, {"bias": True, "activation": "clamped", "pair": True}),
         ("affine", 5, 64, 7, 128, 6, {"activation": "gelu", "times": True}),
         ("affine", 2, 32, 48, 512, 17, {"residual": True}),
-        ("mxfp4", 4, 32, 11, 256, 9, {}),
+        ("mxfp4", 4, 32, 11, 256, 9, {"softcap": 3.0}),
         ("codes", 2, 0, 37, 384, 9, {"residual": True}),
         ("codes", 3, 0, 24, 128, 17, {"activation": "silu", "pair": True}),
         ("codes", 4, 0, 9, 256, 33, {"bias": True}),
@@ -130,13 +130,14 @@ def matmul_cases(dtype: mx.Dtype) -> Iterator[Case]:
             if extra.get(name):
                 arrays[name] = mx.random.normal((m, rows)).astype(dtype)
         options = {"matrix": matrix, "activation": extra.get("activation"), "pair": bool(extra.get("pair"))}
+        options["softcap"] = extra.get("softcap")
         yield Case(f"{mode}{bits} group {group} [{rows}, {width}] x{m}", arrays, options)
 
 
 @op(matmul_cases)
-def matmul(x, matrix, bias=None, activation=None, pair=False, times=None, residual=None):
+def matmul(x, matrix, **after):
     """What `matvec` computes without its norm, for more rows."""
-    return matvec.reference(x, matrix, bias=bias, activation=activation, pair=pair, times=times, residual=residual)
+    return matvec.reference(x, matrix, **after)
 
 
 def refuses(x, matrix, **rest) -> str | None:
@@ -154,7 +155,7 @@ def pays(x, matrix, **rest) -> bool:
 
 
 @matmul.kernel(MATMUL, refuses=refuses, pays=pays)
-def launch(gpu, x, matrix, bias=None, activation=None, pair=False, times=None, residual=None):
+def launch(gpu, x, matrix, bias=None, activation=None, pair=False, times=None, residual=None, softcap=None):
     rows, m = matrix.rows // 2 if pair else matrix.rows, x.shape[0]
     tiles = math.ceil(m / 8)
     groups, parts = split(rows, matrix.width, tiles)
@@ -176,7 +177,7 @@ def launch(gpu, x, matrix, bias=None, activation=None, pair=False, times=None, r
         RG=groups,
         KS=parts,
         **matrix.constants(),
-        **after(bias, activation, pair, times, residual),
+        **after(bias, activation, pair, times, residual, softcap),
     )
     return y
 

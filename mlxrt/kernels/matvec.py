@@ -1,4 +1,4 @@
-"""A few rows of x times a matrix, packed or plain, in one launch: norm before, bias, activation and residual after.
+"""A few rows of x times a matrix, packed or plain, in one launch: norm before; bias, activation, residual, cap after.
 
 A matvec lives on bytes in flight and on few instructions a weight. x lies unpacked in threadgroup memory; a simdgroup
 goes over many rows of the matrix, several at once, 16 bytes a lane, and the words of the next ones are on their way
@@ -33,6 +33,9 @@ template <int ACT> FN float gated(float g, float u) {
     }
     g = metal::min(g, 7.0f); u = metal::max(metal::min(u, 7.0f), -7.0f);
     return g / (1.0f + metal::exp(-1.702f * g)) * (u + 1.0f);
+}
+template <int CAP> FN float capped(float a) {
+    return CAP != 0 ? metal::tanh(a / as_type<float>(uint(CAP))) * as_type<float>(uint(CAP)) : a;
 }
 """
 
@@ -124,7 +127,7 @@ BODY = r"""
             if (PAIR) { a = gated<ACT>(a, u); }
             else if (ACT > 0) { a = gated<ACT>(a, TIMES ? float(other[m * O + o]) : 1.0f); }
             if (RES) a += float(other[m * O + o]);
-            y[m * O + o] = static_cast<T>(a);
+            y[m * O + o] = static_cast<T>(capped<CAP>(a));
         }
     }
 """
@@ -156,6 +159,7 @@ def matvec_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("affine", 6, 128, 5, 256, 1, {"bias": True, "activation": "clamped", "pair": True}),
         ("affine", 2, 32, 16, 64, 2, {"residual": True, "bias": True}),
         ("mxfp4", 4, 32, 11, 160, 1, {"norm": True, "eps": 1e-6}),
+        ("affine", 4, 64, 21, 192, 2, {"norm": True, "eps": 1e-6, "softcap": 3.0}),
         ("dense", 16, 32, 13, 1184, 2, {"norm": True, "eps": 1e-6, "residual": True}),
         ("codes", 2, 0, 37, 1120, 3, {"residual": True}),
         ("codes", 3, 0, 9, 96, 1, {"activation": "silu", "pair": True}),
@@ -175,6 +179,7 @@ def product_case(dtype: mx.Dtype, mode, bits, group, rows, width, m, extra: dict
     matrix = sample(mode, (total, width), dtype, bits, group)
     arrays = {"x": mx.random.normal((m, width)).astype(dtype)}
     options = {"matrix": matrix, "activation": extra.get("activation"), "pair": pair, "eps": extra.get("eps", 0.0)}
+    options["softcap"] = extra.get("softcap")
     if extra.get("norm"):
         arrays["norm"] = (1 + 0.1 * mx.random.normal((width,))).astype(dtype)
     if extra.get("bias"):
@@ -186,8 +191,10 @@ def product_case(dtype: mx.Dtype, mode, bits, group, rows, width, m, extra: dict
 
 
 @op(matvec_cases)
-def matvec(x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=False, times=None, residual=None):
-    """x [N, K] -> [N, O]: normed first, then the matrix, bias, activation (of gate times up with `pair`), residual."""
+def matvec(
+    x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=False, times=None, residual=None, softcap=None
+):  # fmt: skip
+    """x [N, K] -> [N, O]: normed first, then the matrix, bias, activation (of gate times up with `pair`), residual, cap."""
     h = x if norm is None else mx.fast.rms_norm(x, norm, eps)
     y = matrix.multiply(h)
     if bias is not None:
@@ -197,7 +204,7 @@ def matvec(x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=False
         y = activate(activation, gate, up)
     if residual is not None:
         y = residual + y
-    return y
+    return y if softcap is None else mx.tanh(y / softcap) * softcap
 
 
 def refuses(x, matrix, norm=None, **rest) -> str | None:
@@ -215,7 +222,7 @@ def launch(gpu, **arguments):
 
 def multiplied(
     gpu, source, x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=False, times=None, residual=None,
-    more=(), outputs=(), **constants,
+    softcap=None, more=(), outputs=(), **constants,
 ):  # fmt: skip
     """`source` is the text above, or one made of it that has `more` inputs, `outputs` and constants."""
     rows, m = matrix.rows // 2 if pair else matrix.rows, x.shape[0]
@@ -235,7 +242,7 @@ def multiplied(
         **matrix.constants(),
         NORM=norm is not None,
         EPS=bits_of(eps) if norm is not None else 0,
-        **after(bias, activation, pair, times, residual),
+        **after(bias, activation, pair, times, residual, softcap),
         **constants,
     )
 
@@ -255,7 +262,7 @@ def share(rows: int, matrix: Matrix, m: int, pair: bool) -> dict[str, int]:
     return {"SG": size, "R": each, "LOOPS": loops, "TILE": deep, "RESIDENT": resident}
 
 
-def after(bias, activation, pair, times, residual) -> dict[str, int]:
+def after(bias, activation, pair, times, residual, softcap=None) -> dict[str, int]:
     """What follows a product, as constants of its kernel."""
-    given = {"BIAS": bias is not None, "TIMES": times is not None, "RES": residual is not None}
-    return {**given, "ACT": ACTIVATIONS[activation], "PAIR": pair}
+    given = {"BIAS": bias is not None, "TIMES": times is not None, "RES": residual is not None, "PAIR": pair}
+    return {**given, "ACT": ACTIVATIONS[activation], "CAP": 0 if softcap is None else bits_of(softcap)}

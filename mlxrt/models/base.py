@@ -82,6 +82,12 @@ class CausalLM(Computing):
         """The modules that `logits` reads together."""
         return ()
 
+    def constants(self) -> list[mx.array]:
+        """Every array its modules hold, parameters or not, and the buffers they lie in together."""
+        found = [v for module in self.modules() for v in (*module.values(), *vars(module).values())]
+        bundles = self.kernels.gpu.bundles if self.kernels.gpu is not None else []
+        return [v for v in found if isinstance(v, mx.array)] + bundles
+
     @property
     def dtype(self) -> mx.Dtype:
         """What activations, and so keys and values, are computed in."""

@@ -154,9 +154,9 @@ class Gemma(DecoderLM):
     def block(self, c, i) -> nn.Module:
         raise NotImplementedError
 
-    def logits(self, hidden):
-        y, cap = super().logits(hidden), self.config.final_logit_softcapping
-        return y if cap is None else mx.tanh(y / cap) * cap
+    @property
+    def softcap(self):
+        return self.config.final_logit_softcapping
 
     def memory(self):
         c, codec = self.config, Plain(self.dtype)

@@ -15,6 +15,7 @@ from .gemma import Gemma, GemmaDecoder
 from .gemma4_block import Gemma4Block
 from .gemma4_config import Gemma4Config
 from .gemma4_moe import Gemma4MoEBlock
+from .product import embed, plus_normed, product
 from .wrapped import TOWERS, text_name, text_part
 
 KEYS_AND_VALUES = re.compile(r"model\.layers\.(\d{1,5})\.self_attn\.(?:k_proj|v_proj|k_norm|v_norm)\..*")
@@ -28,13 +29,15 @@ class Gemma4Decoder(GemmaDecoder):
             width = c.num_hidden_layers * self.dim
             self.embed_tokens_per_layer = nn.Embedding(c.vocab_size_per_layer_input, width)
             self.per_layer_model_projection = nn.Linear(c.hidden_size, width, bias=False)
-            self.per_layer_projection_norm = nn.RMSNorm(self.dim, eps=c.rms_norm_eps)
+            # What is normed is the projection by sqrt(hidden_size): to a norm a factor is one of eps.
+            self.per_layer_projection_norm = nn.RMSNorm(self.dim, eps=c.rms_norm_eps * c.hidden_size)
 
     def inputs(self, tokens, h):
         """[N, layers, dim]: half from the token itself, half from its embedding."""
-        own = (self.embed_tokens_per_layer(tokens) * self.dim**0.5).reshape(len(tokens), -1, self.dim)
-        seen = (self.per_layer_model_projection(h) * self.scale**-1).reshape(len(tokens), -1, self.dim)
-        return (self.per_layer_projection_norm(seen) + own) * 2**-0.5
+        own = embed(self.embed_tokens_per_layer, tokens, self.kernels, h.dtype, self.dim**0.5).reshape(-1, self.dim)
+        seen = product(self.per_layer_model_projection, h, self.kernels).reshape(-1, self.dim)
+        both = plus_normed(self.per_layer_projection_norm, seen, own, self.kernels, 2**-0.5)
+        return both.reshape(len(tokens), -1, self.dim)
 
     def __call__(self, tokens, views):
         h = self.embed(tokens)

@@ -168,8 +168,14 @@ class DecoderLM(CausalLM):
     def logits(self, hidden):
         head, norm = self.head, self.model.norm
         if self.kernels.gpu is None and "lm_head" not in self:
-            return head.as_linear(norm(hidden))
-        return product(head, hidden, self.kernels, norm=norm)
+            y, cap = head.as_linear(norm(hidden)), self.softcap
+            return y if cap is None else mx.tanh(y / cap) * cap
+        return product(head, hidden, self.kernels, norm=norm, softcap=self.softcap)
+
+    @property
+    def softcap(self) -> float | None:
+        """What logits stay below."""
+        return None
 
     @property
     def head(self) -> nn.Module:

@@ -32,9 +32,13 @@ def product(
     pair: bool = False,
     times: mx.array | None = None,
     residual: mx.array | None = None,
+    softcap: float | None = None,
 ) -> mx.array:
-    """linear(norm(x)); `pair`: its first half is a gate for the second; `times`: it is a gate for that; + residual."""
-    after = {"activation": activation, "pair": pair, "times": times, "residual": residual}
+    """linear(norm(x)); `pair`: its first half is a gate for the second; `times`: it is a gate for that; + residual.
+
+    With `softcap` none of its numbers is larger.
+    """
+    after = {"activation": activation, "pair": pair, "times": times, "residual": residual, "softcap": softcap}
     matrix = matrix_of(linear) if kernels.gpu is not None else None
     if matrix is not None and x.shape[0] <= MANY:
         bias = linear.get("bias")
@@ -48,7 +52,8 @@ def product(
     if activation is not None:
         gate, up = mx.split(y, 2, axis=-1) if pair else (y, times)
         y = activate(activation, gate, up)
-    return y if residual is None else residual + y
+    y = y if residual is None else residual + y
+    return y if softcap is None else mx.tanh(y / softcap) * softcap
 
 
 def entering(linear: nn.Module, x: mx.array, kernels: Kernels, norm: nn.RMSNorm | None) -> Entry:
@@ -112,7 +117,7 @@ def embed(table: nn.Module, tokens: mx.array, kernels: Kernels, dtype: mx.Dtype,
 
 
 def plus_normed(
-    norm: nn.RMSNorm, x: mx.array, residual: mx.array, kernels: Kernels, scalar: mx.array | None = None
+    norm: nn.RMSNorm, x: mx.array, residual: mx.array, kernels: Kernels, scalar: mx.array | float | None = None
 ) -> mx.array:
     """(residual + norm(x)) * scalar."""
     return kernels.run(add_norm, x=x, weight=norm.weight, eps=norm.eps, residual=residual, scalar=scalar)

@@ -41,7 +41,11 @@ FAMILIES = [
     ("qwen3-0.6b", DENSE, 4 * LAYERS + 3),
     ("qwen3-30b-a3b", SPARSE, 4 * LAYERS + 3),
     ("gpt-oss-20b", SPARSE, 4 * LAYERS + 3),
-    ("gemma4-e2b", {"attend_entry", "matvec", "matvec_of_sum", "add_norm"}, 7 * LAYERS + 3),
+    (
+        "gemma4-e2b",
+        {"attend_entry", "matvec", "matvec_of_sum", "add_norm"},
+        7 * LAYERS + 6,
+    ),  # 3: the layers' own inputs
 ]
 
 

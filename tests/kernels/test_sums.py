@@ -32,19 +32,18 @@ SIZES = {
     "num_key_value_heads": 1,
     "sliding_window": 8,
 }
-GEMMAS = {  # folder of a config, changes to it, launches a layer
-    "gemma2": ("gemma2", {}, 5),  # qkv and attention, o; gate and up of the sum, down; the sum that ends the block
-    "gemma3": ("gemma3_text", {}, 5),
-    "gemma4": ("gemma4_e2b", {"global_head_dim": 128, "hidden_size_per_layer_input": 0}, 5),
-    "gemma4-e2b": ("gemma4_e2b", {"global_head_dim": 128, "hidden_size_per_layer_input": 64}, 7),
-}  # the last one: and the gate of another sum, the projection
-AROUND = 3  # embedding, head, the best token
+GEMMAS = {  # folder of a config, changes to it, launches a layer, launches besides: embedding, head, the best token
+    "gemma2": ("gemma2", {}, 5, 3),  # qkv and attention, o; gate and up of the sum, down; the sum that ends the block
+    "gemma3": ("gemma3_text", {}, 5, 3),
+    "gemma4": ("gemma4_e2b", {"global_head_dim": 128, "hidden_size_per_layer_input": 0}, 5, 3),
+    "gemma4-e2b": ("gemma4_e2b", {"global_head_dim": 128, "hidden_size_per_layer_input": 64}, 7, 6),
+}  # the last one: and the gate of another sum, the projection; besides, three for the layers' own inputs
 PROMPT = [3, 14, 15, 9, 2, 6, 5, 35]
 
 
 def gemma(name, kernels):
     """A tiny one, packed, whose norms and scalars are no ones."""
-    folder, changes, _ = GEMMAS[name]
+    folder, changes, *_ = GEMMAS[name]
     raw = json.loads((CONFIGS / folder / "config.json").read_text()) | SIZES | changes
     family = find(raw)
     model = family(family.parse(raw, lambda line: None))
@@ -83,7 +82,8 @@ def test_gemma_decodes_the_same_by_kernels(name):
 @pytest.mark.parametrize("name", GEMMAS)
 def test_launches_a_token(name):
     model = gemma(name, simulated())
-    assert launches(model, PROMPT) == model.config.num_hidden_layers * GEMMAS[name][-1] + AROUND
+    layer, besides = GEMMAS[name][2:]
+    assert launches(model, PROMPT) == model.config.num_hidden_layers * layer + besides
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

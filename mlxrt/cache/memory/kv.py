@@ -48,7 +48,8 @@ class KVView(LayerView):
         def apart():
             return self.kernels.run(attention_of(pages), qkv=qkv.made(), **what)
 
-        out, tail = apart() if qkv.matrix is None else self.kernels.run(attend_entry, apart, **qkv.parts(), **what)
+        both = qkv.matrix is not None and self.kernels.launches_cost
+        out, tail = self.kernels.run(attend_entry, apart, **qkv.parts(), **what) if both else apart()
         self.live = (tail.words if isinstance(tail, Packed) else tail,)
         self.scratch.clear()
         return out
@@ -116,8 +117,7 @@ class FullKV(LayerSpec):
     paged = True
 
     @property
-    def pages(self) -> bool:
-        """Whether the kernels for paged attention can read it."""
+    def pages(self) -> bool:  # type: ignore[override]
         return isinstance(self.codec, (Plain, Quantised)) and self.paged and not self.keep
 
     @property
@@ -162,7 +162,7 @@ class FullKV(LayerSpec):
         if tail is not None:  # for kernels: all they need besides the table, as one array
             start, used = tail
             pairs = [list(pair) for pair in zip(first, start, strict=True)]
-            where["where"] = held.counted((self, "where"), pairs, used, TAIL)
+            where["steps"], where["where"] = held.counted((self, "where"), pairs, used, TAIL)
         return where | {"first": base} if alone else where
 
     def open(self, pool: Arrays, index: dict[str, Any], rows: int, held: Held) -> Arrays:
@@ -185,6 +185,9 @@ class FullKV(LayerSpec):
     def slots(self, positions, row, index):
         """Block and place in it of each token."""
         return index["table"][row, (positions - index["base"][row]) // self.size], positions % self.size
+
+    def place(self, state: BlockTable, position: int) -> int:
+        return state.blocks[position // self.size - state.first].check()
 
     def known(self, index) -> mx.array:
         """The position in every slot the table names, [R, slots]. Those not written yet lie after every query."""

@@ -119,14 +119,14 @@ class Held:
         """The same array for all layers alike, with as many rows as were asked for last: nobody writes into it."""
         return self(("zeros", shape[1:], dtype), list(shape), lambda shape: mx.zeros(shape, dtype))
 
-    def counted(self, name: object, value: list[list[int]], at: int, most: int) -> mx.array:
-        """value [R, k] with one more column, which is `at`. All of them, from 0 to most - 1, are made at once."""
+    def counted(self, name: object, value: list[list[int]], at: int, most: int) -> tuple[mx.array, mx.array]:
+        """value [R, k] with one more column: for all from 0 to most - 1, which are made at once, and for `at`."""
 
         def make(value: list) -> mx.array:
             return mx.array([[[*row, n] for row in value] for n in range(most)])
 
         every = self(name, value, make)
-        return every[at : at + 1].reshape(every.shape[1:])  # a view; [at] would be a launch
+        return every, every[at : at + 1].reshape(every.shape[1:])  # a view; [at] would be a launch
 
 
 def table(ids: list[list[int]], rows: int, width: int) -> list[list[int]]:

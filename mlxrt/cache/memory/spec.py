@@ -41,6 +41,7 @@ class LayerSpec(ABC):
     max_step: int = 1 << 30  # tokens of one sequence a step may take
     paged: bool = False  # grows by blocks of `size` tokens; otherwise one place a sequence, kept every `stride` tokens
     compiles: bool = True  # its steps are functions of arrays alone
+    pages: bool = False  # kernels for paged attention can read it
     portable: bool = True  # its places can be read out and written elsewhere
     size: int
     stride: int
@@ -79,6 +80,10 @@ class LayerSpec(ABC):
     @abstractmethod
     def flush(self, pool: Arrays, live: Arrays, batch: Batch, index: dict[str, mx.array], whole: bool) -> Arrays:
         """The pool with `live` written into it; `whole`: it is a block of every row, if blocks have TAIL tokens."""
+
+    def place(self, state: Any, position: int) -> int:
+        """The block that holds a position, where there are `pages`."""
+        raise TypeError(f"{type(self).__name__} has no pages")
 
     @abstractmethod
     def view(self, batch: Batch, index: dict[str, mx.array], pool: Arrays, live: Arrays) -> "LayerView": ...

@@ -1,0 +1,111 @@
+"""A device that launches graphs, without one: kernels run in the simulator, memory is MLX's own on the CPU."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxrt.kernels.cuda_compiler import Launch, Library
+
+from ..metal_sim import Simulator
+
+NUMPY = {mx.float32: np.float32, mx.uint32: np.uint32, mx.int32: np.int32}
+
+
+class Shelf(Library):
+    """Stands where compiled kernels come from: what it runs is the simulator, on Metal's text."""
+
+    def __init__(self, sim: Simulator):
+        self.sim, self._record = sim, None
+
+    def __call__(self, **definition):
+        kernel = self.sim.metal_kernel(**definition)
+
+        def launch(*, inputs, **rest):
+            made = kernel(inputs=inputs, **rest)
+            if self._record is not None:
+                code = Call(kernel, [(a.shape, a.dtype) for a in inputs], rest)
+                self._record.append(Launch(definition["name"], code, list(inputs), list(made), (), ()))  # type: ignore[arg-type]
+            return made
+
+        return launch
+
+
+@dataclass
+class Call:
+    """What a kernel was asked for, but for the numbers."""
+
+    kernel: Any
+    forms: list[tuple[tuple[int, ...], mx.Dtype]]
+    rest: dict[str, Any]
+
+    def __call__(self, addresses: list[int]) -> None:
+        given = [read(at, *form) for at, form in zip(addresses, self.forms)]
+        for at, made in zip(addresses[len(given) :], self.kernel(inputs=given, **self.rest), strict=True):
+            raw = np.array(made)
+            ctypes.memmove(at, raw.ctypes.data, raw.nbytes)
+
+
+class Bench:
+    """Graphs are lists of calls. All happens when it is waited for: whoever does not wait reads old numbers."""
+
+    def __init__(self) -> None:
+        self._queue: list[Any] = []
+        self.graphs = self.launched = 0
+
+    def enter(self) -> None:
+        pass
+
+    def addresses(self, arrays: Sequence[mx.array]) -> list[int]:
+        mx.eval(list(arrays))
+        return [np.frombuffer(memoryview(a), np.uint8).ctypes.data for a in arrays]  # type: ignore[arg-type]
+
+    def graph(self, launches):
+        self.graphs += 1
+        return Graph(self, launches)
+
+    def copy(self, to: int, source: int, nbytes: int) -> None:
+        self._queue.append(lambda: ctypes.memmove(to, source, nbytes))
+
+    def fetch(self, address: int, shape: tuple[int, int]) -> "Fetched":
+        out = Fetched(self, shape)
+        self._queue.append(lambda: ctypes.memmove(out.numbers.ctypes.data, address, out.numbers.nbytes))
+        return out
+
+    def wait(self) -> None:
+        queue, self._queue = self._queue, []
+        for do in queue:
+            do()
+
+    def close(self) -> None:
+        self.wait()
+
+
+class Fetched:
+    def __init__(self, device: Bench, shape: tuple[int, int]):
+        self._device, self.numbers = device, np.zeros(shape, np.uint32)
+
+    def tolist(self):
+        self._device.wait()
+        return self.numbers.tolist()
+
+
+class Graph:
+    def __init__(self, device: Bench, launches):
+        self._device, self._launches = device, launches
+
+    def launch(self) -> None:
+        self._device.launched += 1
+        self._device._queue.append(self._run)
+
+    def _run(self) -> None:
+        for launch, addresses in self._launches:
+            launch.code(addresses)
+
+
+def read(address: int, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    raw = ctypes.string_at(address, int(np.prod(shape)) * dtype.size)
+    return mx.array(np.frombuffer(raw, NUMPY[dtype]).reshape(shape))
