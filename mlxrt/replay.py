@@ -227,8 +227,9 @@ class Replay:
             try:
                 self._keep(key, self._recorded(launches, tokens, index, pools, live, sides, made, out))
             except NotAlone as reason:
+                if str(reason) not in self._refused.values():
+                    self._say(f"decode steps are launched kernel by kernel: {reason}")
                 self._refused[key] = str(reason)
-                self._say(f"decode steps are launched kernel by kernel: {reason}")
                 return made, out
             now = self._now = self._known[key]
             launches.clear()  # they hold the pools
@@ -272,7 +273,7 @@ class Replay:
         distinct = {id(a): a for a in every}
         at = dict(zip(distinct, self._device.addresses(list(distinct.values()))))
         check(launches, outputs, used, [a for arrays in special.values() for a in arrays], own, at)
-        kept = sum(a.nbytes for a in outputs) + sum(a.nbytes for a in (*special["read"], *own["zeros"]))
+        kept = {at[id(a)]: a.nbytes for a in (*outputs, *special["read"], *own["zeros"])}
         return Recorded(
             [replace(launch, inputs=[]) for launch in launches],  # a pool that is held would be copied, not written
             [[at[id(a)] for a in (*launch.inputs, *launch.outputs)] for launch in launches],
@@ -282,7 +283,7 @@ class Replay:
             list(used.values()),
             buffers,
             {name: [at[id(a)] for a in arrays] for name, arrays in named.items()},
-            kept,
+            sum(kept.values()),
         )
 
 

@@ -45,7 +45,7 @@ def product(
         if x.shape[0] <= FEW:
             weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
             return kernels.run(matvec, x=x, matrix=matrix, norm=weight, eps=eps, bias=bias, **after)
-        h = x if norm is None else norm(x)
+        h = x if norm is None else normed(norm, x, kernels)
         return kernels.run(matmul, x=h, matrix=matrix, bias=bias, **after)
     h = x if norm is None else norm(x)
     y = whole(linear, h) if kernels.gpu is not None else linear(h)
@@ -114,6 +114,10 @@ def embed(table: nn.Module, tokens: mx.array, kernels: Kernels, dtype: mx.Dtype,
         return kernels.run(embed_rows, tokens=tokens, matrix=matrix_of(table), dtype=dtype, scale=scale)
     y = table(tokens)
     return y if scale == 1.0 else y * scale  # a Python float: rounded to the dtype of the weights
+
+
+def normed(norm: nn.RMSNorm, x: mx.array, kernels: Kernels) -> mx.array:
+    return kernels.run(add_norm, x=x, weight=norm.weight, eps=norm.eps)
 
 
 def plus_normed(

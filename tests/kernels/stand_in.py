@@ -1,6 +1,7 @@
 """A device that launches graphs, without one: kernels run in the simulator, memory is MLX's own on the CPU."""
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from mlxrt.kernels.cuda_compiler import Launch, Library
 
 from ..metal_sim import Simulator
 
-NUMPY = {mx.float32: np.float32, mx.uint32: np.uint32, mx.int32: np.int32}
+WHOLE = {1: np.uint8, 2: np.uint16, 4: np.uint32}  # numpy has no bfloat16
 
 
 class Shelf(Library):
@@ -45,7 +46,7 @@ class Call:
     def __call__(self, addresses: list[int]) -> None:
         given = [read(at, *form) for at, form in zip(addresses, self.forms)]
         for at, made in zip(addresses[len(given) :], self.kernel(inputs=given, **self.rest), strict=True):
-            raw = np.array(made)
+            raw = np.array(mx.contiguous(made).view(mx.uint8))
             ctypes.memmove(at, raw.ctypes.data, raw.nbytes)
 
 
@@ -107,5 +108,6 @@ class Graph:
 
 
 def read(address: int, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    raw = ctypes.string_at(address, int(np.prod(shape)) * dtype.size)
-    return mx.array(np.frombuffer(raw, NUMPY[dtype]).reshape(shape))
+    raw = ctypes.string_at(address, math.prod(shape) * dtype.size)
+    whole = np.frombuffer(raw, WHOLE[dtype.size]).reshape(shape)
+    return mx.array(whole).view(dtype)

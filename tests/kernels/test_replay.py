@@ -72,6 +72,23 @@ def test_steps_of_these_families_are_nothing_but_kernels(name):
     assert not said and device.launched == 2 * 8 - 1  # all but those of the first answer, and the one that was recorded
 
 
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-30b-a3b"])
+def test_steps_of_many_rows_are_nothing_but_kernels(name):
+    """By matrix units, which take half precision; experts read once for all of their tokens."""
+    asked, answers = [ask([*range(i, 2 * i + 3)], 4) for i in range(9)], []
+    for again in (False, True):
+        shelf, said, device = Shelf(Simulator(checked=False)), [], Bench()
+        kernels = Kernels("strict", gpu_of("metal", shelf))
+        with made(name, kernels, dtype=mx.bfloat16, moe_intermediate_size=128) as engine:
+            runner = engine.runner
+            runner.compiled = True
+            if again:
+                runner.replay = Replay(runner.next_best, runner.decode_best, runner.model, shelf, device, said.append)
+            answers.append([[c.tokens for c in engine.generate(asked)] for _ in range(3)])
+    assert answers[0] == answers[1] and not said and device.launched
+    assert {"matmul", "add_norm"} <= set(kernels.used) and ("grouped_product" in kernels.used) == ("a3b" in name)
+
+
 def test_requests_that_come_and_go(engines):
     """Rows of another number, of another length, of a prompt that is known."""
     longer = [i % 40 for i in range(130)]
