@@ -281,6 +281,7 @@ class StepLoop:
                 self._stepping = False
 
     def _advance(self, began: float) -> bool:
+        given = self._land_prompts()
         late = self.scheduler.expire()
         for seq in late:
             self._end(seq, Finish.DEADLINE)
@@ -293,10 +294,9 @@ class StepLoop:
             if self.config.deterministic:
                 self.runner.settle()  # where keys lie decides in which order they are summed: always the same place
         if not self._flights:
-            return bool(late or failed)
-        given = 0
+            return bool(late or failed or given)
         if not step or len(self._flights) > self.config.ahead:
-            given = self._land(self._flights.pop(0))
+            given += self._land(self._flights.pop(0))
         self._measure(step.prompted if step else 0, given, began)
         return True
 
@@ -308,6 +308,14 @@ class StepLoop:
             self.metrics.note_prompt_work(late, time.perf_counter() - began)
             if self.config.max_stall_ms is not None and (rate := self.metrics.prompt_rate):
                 self.scheduler.pace = int(rate * self.config.max_stall_ms / 1e3)
+
+    def _land_prompts(self) -> int:
+        """First tokens are given out before the next step is made, if making it waits for them all the same."""
+        given = 0
+        if self.runner.replay is not None and self._flights and self._flights[-1].prompted:
+            while self._flights:
+                given += self._land(self._flights.pop(0))
+        return given
 
     def _land(self, flight: Flight) -> int:
         """Give out the tokens of a step; how many they were."""

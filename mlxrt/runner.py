@@ -31,6 +31,7 @@ class Flight:
 
     slices: tuple[Slice, ...]  # those that sample
     sampled: Sampled | None
+    prompted: int = 0  # tokens of prompts in it
 
 
 @dataclass
@@ -101,24 +102,24 @@ class Runner:
     def launch(self, step: Step) -> Flight:
         if step.decode and all(s.samples and takes_best(s.seq) for s in step.slices):
             tokens, told = self.run(step, self.decode_best)
-            return self.fly(step.slices, Sampled(tokens, told, tuple(s.seq.id for s in step.slices), {}, {}))
+            return self.fly(step, step.slices, Sampled(tokens, told, tuple(s.seq.id for s in step.slices), {}, {}))
         hidden = self.hidden(step)
         ends = [i for i, s in enumerate(step.slices) if s.samples]
         if not ends:
             mx.async_eval(self.tail.live if self.tail else ())
-            return Flight((), None)
+            return Flight((), None, step.prompted)
         slices = tuple(step.slices[i] for i in ends)
         rows = hidden if len(ends) == hidden.shape[0] else hidden[mx.array(ends)]
         with LogitsView(self.head(rows), [s.seq for s in slices]) as view:
             sampled = sample(view, self.model.kernels)
-        return self.fly(slices, sampled)
+        return self.fly(step, slices, sampled)
 
-    def fly(self, slices: tuple[Slice, ...], sampled: Sampled) -> Flight:
+    def fly(self, step: Step, slices: tuple[Slice, ...], sampled: Sampled) -> Flight:
         for i, s in enumerate(slices):
             s.seq.pending.append((sampled.tokens, i))
         live = self.tail.live if self.tail else ()
         mx.async_eval(sampled.arrays, live)  # at once: every call ends a batch of launches
-        return Flight(slices, sampled)
+        return Flight(slices, sampled, step.prompted)
 
     def hidden(self, step: Step, every: bool = False) -> mx.array:
         """The last hidden state of every row, or of `every` token."""
