@@ -223,7 +223,8 @@ class StepLoop:
         return bool(self.scheduler.running or self.scheduler.waiting or self._flights)
 
     def abandon(self, ids: list[int], wait: bool = True) -> None:
-        """Nobody reads these requests any more."""
+        """Nobody reads these requests any more. When nothing else is running, the tail is written to the pools: the
+        next request need not wait for it."""
         self._dropped.extend(ids)
         if wait and not self._turns.mine:
             self._catch_up()
@@ -231,8 +232,9 @@ class StepLoop:
             self._tidy()
 
     def _catch_up(self) -> None:
-        with self.exclusive():
-            return  # leaving it does what is left to do
+        with self.exclusive():  # leaving it does what is left to do
+            if not self.busy and not self._closed:
+                self.runner.settle()
 
     def _drop(self, id: int) -> None:
         if (ticket := self._tickets.pop(id, None)) and not ticket.seq.finish:

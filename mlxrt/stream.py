@@ -10,10 +10,13 @@ from .request import Event
 class Stream(Iterator[Event]):
     def __init__(self, ids: list[int], take: Callable[[list[int]], Event], drop: Callable[[list[int], bool], None]):
         self.ids = list(ids)
-        self._take, self._drop = take, drop
+        self._take, self._drop, self._over = take, drop, False
 
     def __next__(self) -> Event:
         if not self.ids:
+            if not self._over:
+                self._over = True
+                self._drop([], True)  # what is left to do can be done now, while nobody waits
             raise StopIteration
         event = self._take(self.ids)
         if event.finish_reason:

@@ -5,10 +5,10 @@
 # harness itself (`mlxrt bench`) comes last, alone. JANG=1 measures JANG too.
 OUT=${1:-build/gpu}; mkdir -p "$OUT"; work=$(mktemp -d); mkdir "$work/out"
 export PYTHONUNBUFFERED=1
-start=$(date +%s); n=0
+export MLXRT_TURN=$((5 + ${JANG:+1} + 0))  # how many of the following there are
 later() {
-    n=$((n + 1)); name=$1; shift
-    MLXRT_TURN=$((start + ${READY:-85} + n)) timeout -k 1 ${MOST:-330} python3 -m "$@" --turn "$work/turn" > "$work/out/$name" 2>&1 &
+    name=$1; shift
+    timeout -k 1 ${MOST:-400} python3 -m "$@" --turn "$work/turn" > "$work/out/$name" 2>&1 &
 }
 right() { timeout -k 1 200 python3 -m bench.gpu.ops --no-speed --only "$1" > "$work/out/ops-$1" 2>&1 & }
 harness() {
@@ -29,6 +29,7 @@ for op in matvec,matvec_of_sum,add_norm,embed_rows matmul,grouped_product,order_
     attend_entry,route_gate_up route,expert_gate_up,expert_down,greedy,turn,coded_unpack,vector_rows,delta_step; do
     right "$op"
 done
+timeout -k 1 200 python3 -m bench.gpu.replay --programs 12 --kv full,q8 > "$work/out/replay" 2>&1 &
 timeout -k 1 280 nice python3 -m mlxrt doctor --quick --dtype bfloat16 > "$work/out/doctor" 2>&1 &
 while [ -n "$(jobs -r)" ]; do sleep 3; keep; done
 # Three caches of 32,768 tokens at once: when the others have given their memory back.
@@ -36,7 +37,7 @@ timeout -k 1 90 python3 -m bench.gpu.context --layers 36 --json "$work/out/conte
 timeout -k 1 90 python3 -m bench.gpu.context --layers 12 --batch 8 --json "$work/out/context-8.json" > "$work/out/context-8" 2>&1
 harness qwen3-0.6b 105 decode prefill --lengths 512,4096 --minutes 1.5
 harness qwen3-8b 80 decode --lengths 512 --minutes 1.1
-for f in "$work"/out/ops-* "$work"/out/{0.6b,8b,30b,gemma4,context-1,context-8,products,doctor,bench-qwen3-0.6b,bench-qwen3-8b}; do
+for f in "$work"/out/ops-* "$work"/out/{0.6b,8b,30b,gemma4,context-1,context-8,products,doctor,replay,bench-qwen3-0.6b,bench-qwen3-8b}; do
     echo "== ${f##*/}"; tail -n 14 "$f" | cut -c1-200
 done
 date

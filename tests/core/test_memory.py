@@ -4,6 +4,8 @@ import mlx.core as mx
 import pytest
 
 from mlxrt import Engine, EngineConfig, Request, SamplingParams
+from mlxrt.cache.memory import codec
+from mlxrt.cache.memory.codec import Quantised
 from mlxrt.cache.memory.slices import bucket, put, table, widen
 from tests.models.toy import make
 from tests.oracle import truth
@@ -37,6 +39,20 @@ def test_decode_ahead_never_copies_the_pool(compiled, ahead):
     for _ in stream:
         continue
     assert pool > 32e6 and mx.get_peak_memory() - base < pool / 4
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_are_met_unpacked_where_mlx_cannot_multiply_them(bits, monkeypatch):
+    """CUDA's quantized_matmul refuses most batches of small matrices."""
+    mx.random.seed(bits)
+    kept = Quantised(bits, bits, 32)
+    parts = [a.swapaxes(0, 1)[None] for a in kept.encode(*mx.random.normal((2, 40, 3, 64)))]  # [1, heads, 40, width]
+    q, weights = mx.random.normal((1, 3, 2, 64)), mx.softmax(mx.random.normal((1, 3, 2, 40)), axis=-1)
+    expected = kept.score(q, parts), kept.mix(weights, parts)
+    monkeypatch.setattr(codec, "backend", lambda: "cuda")
+    monkeypatch.setattr(mx, "quantized_matmul", None)
+    for a, b in zip(expected, (kept.score(q, parts), kept.mix(weights, parts))):
+        assert a.shape == b.shape and a.dtype == b.dtype and mx.allclose(a, b, atol=1e-4)
 
 
 def test_chunks_write_the_pool_in_place():

@@ -1,7 +1,8 @@
 """How keys and values are kept. A token's code depends on that token alone, so chunking cannot change it.
 
 A codec turns k and v [N, H, D] into arrays [N, heads, width] and computes with what it made: the dot products of
-queries with coded keys, and sums of coded values. A quantised cache is never unpacked as a whole.
+queries with coded keys, and sums of coded values. A quantised cache is never unpacked as a whole; on CUDA plain MLX
+unpacks the blocks of the rows that a step reads.
 """
 
 from abc import ABC, abstractmethod
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ...errors import UnsupportedModel
-from ...kernels import CodedToken
+from ...kernels import CodedToken, backend
 
 Parts = list[mx.array] | tuple[mx.array, ...]
 
@@ -97,9 +98,13 @@ class Quantised(Codec):
         return self.layout.decode(parts[0])
 
     def score(self, q, parts):
+        if backend() == "cuda":  # whose quantized_matmul refuses most batches
+            return q @ self.decode(parts)[0].swapaxes(-1, -2)
         return self._product(q, self.layout.split(parts[0])[0], self.key, True)
 
     def mix(self, weights, parts):
+        if backend() == "cuda":
+            return weights @ self.decode(parts)[1]
         return self._product(weights, self.layout.split(parts[0])[1], self.value, False)
 
     def _product(self, x, parts, bits, transpose):

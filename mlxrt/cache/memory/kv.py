@@ -65,7 +65,8 @@ class KVView(LayerView):
             here = self._once("here", lambda: (mx.arange(TAIL) == self.batch.used)[:, None])
             self.live = tuple(mx.where(here, x[:, :, None], t) for t, x in zip(self.live, new))
         else:
-            self.pool = self.spec.scatter(self.pool, new, self.batch.positions, self.batch.row, self.index)
+            at = self._once("slots", lambda: self.spec.slots(self.batch.positions, self.batch.row, self.index))
+            self.pool = place(self.pool, new, *at)
 
     def _gather(self, rows):
         """Each part's blocks, [..., M, heads, S, width]: of one row, or of as many as `rows` says from the first."""
@@ -178,9 +179,6 @@ class FullKV(LayerSpec):
             at = (batch.start[:, None] + mx.arange(n)).reshape(-1)
             index["flushed"] = self.slots(at, mx.repeat(mx.arange(batch.start.shape[0]), n), index)
         return place(pool, [cut4(t, 0, n).swapaxes(1, 2).flatten(0, 1) for t in live], *index["flushed"])
-
-    def scatter(self, pool, new, positions, row, index) -> Arrays:
-        return place(pool, new, *self.slots(positions, row, index))
 
     def slots(self, positions, row, index):
         """Block and place in it of each token."""
