@@ -21,6 +21,7 @@ from .kernels.cuda_compiler import Launch, Library
 from .models import CausalLM
 
 HOLD = 512 << 20  # bytes
+ENOUGH = 16  # steps of a shape before one is recorded, which takes as long as several: some come once, and go
 SOURCES = 256  # arrays that are held for copies: more than any number of steps in the air needs
 PIECES = 512  # copies, of a microsecond each, that write a tail to the pools
 Live = dict[int, tuple[mx.array, ...]]
@@ -76,7 +77,7 @@ class Replay:
         self._library, self._device = library, device
         self._known: OrderedDict[tuple, Recorded] = OrderedDict()
         self._refused: dict[tuple, str] = {}
-        self._opened: Counter[tuple] = Counter()
+        self._seen: Counter[tuple] = Counter()  # steps that MLX ran
         self._now: Recorded | None = None  # whose tail is running
         self._given: tuple[list, Live] = ([], {})  # the groups' arrays it has, and the tail it gave last
         self._sources: list[mx.array] = []  # of copies that may still be waiting for their turn
@@ -91,13 +92,13 @@ class Replay:
         if self._now is not None and mine and self._goes_on(key, tokens, index):
             return self._launch(used)
         if not used:
-            self._opened[key] += 1
             self._now = self._known.get(key)
-            if self._now is None and self._opened[key] > 1 and key not in self._refused and self.most:
+            if self._now is None and self._seen[key] >= ENOUGH and key not in self._refused and self.most:
                 return self._record(key, tokens, batch, index, pools, live)
             if self._now is not None and self._begin(key, index, pools, tokens):
                 return self._launch(used)
         self._now = None
+        self._seen[key] += 1
         self.wait()  # MLX will read what is being written
         return self._compiled(tokens, batch, index, pools, live)
 

@@ -16,6 +16,12 @@ from .test_families import FAMILIES, answer, made
 OTHER = [5, 1, 44, 23]
 
 
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """Simulated steps take long: the second tail of a shape is recorded, however short the first was."""
+    monkeypatch.setattr(replay, "ENOUGH", 1)
+
+
 @pytest.fixture
 def engines(folder, monkeypatch):  # noqa: F811
     """Two of them on simulated kernels: as it is, and with steps that are launched again."""
@@ -152,6 +158,16 @@ def test_no_more_is_kept_than_allowed(engines, monkeypatch):
     monkeypatch.setattr(replay, "HOLD", 1000)
     _, device, said = both(engines, [ask(PROMPT, 8)], [ask(OTHER, 8)])
     assert not device.launched and "kernel by kernel" in said[-1] and "1 rows would keep" in said[-1]
+
+
+def test_what_comes_once_is_not_recorded(engines, monkeypatch):
+    monkeypatch.setattr(replay, "ENOUGH", 8)
+    engine, device, _ = engines(True)
+    launched = []
+    for prompt in (PROMPT, OTHER, [7]):
+        engine.generate([ask(prompt, 6)])  # five steps
+        launched.append(device.launched)
+    assert launched[:2] == [0, 0] and launched[2] >= 4
 
 
 def test_a_request_given_up_in_the_middle_of_a_tail(engines):
