@@ -91,6 +91,8 @@ class StepLoop:
         compiled = device.kind() != "cpu" if config.compile is None else config.compile
         self._limits = MlxLimits(self.budget, config)
         self.runner = Runner(self.model, self.specs, self.groups, compiled, say)
+        if self.runner.replay is not None and config.memory is not None:
+            self.runner.replay.most = min(self.runner.replay.most, self.budget.total // 32)  # the limit is the user's
         reuse = config.prefix_cache and not config.deterministic
         self.store = PrefixStore(self.empty, self.node) if reuse else None
         check_buffers(buffers(self.model, self.runner.pools))

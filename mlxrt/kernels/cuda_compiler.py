@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import mlx.core as mx
@@ -117,13 +118,13 @@ class Library:
         self.folder, self.architecture, self._say = folder / architecture, architecture, say
         self.run = run or mx.fast.precompiled_cuda_kernel
         self._ready: dict[str, tuple[str, bytes]] = {}  # by text: the kernel's name and its code
-        self._record: list[Launch] | None = None
+        self._record: tuple[int, list[Launch]] | None = None  # for whom: other threads launch for other engines
 
     @contextmanager
     def recording(self) -> Iterator[list[Launch]]:
-        """Whatever is launched meanwhile, in a list."""
+        """Whatever this thread launches meanwhile, in a list."""
         launches: list[Launch] = []
-        self._record = launches
+        self._record = get_ident(), launches
         try:
             yield launches
         finally:
@@ -153,12 +154,15 @@ class Library:
                 threadgroup=threadgroup,
                 ensure_row_contiguous=True,
             )
-            if self._record is not None:
-                blocks = tuple(-(-n // size) for n, size in zip(grid, threadgroup))
-                self._record.append(Launch(own, code, list(inputs), list(made), blocks, tuple(threadgroup)))
+            blocks = tuple(-(-n // size) for n, size in zip(grid, threadgroup))
+            self.record(Launch(own, code, list(inputs), list(made), blocks, tuple(threadgroup)))
             return made
 
         return launch
+
+    def record(self, launch: Launch) -> None:
+        if self._record is not None and self._record[0] == get_ident():
+            self._record[1].append(launch)
 
     def find(self, text: str, name: str) -> tuple[str, bytes]:
         """Its name, which no other text has, and its code: from the folder, else compiled now."""

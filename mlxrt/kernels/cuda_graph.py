@@ -21,6 +21,8 @@ UNTIMED = 2  # CU_EVENT_DISABLE_TIMING
 
 class Driver:
     def __init__(self, library: Library):
+        if mx.default_device() != mx.Device(mx.gpu, 0):
+            raise RuntimeError(f"MLX works on {mx.default_device()}, not on the first GPU")
         self._cuda, self._library = ctypes.CDLL("libcuda.so.1"), library
         self("cuInit", 0)
         device, self._context = ctypes.c_int(), ctypes.c_void_p()

@@ -27,9 +27,8 @@ class Shelf(Library):
 
         def launch(*, inputs, **rest):
             made = kernel(inputs=inputs, **rest)
-            if self._record is not None:
-                code = Call(kernel, [(a.shape, a.dtype) for a in inputs], rest)
-                self._record.append(Launch(definition["name"], code, list(inputs), list(made), (), ()))  # type: ignore[arg-type]
+            code = Call(kernel, [(a.shape, a.dtype) for a in inputs], rest)
+            self.record(Launch(definition["name"], code, list(inputs), list(made), (), ()))  # type: ignore[arg-type]
             return made
 
         return launch

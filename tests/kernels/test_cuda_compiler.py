@@ -1,5 +1,7 @@
 """Compiled kernels in a folder: found again by the next process, and only by the same text."""
 
+from threading import Thread
+
 import mlx.core as mx
 import pytest
 
@@ -116,3 +118,17 @@ def test_the_compiler_makes_machine_code():
     assert code.startswith(b"\x7fELF") and b"plus" in code
     with pytest.raises(RuntimeError, match="identifier"):
         compiled(text.replace("threadIdx", "noSuchThing"), "sm_90")
+
+
+def test_what_a_thread_launches_is_recorded_for_it_alone(tmp_path, compiler):
+    library = Library(tmp_path, "sm_90", print, Runs())
+    launch(library)
+    with library.recording() as launches:
+        [mine] = launch(library, n=5)
+        other = Thread(target=launch, args=(library,))
+        other.start()
+        other.join()
+    launch(library)
+    [one] = launches
+    assert one.outputs[0] is mine and one.blocks == (1, 1, 1) and one.threads == (32, 1, 1)
+    assert one.name.startswith("plus_") and one.code.startswith(b"code of ")
