@@ -29,7 +29,7 @@ class Gemma4Decoder(GemmaDecoder):
             width = c.num_hidden_layers * self.dim
             self.embed_tokens_per_layer = nn.Embedding(c.vocab_size_per_layer_input, width)
             self.per_layer_model_projection = nn.Linear(c.hidden_size, width, bias=False)
-            # What is normed is the projection by sqrt(hidden_size): to a norm a factor is one of eps.
+            # It norms the projection over sqrt(hidden_size), which is the projection with so much larger an eps.
             self.per_layer_projection_norm = nn.RMSNorm(self.dim, eps=c.rms_norm_eps * c.hidden_size)
 
     def inputs(self, tokens, h):
