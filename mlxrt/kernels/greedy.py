@@ -47,9 +47,10 @@ BODY = r"""
 GREEDY = Source("mlxrt_greedy", ("x",), ("tokens", "told"), BODY, READ)
 
 
+TIE = 9.0  # the largest of a row, twice in what one thread reads
 CASES = [
     (1, 40, None), (3, 2500, None), (3, 1100, mx.nan), (2, 1024, mx.inf), (2, 33, -mx.inf),
-    (2, 8200, None), (2, 9000, mx.nan), (2, 48, -mx.inf),
+    (2, 8200, None), (2, 9000, mx.nan), (2, 48, -mx.inf), (2, 2500, TIE), (2, 9000, TIE),
 ]  # fmt: skip
 
 
@@ -57,7 +58,9 @@ def greedy_cases(dtype: mx.Dtype) -> Iterator[Case]:
     for rows, vocab, odd in CASES:
         mx.random.seed(vocab)
         x = mx.random.normal((rows, vocab)).astype(dtype)
-        if odd is not None:
+        if odd == TIE:
+            x[0, 17] = x[0, 17 + (8192 if vocab % 8 == 0 else 1024)] = odd
+        elif odd is not None:
             x[0] = (
                 mx.full((vocab,), odd) if odd == -mx.inf else mx.where(mx.arange(vocab) == 17, odd, x[0]).astype(dtype)
             )
