@@ -32,11 +32,17 @@ SIZES = {
     "num_key_value_heads": 1,
     "sliding_window": 8,
 }
-GEMMAS = {  # folder of a config, changes to it, launches a layer, launches besides: embedding, head, the best token
-    "gemma2": ("gemma2", {}, 5, 3),  # qkv and attention, o; gate and up of the sum, down; the sum that ends the block
-    "gemma3": ("gemma3_text", {}, 5, 3),
-    "gemma4": ("gemma4_e2b", {"global_head_dim": 128, "hidden_size_per_layer_input": 0}, 5, 3),
-    "gemma4-e2b": ("gemma4_e2b", {"global_head_dim": 128, "hidden_size_per_layer_input": 64}, 7, 6),
+AROUND = 3  # launches besides the layers': embedding, head, the best token
+GEMMAS = {  # folder of a config, changes to it, launches a layer, launches besides
+    "gemma2": (
+        "gemma2",
+        {},
+        5,
+        AROUND,
+    ),  # qkv and attention, o; gate and up of the sum, down; the sum that ends the block
+    "gemma3": ("gemma3_text", {}, 5, AROUND),
+    "gemma4": ("gemma4_e2b", {"global_head_dim": 128, "hidden_size_per_layer_input": 0}, 5, AROUND),
+    "gemma4-e2b": ("gemma4_e2b", {"global_head_dim": 128, "hidden_size_per_layer_input": 64}, 7, AROUND + 3),
 }  # the last one: and the gate of another sum, the projection; besides, three for the layers' own inputs
 PROMPT = [3, 14, 15, 9, 2, 6, 5, 35]
 
