@@ -34,12 +34,8 @@ SIZES = {
 }
 AROUND = 3  # launches besides the layers': embedding, head, the best token
 GEMMAS = {  # folder of a config, changes to it, launches a layer, launches besides
-    "gemma2": (
-        "gemma2",
-        {},
-        5,
-        AROUND,
-    ),  # qkv and attention, o; gate and up of the sum, down; the sum that ends the block
+    # qkv and attention, o; gate and up of the sum, down; the sum that ends the block
+    "gemma2": ("gemma2", {}, 5, AROUND),
     "gemma3": ("gemma3_text", {}, 5, AROUND),
     "gemma4": ("gemma4_e2b", {"global_head_dim": 128, "hidden_size_per_layer_input": 0}, 5, AROUND),
     "gemma4-e2b": ("gemma4_e2b", {"global_head_dim": 128, "hidden_size_per_layer_input": 64}, 7, AROUND + 3),
