@@ -25,7 +25,7 @@ from .staged import DOT, ROOM, whole_tile
 WIDEST = 4096  # numbers of x: 16 KB of threadgroup memory
 # Bytes of the matrix that a threadgroup multiplies by itself. On H200s in one launch and in two: with 200,000 (Qwen3-0.6B)
 # 19.2 and 12.6 us of the device, 700 and 625 tok/s; with 390,000 (30B-A3B) 27.3 and 14.7 us, 323 and 278 tok/s; with 790,000
-# (8B) 42.5 and 17.7 us, more than the host takes.
+# (8B) 42.5 and 17.7 us, more than the host takes. A step that is one graph has two (Kernels.launches_cost).
 MOST = 400_000
 
 # Vectors of HG queries, a key and a value lie in `vecs`, not yet normed: a simdgroup makes every SG-th R rows of them.

@@ -166,11 +166,7 @@ class DecoderLM(CausalLM):
         return self.model(tokens, views)
 
     def logits(self, hidden):
-        head, norm = self.head, self.model.norm
-        if self.kernels.gpu is None and "lm_head" not in self:
-            y, cap = head.as_linear(norm(hidden)), self.softcap
-            return y if cap is None else mx.tanh(y / cap) * cap
-        return product(head, hidden, self.kernels, norm=norm, softcap=self.softcap)
+        return product(self.head, hidden, self.kernels, norm=self.model.norm, softcap=self.softcap)
 
     @property
     def softcap(self) -> float | None:

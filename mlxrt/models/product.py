@@ -48,7 +48,7 @@ def product(
         h = x if norm is None else normed(norm, x, kernels)
         return kernels.run(matmul, x=h, matrix=matrix, bias=bias, **after)
     h = x if norm is None else norm(x)
-    y = whole(linear, h) if kernels.gpu is not None else linear(h)
+    y = whole(linear, h, unpacks=kernels.gpu is not None)
     if activation is not None:
         gate, up = mx.split(y, 2, axis=-1) if pair else (y, times)
         y = activate(activation, gate, up)
@@ -95,11 +95,11 @@ def product_of_sum(
     return kernels.run(matvec_of_sum, apart, matrix=matrix, norm=weight, eps=eps, **given, **after)
 
 
-def whole(linear: nn.Module, x: mx.array) -> mx.array:
-    """Many rows on a GPU: unpacked once, so that MLX's fast matrix product runs (docs/decisions/0006)."""
+def whole(linear: nn.Module, x: mx.array, *, unpacks: bool) -> mx.array:
+    """The product alone. Many rows on a GPU: unpacked once, so that MLX's fast one runs (docs/decisions/0006)."""
     if isinstance(linear, (nn.Embedding, nn.QuantizedEmbedding)):
         return linear.as_linear(x)  # a tied head: calling it would look rows up
-    if not isinstance(linear, nn.QuantizedLinear):
+    if not unpacks or not isinstance(linear, nn.QuantizedLinear):
         return linear(x)
     w = mx.dequantize(
         linear.weight, linear.scales, linear.get("biases"), linear.group_size, linear.bits, linear.mode, dtype=x.dtype
