@@ -8,46 +8,18 @@ mlxrt/kernels/cuda_compiler.py.
 """
 
 import argparse
-import ctypes
 import itertools
-import statistics
 
 import mlxrt  # noqa: F401  before MLX
 
 import mlx.core as mx  # isort: skip
 
+from bench.gpu.clock import Clock
 from bench.gpu.decode import ask, build, prompts_of
 from bench.gpu.ops import copy_bandwidth
 from mlxrt import EngineConfig
 from mlxrt.engine import Engine, Source
-from mlxrt.kernels.cuda_compiler import Launch, Library
-from mlxrt.kernels.cuda_graph import Driver
-
-
-class Clock:
-    """How long the device takes for launches, on arrays as they were when these were recorded."""
-
-    def __init__(self, library: Library):
-        self.driver = Driver(library)
-
-    def seconds(self, launches: list[Launch], rounds: int = 15) -> float:
-        """Of all of them, one after another in one graph."""
-        driver, arrays = self.driver, {id(a): a for one in launches for a in (*one.inputs, *one.outputs)}
-        at = dict(zip(arrays, driver.addresses(list(arrays.values()))))
-        graph = driver.graph([(one, [at[id(a)] for a in (*one.inputs, *one.outputs)]) for one in launches])
-        events = [ctypes.c_void_p() for _ in range(2)]
-        for event in events:
-            driver("cuEventCreate", ctypes.byref(event), 0)
-        spent = []
-        for _ in range(rounds):
-            driver("cuEventRecord", events[0], driver.stream)
-            graph.launch()
-            driver("cuEventRecord", events[1], driver.stream)
-            driver.wait()
-            took = ctypes.c_float()
-            driver("cuEventElapsedTime", ctypes.byref(took), *events)
-            spent.append(took.value / 1e3)
-        return statistics.median(spent[3:])
+from mlxrt.kernels.cuda_compiler import Launch
 
 
 def table(clock: Clock, launches: list[Launch], copy: float) -> None:

@@ -17,7 +17,8 @@ import mlxrt  # noqa: F401  before MLX
 import mlx.core as mx
 # isort: on
 
-from bench.gpu.device import Clock, table
+from bench.gpu.clock import Clock
+from bench.gpu.device import table
 from bench.gpu.ops import copy_bandwidth
 from bench.gpu.turn import turn
 from mlxrt.kernels import OPS, PLAIN, Kernels, backend, expert_down, expert_gate_up, gpu_of

@@ -15,7 +15,7 @@ import mlxrt  # noqa: F401  before MLX
 
 import mlx.core as mx  # isort: skip
 
-from bench.gpu.device import Clock
+from bench.gpu.clock import Clock
 from bench.gpu.ops import copy_bandwidth, nbytes, weights
 from mlxrt.kernels import (
     Heads,

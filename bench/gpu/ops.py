@@ -2,18 +2,21 @@
 
     python -m bench.gpu.ops [--json FILE] [--only OP,OP] [--no-speed] [--turn FILE]
 
-Right: each case and dtype against the reference in float32. Fast: launches chained over distinct matrices of a
-gigabyte or more together, so that nothing comes from a cache, launches included.
+Right: each case and dtype against the reference in float32. Fast: products chained over distinct matrices of a gigabyte
+or more together, so that nothing comes from a cache, launches included: ours as one graph, as a greedy step is,
+and launched by MLX, as other steps are; MLX's own.
 """
 
 import argparse
 import json
 import time
+from functools import reduce
 
 import mlxrt  # noqa: F401  before MLX
 
 import mlx.core as mx  # isort: skip
 
+from bench.gpu.clock import Clock
 from bench.gpu.turn import turn
 from mlxrt.kernels import OPS, Matrix, backend, gpu_of, matmul, matvec
 from mlxrt.kernels.matvec import FEW
@@ -21,6 +24,7 @@ from mlxrt.kernels.proof import DTYPES, cases_of, prove, truth
 from mlxrt.weights.cachedir import cache_root
 
 SHAPES = ((12288, 4096), (151936, 4096), (6144, 4096), (4096, 4096), (4096, 12288), (1024, 2048), (151936, 1024))
+WAYS = "as a graph", "launched by MLX", "MLX's own"
 
 
 def check(gpu, names):
@@ -67,7 +71,10 @@ def nbytes(m):
 
 
 def chain(gpu, rows, width, bits, n, size=1.1e9):
-    """Seconds a product in a chain of them over a gigabyte of distinct matrices: ours and MLX's, each plus the last."""
+    """Seconds a product in a chain over distinct matrices, each plus the last, and its bytes.
+
+    Ours as one graph (None without a compiler), ours launched by MLX, MLX's own.
+    """
     one = weights(gpu, rows, width, bits)
     many = [one] + [weights(gpu, rows, width, bits) for _ in range(min(200, max(1, int(size / nbytes(one)))))]
     x, start = mx.random.normal((n, width)).astype(mx.bfloat16), mx.zeros((n, rows), mx.bfloat16)
@@ -89,9 +96,15 @@ def chain(gpu, rows, width, bits, n, size=1.1e9):
             spent.append(time.perf_counter() - began)
         return min(spent) / len(many)
 
-    ours = run(lambda m, y: op.launch(gpu, x=x, matrix=m, residual=y))
-    theirs = run(lambda m, y: m.multiply(x) + y)
-    return ours, theirs, nbytes(one)
+    def ours(m, y):
+        return op.launch(gpu, x=x, matrix=m, residual=y)
+
+    graph = None
+    if gpu.library is not None:
+        with gpu.library.recording() as launches:
+            mx.eval(reduce(lambda y, m: ours(m, y), many, start))
+        graph = Clock(gpu.library).waited(launches) / len(launches)
+    return graph, run(ours), run(lambda m, y: m.multiply(x) + y), nbytes(one)
 
 
 def main():
@@ -124,18 +137,15 @@ def main():
 
 def speeds(gpu, counts):
     roof = copy_bandwidth()
-    print(f"copy bandwidth {roof / 1e9:.0f} GB/s", flush=True)
+    print(f"copy bandwidth {roof / 1e9:.0f} GB/s; us a product, share of that bandwidth", flush=True)
     rows = []
     for shape in SHAPES:
         for n in counts:
-            ours, theirs, size = chain(gpu, *shape, 4, n)
-            share = size / ours / roof
-            rows.append(dict(shape=shape, n=n, ours_us=ours * 1e6, mlx_us=theirs * 1e6, share=share))
-            print(
-                f"{shape} 4 bit, {n} rows: {ours * 1e6:.1f} us against {theirs * 1e6:.1f} ({theirs / ours:.2f}x), "
-                f"{share:.0%} of copy bandwidth",
-                flush=True,
-            )
+            *spent, size = chain(gpu, *shape, 4, n)
+            us = [None if s is None else s * 1e6 for s in spent]
+            rows.append(dict(shape=shape, n=n, graph_us=us[0], ours_us=us[1], mlx_us=us[2], bytes=size))
+            told = [f"{name} {at:.1f} us ({size / at * 1e6 / roof:.0%})" for name, at in zip(WAYS, us) if at]
+            print(f"{shape} 4 bit, {n} rows: {', '.join(told)}", flush=True)
     return rows, roof
 
 

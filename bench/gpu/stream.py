@@ -12,7 +12,7 @@ import mlxrt  # noqa: F401  before MLX
 
 import mlx.core as mx  # isort: skip
 
-from bench.gpu.device import Clock
+from bench.gpu.clock import Clock
 from mlxrt.kernels.cuda_compiler import Launch, Library, compiled
 from mlxrt.weights.cachedir import cache_root
 

@@ -92,6 +92,19 @@ FN void multiply2(Tile<float>& d0, Tile<float>& d1, Tile<__nv_bfloat16>& l0, Til
         : "+f"(d0.e[0]), "+f"(d0.e[1]), "+f"(d1.e[0]), "+f"(d1.e[1])
         : "r"(tile_bits(l0.e[0], l0.e[1])), "r"(tile_bits(l1.e[0], l1.e[1])), "r"(tile_bits(r.e[0], r.e[1])));
 }
+// Both, for two tiles each that follow one another, d0 += l0 r + m0 s and d1 += l1 r + m1 s, in one instruction.
+#define MULTIPLY4(T, NAME) \
+FN void multiply4( \
+    Tile<float>& d0, Tile<float>& d1, Tile<T>& l0, Tile<T>& l1, Tile<T>& r, Tile<T>& m0, Tile<T>& m1, Tile<T>& s \
+) { \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." NAME "." NAME ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+        : "+f"(d0.e[0]), "+f"(d0.e[1]), "+f"(d1.e[0]), "+f"(d1.e[1]) \
+        : "r"(tile_bits(l0.e[0], l0.e[1])), "r"(tile_bits(l1.e[0], l1.e[1])), \
+          "r"(tile_bits(m0.e[0], m0.e[1])), "r"(tile_bits(m1.e[0], m1.e[1])), \
+          "r"(tile_bits(r.e[0], r.e[1])), "r"(tile_bits(s.e[0], s.e[1]))); \
+}
+MULTIPLY4(__half, "f16")
+MULTIPLY4(__nv_bfloat16, "bf16")
 // Sixteen right tiles at once: a lane's numbers lie next to each other in one row of x, 32 of them. Column
 // right_col(lane, i) of the tiles begins at x[from[i]], or is zero where it is not live; here both are the same one.
 template <typename T> FN void right16(const T* x, const uint (&from)[2], const bool (&live)[2], uint lane, Tile<T> (&t)[16]) {

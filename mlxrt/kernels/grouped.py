@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from .experts import gathered
-from .matmul import MATMUL, refuses, split
+from .matmul import MATMUL, refuses
 from .matvec import activate, after
 from .op import Case, Source, op
 from .samples import sample
@@ -120,15 +120,16 @@ def grouped_product(x, experts, order, bounds, matrix, each, dtype, activation=N
 def launch_product(gpu, x, experts, order, bounds, matrix, each, dtype, activation=None, pair=False, bias=None):
     rows, count = matrix.rows // 2 if pair else matrix.rows, matrix.weight.shape[0]
     pairs = experts.size / count
-    tiles = 1 if pairs <= 8 else 2 if pairs <= 24 else 4  # columns an expert is likely to have, by 8
-    # What four tiles take of registers halves the simdgroups. One tile, 32 tokens of Qwen3-30B-A3B on an H200: 92.8 and
-    # 48.3 us for ups and downs, against 98.6 and 51.2 shared like more.
-    few = (2, min(2, matrix.width // 128)) if pair else (4, 1)
-    groups, parts = few if tiles == 1 else split(8192, matrix.width, 2 * tiles)
+    # Columns an expert is likely to have, by 8, and how the rows are shared. A layer of Qwen3-30B-A3B on an H200, us for
+    # ups and downs: 32 tokens 84.3, 44.5; 64 97.4, 51.2; 128 112.0, 62.4 (141.4, 73.8 as if fewer); 512 242.3, 151.7 (328.6,
+    # 252.3 with two tiles of rows); 2,048 779.9, 507.1 (1,174.1, 886.7).
+    tiles = 1 if pairs <= 5 else 2 if pairs <= 24 else 4
+    high, groups, parts = (2, *((2, 2) if pair else (4, 1))) if tiles == 1 else (4, *((1, 2) if pair else (2, 1)))
+    parts = min(parts, matrix.width // 128)
     [y] = gpu(
         MATMUL,
         [x, *matrix.inputs(), bias, None, order, bounds],
-        (math.ceil(rows / (groups * (8 if pair else 16))), count, 1),
+        (math.ceil(matrix.rows / (groups * high * 8)), count, 1),
         32 * groups * parts,
         [((experts.size, rows), dtype)],
         T=x.dtype,
@@ -137,6 +138,7 @@ def launch_product(gpu, x, experts, order, bounds, matrix, each, dtype, activati
         C=each,
         GROUPED=True,
         MT=tiles,
+        RT=high,
         K=matrix.width,
         O=rows,
         RG=groups,

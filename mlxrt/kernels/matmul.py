@@ -17,7 +17,7 @@ from .samples import sample
 
 MANY = 64  # rows of x up to which this is the faster way
 
-# Simdgroups are RG groups of rows by KS parts of k. A simdgroup makes two 8-row tiles; with PAIR gates and their ups.
+# Simdgroups are RG groups of rows by KS parts of k. A simdgroup makes RT tiles of 8 rows; with PAIR gates and their ups.
 # GROUPED: y is a row of the grid, an expert, whose part of `order` names the rows of y it makes, a few at a time; each
 # reads a row of x, which C of them share.
 BODY = r"""
@@ -25,18 +25,20 @@ BODY = r"""
     uint t = thread_position_in_threadgroup.x; uint expert = GROUPED ? threadgroup_position_in_grid.y : 0u;
     uint rg = sg / uint(KS); uint ks = sg % uint(KS); uint one = lift_of<BITS>(threadgroup_position_in_grid.z);
     uint tile = threadgroup_position_in_grid.x * uint(RG) + rg;
-    threadgroup float part[RG][KS][16][MT * 8]; const int LEVELS = FORM == 3 ? 1 << BITS : 1; threadgroup float table[LEVELS];
+    const int OUTS = PAIR ? RT * 4 : RT * 8;
+    threadgroup float part[RG][KS][RT * 8][MT * 8]; const int LEVELS = FORM == 3 ? 1 << BITS : 1; threadgroup float table[LEVELS];
     lay_levels<FORM, LEVELS, RG * KS * 32>(l, t, &table[0]);
     if (FORM == 3) threadgroup_barrier(mem_flags::mem_threadgroup);
-    uint row[2];
-    row[0] = (PAIR ? tile * 8 : tile * 16) + left_row(lane, 0);
-    row[1] = PAIR ? row[0] + uint(O) : row[0] + 8;
-    uint last = uint(PAIR ? 2 * O - 1 : O - 1); uint base = expert * (last + 1);
-    row[0] = base + metal::min(row[0], last); row[1] = base + metal::min(row[1], last);
+    uint last = uint(PAIR ? 2 * O - 1 : O - 1); uint base = expert * (last + 1); uint row[RT];
+    #pragma unroll
+    for (int r = 0; r < RT; r++) {
+        uint at = tile * OUTS + uint(r * 8 % OUTS) + left_row(lane, 0) + (r * 8 < OUTS ? 0u : uint(O));
+        row[r] = base + metal::min(at, last);
+    }
     uint quarter = left_col(lane, 0) / 2;
     uint begin = GROUPED ? uint(bounds[expert]) : 0u; uint count = GROUPED ? uint(bounds[expert + 1]) - begin : uint(M);
     for (uint c0 = 0; c0 < count; c0 += 8 * MT) {
-        Tile<float> acc[2][MT]; uint from[MT][2]; bool live[MT][2];
+        Tile<float> acc[RT][MT]; uint from[MT][2]; bool live[MT][2];
         #pragma unroll
         for (int m = 0; m < MT; m++) {
             #pragma unroll
@@ -45,13 +47,13 @@ BODY = r"""
                 from[m][i] = (GROUPED ? uint(order[begin + c]) / uint(C) : c) * uint(K);
             }
             #pragma unroll
-            for (int r = 0; r < 2; r++) { set<float>(acc[r][m], 0, 0.0f); set<float>(acc[r][m], 1, 0.0f); }
+            for (int r = 0; r < RT; r++) { set<float>(acc[r][m], 0, 0.0f); set<float>(acc[r][m], 1, 0.0f); }
         }
         for (uint k = ks * 128; k < uint(K); k += uint(KS) * 128) {
             uint mine = k + quarter * 32;
-            Tile<T> left[2][16];
+            Tile<T> left[RT][16];
             #pragma unroll
-            for (int r = 0; r < 2; r++) {
+            for (int r = 0; r < RT; r++) {
                 uint from = row[r] * uint(K / 32) + mine / 32; uint group = from / uint(GROUP / 32);
                 uint p[BITS]; load_words<BITS>(w, from, p);
                 float scale = scale_at<FORM>(s, group);
@@ -66,11 +68,16 @@ BODY = r"""
                 Tile<T> right[16];
                 right16<T>(x + k, from[m], live[m], lane, right);
                 #pragma unroll
-                for (int j = 0; j < 16; j++) multiply2(acc[0][m], acc[1][m], left[0][j], left[1][j], right[j]);
+                for (int j = 0; j < 16; j += 2) {
+                    #pragma unroll
+                    for (int r = 0; r < RT; r += 2) {
+                        multiply4(acc[r][m], acc[r + 1][m], left[r][j], left[r + 1][j], right[j], left[r][j + 1], left[r + 1][j + 1], right[j + 1]);
+                    }
+                }
             }
         }
         #pragma unroll
-        for (int r = 0; r < 2; r++) {
+        for (int r = 0; r < RT; r++) {
             #pragma unroll
             for (int m = 0; m < MT; m++) {
                 #pragma unroll
@@ -80,13 +87,13 @@ BODY = r"""
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        const int OUTS = PAIR ? 8 : 16; uint here = metal::min(count - c0, uint(8 * MT));
+        uint here = metal::min(count - c0, uint(8 * MT));
         for (uint i = t; i < uint(RG * OUTS) * here; i += uint(RG * KS * 32)) {
             uint r = i % OUTS; uint g = i / OUTS % RG; uint m = i / (OUTS * RG);
             uint o = (threadgroup_position_in_grid.x * RG + g) * OUTS + r;
             if (o < uint(O)) {
                 float a = 0.0f; float u = 0.0f;
-                for (int c = 0; c < KS; c++) { a += part[g][c][r][m]; if (PAIR) u += part[g][c][(r + 8) % 16][m]; }
+                for (int c = 0; c < KS; c++) { a += part[g][c][r][m]; if (PAIR) u += part[g][c][(r + OUTS) % (RT * 8)][m]; }
                 if (BIAS) { a += float(bias[base + o]); if (PAIR) u += float(bias[base + O + o]); }
                 uint to = GROUPED ? uint(order[begin + c0 + m]) : m;
                 if (PAIR) { a = gated<ACT>(a, u); }
@@ -118,6 +125,8 @@ def matmul_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("codes", 4, 0, 9, 256, 33, {"bias": True}),
         ("codes", 8, 0, 20, 128, 5, {}),
         ("codes", 1, 0, 16, 128, 64, {}),
+        ("affine", 4, 64, 4100, 128, 34, {"residual": True}),  # four tiles of rows for a simdgroup
+        ("affine", 8, 32, 2056, 128, 33, {"activation": "silu", "pair": True}),
     ]
     for mode, bits, group, rows, width, m, extra in shapes:
         mx.random.seed(rows)
@@ -158,13 +167,13 @@ def pays(x, matrix, **rest) -> bool:
 def launch(gpu, x, matrix, bias=None, activation=None, pair=False, times=None, residual=None, softcap=None):
     rows, m = matrix.rows // 2 if pair else matrix.rows, x.shape[0]
     tiles = math.ceil(m / 8)
-    groups, parts = split(rows, matrix.width, tiles)
+    high, parts = split(matrix.rows, matrix.width, tiles)
     other = times if times is not None else residual
     [y] = gpu(
         MATMUL,
         [x, *matrix.inputs(), bias, other, None, None],
-        math.ceil(rows / (groups * (8 if pair else 16))),
-        32 * groups * parts,
+        math.ceil(matrix.rows / (8 * high)),
+        32 * parts,
         [((m, rows), x.dtype)],
         T=x.dtype,
         OUT=x.dtype,
@@ -172,9 +181,10 @@ def launch(gpu, x, matrix, bias=None, activation=None, pair=False, times=None, r
         C=1,
         GROUPED=False,
         MT=tiles,
+        RT=high,
         K=matrix.width,
         O=rows,
-        RG=groups,
+        RG=1,
         KS=parts,
         **matrix.constants(),
         **after(bias, activation, pair, times, residual, softcap),
@@ -183,8 +193,17 @@ def launch(gpu, x, matrix, bias=None, activation=None, pair=False, times=None, r
 
 
 def split(rows: int, width: int, tiles: int) -> tuple[int, int]:
-    """(groups of rows, parts of k) among a threadgroup's simdgroups: parts where rows alone do not fill the device."""
-    most = 8 if tiles <= 4 else 4  # 32 KB of threadgroup memory for the partial sums
-    groups = most if rows >= 32768 else most // 2 if rows >= 8192 else most // 4
-    parts = min(most // groups, width // 128)
-    return groups, 1 << (parts.bit_length() - 1)
+    """(tiles of 8 rows for a simdgroup, parts of k for a threadgroup) where so many rows meet `tiles` of 8 rows of x.
+
+    Four tiles read x half as often, where what is left still fills the device. On an H200, 4 bit, us with two and four:
+    32 rows of x: 12288 x 4096 41.3 / 30.7 (MLX's own 56), 24576 x 4096 75.9 / 49.2, 4096 x 12288 39.0 / 31.9,
+    5120 x 2048 13.0 / 14.2, 2048 x 4096 10.7 / 15.0; 64 rows of x: 4096 x 4096 26.1 / 22.3, 2048 x 4096 16.1 / 21.7.
+    Parts so that the device is full and no fuller: 8 rows of x, 2048 x 4096, 4 parts 9.5, 8 6.7, 16 5.7; 32 rows of x,
+    5120 x 2048, 2 parts 14.3, 4 12.4, 8 16.9.
+    """
+    enough = 4096 if tiles > 4 or (tiles > 1 and width >= 8192) else 12288
+    high = 4 if rows >= enough else 2
+    full = (4096 if tiles == 1 else 3072 if tiles == 2 else 1536) if high == 2 else 1024 if tiles > 4 else 1536
+    most = min(16 if tiles <= 2 else 8, 32 // (high * tiles) * 4)  # 32 KB of threadgroup memory for the partial sums
+    parts = min(max(full // math.ceil(rows / (8 * high)), 4 if high == 2 else 2), most, width // 128)
+    return high, 1 << (parts.bit_length() - 1)

@@ -31,6 +31,15 @@ FN void multiply2(thread Tile<float>& d0, thread Tile<float>& d1, thread Tile<T>
     metal::simdgroup_multiply_accumulate(d0.m, l0.m, r.m, d0.m);
     metal::simdgroup_multiply_accumulate(d1.m, l1.m, r.m, d1.m);
 }
+// Both, for two tiles each that follow one another: d0 += l0 r + m0 s and d1 += l1 r + m1 s.
+template <typename T>
+FN void multiply4(
+    thread Tile<float>& d0, thread Tile<float>& d1, thread Tile<T>& l0, thread Tile<T>& l1, thread Tile<T>& r,
+    thread Tile<T>& m0, thread Tile<T>& m1, thread Tile<T>& s
+) {
+    multiply2(d0, d1, l0, l1, r);
+    multiply2(d0, d1, m0, m1, s);
+}
 // Sixteen right tiles at once. Rows 2q and 2q + 1 of tile j are numbers 32q + 2j and 32q + 2j + 1 of a row of x: that of
 // column right_col(lane, i) begins at x[from[i]], or is zero where it is not live.
 template <typename T>

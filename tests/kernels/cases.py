@@ -59,10 +59,6 @@ def wide(dtype: mx.Dtype) -> Iterator[Case]:
     yield Case("3 rows of 17440", {"x": normal(dtype, 2, 17440), "norm": normal(dtype, 17440)}, options)
 
 
-def tall_tiles(dtype: mx.Dtype) -> Iterator[Case]:
-    yield Case("8200 rows", {"x": normal(dtype, 5, 128)}, {"matrix": packed(dtype, 8200, 128)})
-
-
 def one_norm(dtype: mx.Dtype) -> Iterator[Case]:
     """Queries normed and keys not, and the other way round: no family does that, but the text tells them apart."""
     base = next(c for c in OPS["attend_pages"].cases(dtype) if c.options["heads"].q_norm is not None)
@@ -219,7 +215,6 @@ MORE = {
 }
 WIDE = {
     "matvec": (tall, tall_codes),
-    "matmul": (tall_tiles,),
     "attend_pages": (many_heads, long_rows),
     "expert_gate_up": (tall_experts,),
     "route_gate_up": (tall_routed,),
