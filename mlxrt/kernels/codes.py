@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from .fields import unpack_fields, unpack_whole
+from .gather import gather_mm
 
 
 @dataclass(frozen=True)
@@ -43,5 +44,5 @@ class Codes:
         if experts.size < self.words.shape[0]:
             y = x @ replace(self, words=self.words[experts]).plain().swapaxes(-1, -2)
         else:
-            y = mx.gather_mm(x, self.plain().swapaxes(-1, -2), rhs_indices=experts, sorted_indices=ordered)
+            y = gather_mm(x, self.plain().swapaxes(-1, -2), experts, ordered=ordered)
         return y * self.norms.astype(mx.float32)[experts][..., None, :]

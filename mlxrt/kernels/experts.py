@@ -6,7 +6,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from .matvec import ACTIVATE, ACTIVATIONS, activate, bits_of, refuses
+from .activation import ACTIVATE, ACTIVATIONS, activate
+from .gather import gather_mm
+from .matvec import bits_of, refuses
 from .op import Case, Source, op
 from .packing import READ, Matrix
 from .samples import sample
@@ -212,7 +214,7 @@ def gathered(matrix: Matrix, x: mx.array, experts: mx.array) -> mx.array:
             group_size=matrix.group, bits=matrix.bits, mode=matrix.mode,
         )  # fmt: skip
     else:
-        y = mx.gather_mm(x[:, :, None], matrix.weight.swapaxes(-1, -2), rhs_indices=experts)
+        y = gather_mm(x[:, :, None], matrix.weight.swapaxes(-1, -2), experts)
     return y[:, :, 0]
 
 

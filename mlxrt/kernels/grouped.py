@@ -10,9 +10,10 @@ from typing import Any
 
 import mlx.core as mx
 
+from .activation import activate
 from .experts import gathered
 from .matmul import MATMUL, refuses
-from .matvec import activate, after
+from .matvec import after
 from .op import Case, Source, op
 from .samples import sample
 

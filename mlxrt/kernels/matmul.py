@@ -10,7 +10,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from .matvec import ACTIVATE, FEW, after, matvec
+from .activation import ACTIVATE
+from .matvec import FEW, after, matvec
 from .op import Case, Source, op
 from .packing import READ
 from .samples import sample

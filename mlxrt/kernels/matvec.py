@@ -11,33 +11,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
+from .activation import ACTIVATE, ACTIVATIONS, activate
 from .op import Case, Source, op
 from .packing import READ, Matrix
 from .samples import sample
 from .staged import DOT, tile
 
 FEW = 4  # rows of x up to which this is the faster way
-NONE, SILU, GELU, CLAMPED = 0, 1, 2, 3
-ACTIVATIONS = {None: NONE, "silu": SILU, "gelu": GELU, "clamped": CLAMPED}
-
-ACTIVATE = r"""
-// 1: SiLU, 2: GELU by tanh; 3: gpt-oss' SwiGLU, which clamps both sides and adds one to up.
-template <int ACT> FN float gated(float g, float u) {
-    if (ACT == 1) return g / (1.0f + metal::exp(-g)) * u;
-    if (ACT == 2) {
-        float t = metal::min(metal::max(0.7978845608f * (g + 0.044715f * g * g * g), -15.0f), 15.0f);
-        float e = metal::exp(2.0f * t);
-        return 0.5f * g * (1.0f + (e - 1.0f) / (e + 1.0f)) * u;
-    }
-    g = metal::min(g, 7.0f); u = metal::max(metal::min(u, 7.0f), -7.0f);
-    return g / (1.0f + metal::exp(-1.702f * g)) * (u + 1.0f);
-}
-template <int CAP> FN float capped(float a) {
-    return CAP != 0 ? metal::tanh(a / as_type<float>(uint(CAP))) * as_type<float>(uint(CAP)) : a;
-}
-"""
 
 # A simdgroup makes LOOPS times R outputs of each row of x; with PAIR an output is a gate and the up that belongs to it.
 BODY = r"""
@@ -137,15 +118,6 @@ MATVEC = Source("mlxrt_matvec", ("x", "w", "s", "z", "l", "g", "bias", "other"),
 def bits_of(value: float) -> int:
     """A float as the integer with its bits: kernel constants are whole numbers."""
     return int.from_bytes(struct.pack("<f", value), "little", signed=True)
-
-
-def activate(kind: str, gate: mx.array, up: mx.array | None) -> mx.array:
-    if kind == "clamped":
-        assert up is not None
-        gate, up = mx.minimum(gate, 7.0), mx.clip(up, -7.0, 7.0)
-        return gate * mx.sigmoid(1.702 * gate) * (up + 1)
-    y = nn.silu(gate) if kind == "silu" else nn.gelu_approx(gate)
-    return y if up is None else y * up
 
 
 def matvec_cases(dtype: mx.Dtype) -> Iterator[Case]:

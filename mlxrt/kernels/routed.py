@@ -11,8 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from .activation import ACTIVATE, ACTIVATIONS
 from .experts import expert_gate_up
-from .matvec import ACTIVATE, ACTIVATIONS
 from .op import Case, Source, op
 from .packing import AFFINE, READ
 from .router import CHOOSE, INPUTS, LOGITS, ROUTING, SIMDGROUPS, route, routing

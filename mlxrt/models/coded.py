@@ -13,6 +13,7 @@ import numpy as np
 
 from ..kernels import Codes, Matrix, coded_unpack, matmul, matvec
 from ..kernels.fields import WORD, pack, unpack_fields, unpack_whole, words_for
+from ..kernels.gather import gather_mm
 from ..kernels.matmul import MANY
 from ..kernels.matvec import FEW
 from .base import Fusible
@@ -167,5 +168,5 @@ class CodedExpertLinear(CodedLayer):
         for i in range(0, outs, each):
             part = replace(matrix, weight=self.words[:, i : i + each], scales=self.norms[:, i : i + each])
             stack = self.kernels.run(coded_unpack, matrix=part, dtype=rows.dtype).swapaxes(-1, -2)
-            made.append(mx.gather_mm(rows, stack, rhs_indices=experts, sorted_indices=ordered))
+            made.append(gather_mm(rows, stack, experts, ordered=ordered))
         return mx.concatenate(made, axis=-1) if len(made) > 1 else made[0]

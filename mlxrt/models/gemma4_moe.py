@@ -6,7 +6,7 @@ import mlx.nn as nn
 from ..kernels import route
 from .base import Computing
 from .gemma4_block import Gemma4Block
-from .moe import Experts, choose_then_softmax, geglu
+from .moe import Experts, choose_then_softmax
 from .product import matrix_of
 
 
@@ -33,7 +33,7 @@ class Gemma4MoEBlock(Gemma4Block):
     def __init__(self, c, i):
         super().__init__(c, i)
         self.router = Router(c)
-        self.experts = Experts(c.num_experts, c.hidden_size, c.moe_intermediate_size, activation=geglu)
+        self.experts = Experts(c.num_experts, c.hidden_size, c.moe_intermediate_size, activation="gelu")
         for name in ("pre_feedforward_layernorm_2", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"):
             self[name] = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
 

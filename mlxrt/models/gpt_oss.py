@@ -66,14 +66,9 @@ class BiasedMixture(Computing):
         super().__init__()
         self.used = c.num_experts_per_tok
         self.router = nn.Linear(c.hidden_size, c.num_experts)
-        self.experts = Experts(
-            c.num_experts,
-            c.hidden_size,
-            c.intermediate_size,
-            activation=partial(clamped_swiglu, alpha=c.swiglu_alpha, limit=c.swiglu_limit),
-            bias=True,
-            kernel="clamped" if (c.swiglu_alpha, c.swiglu_limit) == (1.702, 7.0) else None,
-        )
+        own = partial(clamped_swiglu, alpha=c.swiglu_alpha, limit=c.swiglu_limit)
+        activation = "clamped" if (c.swiglu_alpha, c.swiglu_limit) == (1.702, 7.0) else own
+        self.experts = Experts(c.num_experts, c.hidden_size, c.intermediate_size, activation=activation, bias=True)
 
     @property
     def entry(self) -> nn.Module:

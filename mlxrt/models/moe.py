@@ -9,27 +9,15 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..kernels import Matrix, expert_down, expert_gate_up, grouped_product, mix, order_pairs, route, route_gate_up
+from ..kernels.activation import GATES
 from ..kernels.experts import MANY as FEW_TOKENS
+from ..kernels.gather import gather_mm
 from .base import Computing, Fusible
 from .coded import CodedExpertLinear
 from .product import matrix_of, normed
 
 GROUPED = 8  # tokens from which an expert is likely to have more than one of them
 MANY = 64  # (token, expert) pairs from which sorting them by expert pays: each matrix is then read once
-
-
-def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    return nn.silu(gate) * up
-
-
-def geglu(gate: mx.array, up: mx.array) -> mx.array:
-    return nn.gelu_approx(gate) * up
-
-
-KERNELS: dict[Callable[[mx.array, mx.array], mx.array], str] = {
-    swiglu: "silu",
-    geglu: "gelu",
-}  # what kernels call the activations they have
 
 
 class ExpertLinear(nn.Module):
@@ -44,20 +32,14 @@ class ExpertLinear(nn.Module):
 
     def __call__(self, x: mx.array, experts: mx.array, *, ordered: bool = False) -> mx.array:
         """x [..., 1, in] through the matrices of `experts` [...]; `ordered` promises that those ascend."""
-        w = self.weight
-        if x.dtype != mx.float32 and mx.default_device() == mx.Device(mx.cpu):
-            y = gather(x.astype(mx.float32), w.astype(mx.float32), experts, ordered).astype(x.dtype)
-        else:
-            y = gather(x, w, experts, ordered)
+        w, dtype = self.weight, x.dtype
+        if dtype != mx.float32 and mx.default_device() == mx.Device(mx.cpu):
+            x, w = x.astype(mx.float32), w.astype(mx.float32)  # MLX's CPU has no other
+        y = gather_mm(x, w.swapaxes(-1, -2), experts, ordered=ordered).astype(dtype)
         return y + self.bias[experts][..., None, :] if "bias" in self else y
 
     def to_quantized(self, group_size: int, bits: int, mode: str = "affine") -> "PackedExpertLinear":
         return PackedExpertLinear(self, group_size, bits, mode)
-
-
-def gather(x: mx.array, w: mx.array, experts: mx.array, ordered: bool) -> mx.array:
-    """MLX's CPU has this in float32 only, hence the casts where it is called."""
-    return mx.gather_mm(x, w.swapaxes(-1, -2), rhs_indices=experts, sorted_indices=ordered)
 
 
 class PackedExpertLinear(nn.Module):
@@ -116,7 +98,7 @@ def entering(linear: nn.Module, x: mx.array) -> mx.array:
 
 
 class Experts(Fusible):
-    """Gated MLPs [E], of which every token uses some: `activation(gate, up)` between the matrices."""
+    """Gated MLPs [E], of which every token uses some: `activation(gate, up)` between the matrices, or its name."""
 
     def __init__(
         self,
@@ -124,12 +106,12 @@ class Experts(Fusible):
         dim: int,
         hidden: int,
         *,
-        activation: Callable[[mx.array, mx.array], mx.array] = swiglu,
+        activation: str | Callable[[mx.array, mx.array], mx.array] = "silu",
         bias: bool = False,
-        kernel: str | None = None,
     ):
         super().__init__()
-        self.activation, self.kernel = activation, kernel or KERNELS.get(activation)
+        self.kernel = activation if isinstance(activation, str) else None  # what kernels call it, if they have it
+        self.activation = GATES[activation] if isinstance(activation, str) else activation
         self.gate_proj = ExpertLinear(count, dim, hidden, bias=bias)
         self.up_proj = ExpertLinear(count, dim, hidden, bias=bias)
         self.down_proj = ExpertLinear(count, hidden, dim, bias=bias)

@@ -9,8 +9,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..kernels import Entry, Kernels, Matrix, add_norm, embed_rows, matmul, matvec, matvec_of_sum
+from ..kernels.activation import activate
 from ..kernels.matmul import MANY
-from ..kernels.matvec import FEW, activate
+from ..kernels.matvec import FEW
 
 
 def matrix_of(linear: nn.Module) -> Matrix | None:

@@ -6,6 +6,7 @@ Refuses to know which files hold them: weights/codebook.py does.
 import mlx.core as mx
 
 from ..kernels import vector_rows
+from ..kernels.gather import gather_mm
 from ..kernels.vectors import MANY, expand
 from .base import Computing
 
@@ -18,7 +19,7 @@ def gather_vector_matmul(
     if experts.size < codes.shape[0]:
         return x @ expand(codes[experts], codebook).swapaxes(-1, -2)
     stack = expand(codes, codebook).swapaxes(-1, -2)
-    return mx.gather_mm(x, stack, rhs_indices=experts, sorted_indices=ordered)
+    return gather_mm(x, stack, experts, ordered=ordered)
 
 
 class VectorLinear(Computing):

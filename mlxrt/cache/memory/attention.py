@@ -11,6 +11,7 @@ import mlx.core as mx
 from .codec import Codec, Parts
 
 TILE = 64  # queries a CPU takes together: MLX computes there what the causal mask then throws away
+FUSED = 128  # numbers of a head up to which MLX's GPUs do causal attention in one launch; beyond, a call makes a mask
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,12 @@ class Form:
         sink = mx.broadcast_to(sink, (*scores.shape[:-1], 1))
         return mx.softmax(mx.concatenate([scores, sink], axis=-1), axis=-1, precise=True)[..., :-1]
 
-    @property
-    def plain(self) -> bool:
-        return self.softcap is None and self.sinks is None
+    def causal(self, dim: int, start: int, stop: int, first: int) -> bool:
+        """Whether tokens start..stop need no mask. `first`: of keys that follow each other up to there, or -1."""
+        if self.softcap is not None or self.sinks is not None or first < 0:
+            return False
+        cpu = mx.default_device() == mx.Device(mx.cpu)
+        return (self.window is None or stop <= first + self.window) and (cpu or dim <= FUSED)
 
 
 def attend_singles(q, codec: Codec, blocks: Parts, tail: Parts | None, seen, heads: int, form: Form):
@@ -62,21 +66,16 @@ def attend_singles(q, codec: Codec, blocks: Parts, tail: Parts | None, seen, hea
     return out.reshape(R, -1, out.shape[-1])
 
 
-def attend_span(q, k, v, known, first: int, start: int, form: Form):
-    """A chunk of one row: q [n, Hq, D] at positions start..; k, v [H, T, D] whose positions `known` are [T].
-
-    `first` is the position of the first key where they are consecutive up to the chunk's end, else -1.
-    """
-    n = q.shape[0]
-    if form.plain and first >= 0 and (form.window is None or start + n <= first + form.window):
+def attend_span(q, k, v, seen, form: Form):
+    """A chunk of one row: q [n, Hq, D], k and v [H, T, D]; seen [n, T]; None: keys up to its own, the last is last."""
+    n, T = q.shape[0], k.shape[1]
+    if seen is None:
         if n > TILE and mx.default_device() == mx.Device(mx.cpu):
             tiles = [(a, min(a + TILE, n)) for a in range(0, n, TILE)]
-            ends = [start + b - first for _, b in tiles]
             return mx.concatenate(
-                [sdpa(q[a:b], k[:, :e], v[:, :e], form.scale, "causal") for (a, b), e in zip(tiles, ends)]
+                [sdpa(q[a:b], k[:, : T - n + b], v[:, : T - n + b], form.scale, "causal") for a, b in tiles]
             )
-        return sdpa(q, k, v, form.scale, "causal")  # the last query lines up with the last key
-    seen = form.visible(known[None], (start + mx.arange(n))[:, None])
+        return sdpa(q, k, v, form.scale, "causal")
     if form.softcap is None:
         return sdpa(q, k, v, form.scale, seen, form.sinks)
     H, D = k.shape[0], q.shape[-1]

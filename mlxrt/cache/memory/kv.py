@@ -65,14 +65,15 @@ class KVView(LayerView):
             here = self._once("here", lambda: (mx.arange(TAIL) == self.batch.used)[:, None])
             self.live = tuple(mx.where(here, x[:, :, None], t) for t, x in zip(self.live, new))
         else:
-            at = self._once("slots", lambda: self.spec.slots(self.batch.positions, self.batch.row, self.index))
-            self.pool = place(self.pool, new, *at)
+            where = self.batch.positions, self.batch.row, self.index
+            at = self._once("slots", lambda: places(self.pool, *self.spec.slots(*where)))
+            self.pool = place(self.pool, new, at)
 
     def _gather(self, rows):
         """Each part's blocks, [..., M, heads, S, width]: of one row, or of as many as `rows` says from the first."""
         if rows not in self.scratch:
             named = self.index["table"]
-            where = named[rows[0]] if len(rows) == 1 else cut2(named, *rows)
+            where = self._once(f"row {rows[0]}", lambda: named[rows[0]]) if len(rows) == 1 else cut2(named, *rows)
             self.scratch[rows] = [p[where] for p in self.pool]
         return self.scratch[rows]
 
@@ -101,12 +102,22 @@ class KVView(LayerView):
         first, length = self.spec.reach(self.index, r, start + n)
         parts = [p.swapaxes(0, 1).flatten(1, 2)[:, :length] for p in self._gather((r,))]  # [heads, T, width]
         k, v = self.spec.codec.decode(parts)
-        known = self.spec.known(self.index)[r, :length]
-        return attend_span(q, k, v, known, first, start, form)
+        seen = None
+        if not form.causal(q.shape[-1], start, start + n, first):
+            seen = self._once(f"seen {r} {n}", lambda: self._span_seen(r, n, start, length, form))
+        return attend_span(q, k, v, seen, form)
+
+    def _span_seen(self, r, n, start, length, form):
+        return form.visible(self.spec.known(self.index)[r, :length], (start + mx.arange(n))[:, None])
 
 
-def place(pool: Arrays, new, block: mx.array, slot: mx.array) -> Arrays:
-    return tuple(put(p, (block, slice(None), slot), x) for p, x in zip(pool, new))
+def places(pool: Arrays, block: mx.array, slot: mx.array) -> list[tuple[mx.array, ...]]:
+    """Where tokens go in each array of a layer, as in all layers like it. A slice among indices costs four launches."""
+    return [(block[:, None], mx.arange(p.shape[1]), slot[:, None]) for p in pool]
+
+
+def place(pool: Arrays, new, at: list[tuple[mx.array, ...]]) -> Arrays:
+    return tuple(put(p, where, x) for p, x, where in zip(pool, new, at, strict=True))
 
 
 @dataclass(frozen=True)
@@ -177,8 +188,8 @@ class FullKV(LayerSpec):
         n = int(batch.used.item())  # type: ignore[arg-type]  # a count
         if "flushed" not in index:  # the same for all layers of the group
             at = (batch.start[:, None] + mx.arange(n)).reshape(-1)
-            index["flushed"] = self.slots(at, mx.repeat(mx.arange(batch.start.shape[0]), n), index)
-        return place(pool, [cut4(t, 0, n).swapaxes(1, 2).flatten(0, 1) for t in live], *index["flushed"])
+            index["flushed"] = places(pool, *self.slots(at, mx.repeat(mx.arange(batch.start.shape[0]), n), index))
+        return place(pool, [cut4(t, 0, n).swapaxes(1, 2).flatten(0, 1) for t in live], index["flushed"])
 
     def slots(self, positions, row, index):
         """Block and place in it of each token."""
