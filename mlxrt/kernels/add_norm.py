@@ -53,9 +53,8 @@ def add_norm(x, weight, eps, residual=None, scalar=None):
     return y if scalar is None else y * scalar
 
 
-def pays(x, residual=None, **rest) -> bool:
-    """Of many rows MLX's own norm is one launch too, but with a sum and a scalar they are three."""
-    return x.shape[0] <= 64 or residual is not None
+def pays(x, **rest) -> bool:
+    return x.shape[0] <= 64
 
 
 @add_norm.kernel(ADD_NORM, pays=pays)

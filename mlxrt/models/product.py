@@ -23,6 +23,11 @@ def matrix_of(linear: nn.Module) -> Matrix | None:
     return Matrix(linear["weight"], linear["scales"], linear.get("biases"), linear.bits, linear.group_size, linear.mode)
 
 
+def met(linear: nn.Module, x: mx.array, kernels: Kernels) -> Matrix | None:
+    """The matrix, where kernels may multiply x by it: a GPU, not too many rows, and a layer that is nothing else."""
+    return matrix_of(linear) if kernels.gpu is not None and x.shape[0] <= MANY else None
+
+
 def product(
     linear: nn.Module,
     x: mx.array,
@@ -40,8 +45,8 @@ def product(
     With `softcap` none of its numbers is larger.
     """
     after = {"activation": activation, "pair": pair, "times": times, "residual": residual, "softcap": softcap}
-    matrix = matrix_of(linear) if kernels.gpu is not None else None
-    if matrix is not None and x.shape[0] <= MANY:
+    matrix = met(linear, x, kernels)
+    if matrix is not None:
         bias = linear.get("bias")
         if x.shape[0] <= FEW:
             weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
@@ -63,7 +68,7 @@ def entering(linear: nn.Module, x: mx.array, kernels: Kernels, norm: nn.RMSNorm 
     return Entry(
         lambda: product(linear, x, kernels, norm=norm),
         x,
-        matrix_of(linear) if kernels.gpu is not None else None,
+        met(linear, x, kernels),
         weight,
         eps,
         linear.get("bias"),
@@ -89,7 +94,7 @@ def product_of_sum(
         h = plus_normed(post, x, residual, kernels)
         return product(linear, h, kernels, norm=norm, **after), h
 
-    if (matrix := matrix_of(linear)) is None:
+    if (matrix := met(linear, x, kernels)) is None:
         return apart()
     weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
     given = {"x": x, "residual": residual, "post": post.weight, "post_eps": post.eps, "bias": linear.get("bias")}
