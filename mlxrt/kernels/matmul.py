@@ -15,8 +15,11 @@ from .matvec import FEW, after, matvec
 from .op import Case, Source, op
 from .packing import READ
 from .samples import sample
+from .staged import ROOM
 
 MANY = 64  # rows of x up to which this is the faster way
+CUDA_ROOM = 49152  # bytes of threadgroup memory a CUDA kernel has without asking for more
+LEVELS = 1024  # bytes of it for the levels of codes
 
 # Simdgroups are RG groups of rows by KS parts of k. A simdgroup makes RT tiles of 8 rows; with PAIR gates and their ups.
 # GROUPED: y is a row of the grid, an expert, whose part of `order` names the rows of y it makes, a few at a time; each
@@ -168,7 +171,7 @@ def pays(x, matrix, **rest) -> bool:
 def launch(gpu, x, matrix, bias=None, activation=None, pair=False, times=None, residual=None, softcap=None):
     rows, m = matrix.rows // 2 if pair else matrix.rows, x.shape[0]
     tiles = math.ceil(m / 8)
-    high, parts = split(matrix.rows, matrix.width, tiles)
+    high, parts = split(matrix.rows, matrix.width, tiles, CUDA_ROOM if gpu.name == "cuda" else ROOM)
     other = times if times is not None else residual
     [y] = gpu(
         MATMUL,
@@ -193,8 +196,10 @@ def launch(gpu, x, matrix, bias=None, activation=None, pair=False, times=None, r
     return y
 
 
-def split(rows: int, width: int, tiles: int) -> tuple[int, int]:
+def split(rows: int, width: int, tiles: int, room: int) -> tuple[int, int]:
     """(tiles of 8 rows for a simdgroup, parts of k for a threadgroup) where so many rows meet `tiles` of 8 rows of x.
+
+    `room`: bytes of threadgroup memory.
 
     Four tiles read x half as often, where what is left still fills the device. On an H200, 4 bit, us with two and four:
     32 rows of x: 12288 x 4096 41.3 / 30.7 (MLX's own 56), 24576 x 4096 75.9 / 49.2, 4096 x 12288 39.0 / 31.9,
@@ -205,6 +210,7 @@ def split(rows: int, width: int, tiles: int) -> tuple[int, int]:
     enough = 4096 if tiles > 4 or (tiles > 1 and width >= 8192) else 12288
     high = 4 if rows >= enough else 2
     full = (4096 if tiles == 1 else 3072 if tiles == 2 else 1536) if high == 2 else 1024 if tiles > 4 else 1536
-    most = min(16 if tiles <= 2 else 8, 32 // (high * tiles) * 4)  # 32 KB of threadgroup memory for the partial sums
-    parts = min(max(full // math.ceil(rows / (8 * high)), 4 if high == 2 else 2), most, width // 128)
+    most = 16 if tiles <= 2 else 8 if high == 2 or tiles <= 4 else 4
+    fits = (room - LEVELS) // (high * tiles * 256)  # the partial sums of a part
+    parts = min(max(full // math.ceil(rows / (8 * high)), 4 if high == 2 else 2), most, fits, width // 128)
     return high, 1 << (parts.bit_length() - 1)

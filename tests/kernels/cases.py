@@ -59,6 +59,11 @@ def wide(dtype: mx.Dtype) -> Iterator[Case]:
     yield Case("3 rows of 17440", {"x": normal(dtype, 2, 17440), "norm": normal(dtype, 17440)}, options)
 
 
+def many_parts(dtype: mx.Dtype) -> Iterator[Case]:
+    """As many parts of k as there is threadgroup memory for."""
+    yield Case("20 rows of 1024", {"x": normal(dtype, 64, 1024)}, {"matrix": packed(dtype, 20, 1024)})
+
+
 def one_norm(dtype: mx.Dtype) -> Iterator[Case]:
     """Queries normed and keys not, and the other way round: no family does that, but the text tells them apart."""
     base = next(c for c in OPS["attend_pages"].cases(dtype) if c.options["heads"].q_norm is not None)
@@ -215,6 +220,7 @@ MORE = {
 }
 WIDE = {
     "matvec": (tall, tall_codes),
+    "matmul": (many_parts,),
     "attend_pages": (many_heads, long_rows),
     "expert_gate_up": (tall_experts,),
     "route_gate_up": (tall_routed,),
