@@ -80,7 +80,7 @@ def launch_order(gpu, experts, count):
 def product_cases(dtype: mx.Dtype) -> Iterator[Case]:
     shapes: list[tuple[Any, ...]] = [
         (5, 2, 4, 128, 24, "affine", {"pair": True, "activation": "silu"}),
-        (12, 2, 3, 384, 40, "affine", {"down": True}),  # more pairs for an expert than a tile has columns
+        (12, 2, 3, 384, 40, "affine", {"down": True}),
         (9, 3, 5, 256, 19, "mxfp4", {"pair": True, "activation": "clamped", "bias": True}),
         (6, 1, 2, 128, 33, "mxfp4", {"down": True, "bias": True}),
         (9, 2, 4, 256, 24, "codes", {"bits": 2, "pair": True, "activation": "silu"}),
@@ -88,11 +88,15 @@ def product_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (43, 2, 3, 128, 20, "codes", {"bits": 4, "pair": True, "activation": "gelu"}),  # four, and some left over
         (5, 1, 3, 384, 17, "codes", {"bits": 8, "down": True}),
         (4, 2, 3, 128, 16, "codes", {"bits": 1, "down": True}),
+        (20, 1, 5, 256, 24, "affine", {"pair": True, "activation": "silu", "lean": True}),  # some of its columns again
+        (40, 1, 4, 128, 40, "mxfp4", {"down": True, "lean": True}),
     ]
     for rows, k, count, width, outs, mode, extra in shapes:
         mx.random.seed(width + outs)
         total = outs * 2 if extra.get("pair") else outs
         experts = mx.random.randint(0, count, (rows, k)).astype(mx.uint32)
+        if extra.get("lean"):  # nearly all go to the first
+            experts = mx.where(mx.arange(rows)[:, None] % 10 < 9, 0, experts)
         order, bounds = order_pairs.reference(experts, count)
         each = 1 if extra.get("down") else k
         arrays = {"x": mx.random.normal((rows * k // each, width)).astype(dtype)}
