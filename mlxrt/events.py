@@ -40,7 +40,7 @@ class AsyncStream(AsyncIterator[Event]):
                 id = self._engine.submit(request, self._hear)
                 self._ids.append(id)
                 self._left.add(id)
-        except Exception:
+        except BaseException:  # whatever it was: nobody will read what was submitted
             self._engine.abandon(self._ids)
             raise
         return list(self._ids)

@@ -39,15 +39,15 @@ def gelu(gate: mx.array, up: mx.array) -> mx.array:
     return (y * up.astype(mx.float32)).astype(gate.dtype)
 
 
-@partial(mx.compile, shapeless=True)
-def clamped(gate: mx.array, up: mx.array) -> mx.array:
-    """gpt-oss' own."""
-    x, u = mx.minimum(gate.astype(mx.float32), 7.0), mx.clip(up.astype(mx.float32), -7.0, 7.0)
-    return (x * mx.sigmoid(1.702 * x) * (u + 1)).astype(gate.dtype)
+def clamped(gate: mx.array, up: mx.array, *, alpha: float = 1.702, limit: float = 7.0) -> mx.array:
+    """gpt-oss' own; kernels have it with these numbers."""
+    x, u = mx.minimum(gate.astype(mx.float32), limit), mx.clip(up.astype(mx.float32), -limit, limit)
+    return (x * mx.sigmoid(alpha * x) * (u + 1)).astype(gate.dtype)
 
 
-GATES = {"silu": silu, "gelu": gelu, "clamped": clamped}
+GATES = {"silu": silu, "gelu": gelu, "clamped": mx.compile(clamped, shapeless=True)}
 
 
 def activate(kind: str, gate: mx.array, up: mx.array | None) -> mx.array:
+    assert up is not None or kind != "clamped", "it is made of both"
     return GATES[kind](gate, mx.ones_like(gate) if up is None else up)

@@ -20,6 +20,8 @@ from .samples import sample
 MOST = 2048  # pairs: they lie in threadgroup memory while they are put in order
 MANY = 512  # threads that do it
 SIZE = 256
+# (many columns, gates with ups) -> tiles of 8 rows for a simdgroup, groups of rows and parts of k for a threadgroup
+SHARES = {(False, True): (2, 2, 2), (False, False): (2, 4, 1), (True, True): (4, 1, 2), (True, False): (4, 2, 1)}
 
 ORDER = Source(
     "mlxrt_order_pairs",
@@ -129,7 +131,7 @@ def launch_product(gpu, x, experts, order, bounds, matrix, each, dtype, activati
     # ups and downs: 32 tokens 84.3, 44.5; 64 97.4, 51.2; 128 112.0, 62.4 (141.4, 73.8 as if fewer); 512 242.3, 151.7 (328.6,
     # 252.3 with two tiles of rows); 2,048 779.9, 507.1 (1,174.1, 886.7).
     tiles = 1 if pairs <= 5 else 2 if pairs <= 24 else 4
-    high, groups, parts = (2, *((2, 2) if pair else (4, 1))) if tiles == 1 else (4, *((1, 2) if pair else (2, 1)))
+    high, groups, parts = SHARES[tiles > 1, pair]
     parts = min(parts, matrix.width // 128)
     [y] = gpu(
         MATMUL,

@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import BadCheckpoint, shown
+from ..kernels.activation import clamped
 from .base import Computing
 from .config import needs
 from .expert_layouts import put
@@ -56,17 +57,12 @@ class SinkAttention(Attention):
         self.sinks = mx.zeros((self.heads,))
 
 
-def clamped_swiglu(gate, up, *, alpha: float, limit: float):
-    gate, up = mx.minimum(gate, limit), mx.clip(up, -limit, limit)
-    return gate * mx.sigmoid(alpha * gate) * (up + 1)
-
-
 class BiasedMixture(Computing):
     def __init__(self, c):
         super().__init__()
         self.used = c.num_experts_per_tok
         self.router = nn.Linear(c.hidden_size, c.num_experts)
-        own = partial(clamped_swiglu, alpha=c.swiglu_alpha, limit=c.swiglu_limit)
+        own = partial(clamped, alpha=c.swiglu_alpha, limit=c.swiglu_limit)
         activation = "clamped" if (c.swiglu_alpha, c.swiglu_limit) == (1.702, 7.0) else own
         self.experts = Experts(c.num_experts, c.hidden_size, c.intermediate_size, activation=activation, bias=True)
 
