@@ -3,7 +3,7 @@
     python -m bench.gpu.context [--tokens 32768] [--layers 36] [--batch 1] [--kinds full,q8,q4] [--rounds 7]
         [--json F] [--turn F]
 
-Also how far logits are from those with bfloat16, relative to the largest, after 256 tokens.
+What coded ones do to the logits: bench/gpu/coded.py.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def compare(layers, args):
     """A row for each kind of cache; their rounds take turns, so that a slow moment of the machine meets all of them."""
     model = build(layers)
     prompts = prompts_of(model.config.vocab_size, args.batch, args.tokens)
-    rows, plain = [], None
+    rows = []
     context = args.tokens + 2 * args.new
     room = args.batch * (context + 4096) * layers * 4096 * 5 // 4  # bytes a token and layer in bfloat16
     with ExitStack() as opened:
@@ -68,10 +68,7 @@ def compare(layers, args):
         for kind in args.kinds.split(","):
             config = EngineConfig(kv=kind, max_context=context, chunk=2048, max_running=args.batch, kv_memory=room)
             engines.append(opened.enter_context(Engine(model, config, source=Source(kind), say=lambda line: None)))
-            logits = engines[-1].score(prompts[0][:256]).astype(mx.float32)
-            plain = logits if plain is None else plain
-            error = float((mx.abs(logits - plain).max() / mx.abs(plain).max()).item())
-            row = dict(kind=kind, batch=args.batch, tokens=args.tokens, layers=layers, error=error)
+            row = dict(kind=kind, batch=args.batch, tokens=args.tokens, layers=layers)
             rows.append(row | dict(prefill=read(engines[-1], prompts), speeds=[]))
         for _ in range(args.rounds):
             for row, engine in zip(rows, engines):
@@ -82,7 +79,7 @@ def compare(layers, args):
         print(
             f"{row['kind']}: batch {args.batch}, {args.tokens} tokens, {layers} layers: decode {row['decode']:.1f} "
             f"tok/s, {row['ratio']:.3f}x of {rows[0]['kind']} ({ratios[0]:.3f} to {ratios[-1]:.3f} in {args.rounds} "
-            f"rounds), prefill {row['prefill']:.0f}, logits {row['error']:.1e} off",
+            f"rounds), prefill {row['prefill']:.0f}",
             flush=True,
         )
     return rows
