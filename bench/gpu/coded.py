@@ -25,7 +25,7 @@ from mlxrt.weights.cachedir import cache_root
 from mlxrt.weights.shapes import Shape, random_weights
 
 STEPS = 4
-SAME = 2e-3  # kernels and plain MLX, any kind: root mean square, relative to the logits'
+SAME = 5e-5  # kernels and plain MLX, any kind: root mean square, relative to the logits'
 LAYER = {"q8": 0.015, "k8v4": 0.2, "q4": 0.25}  # a kind and full ones, for the square root of the layers
 
 

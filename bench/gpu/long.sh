@@ -12,10 +12,13 @@ harness() {
         --json "$OUT/bench-$shape.json" > "$OUT/bench-$shape" 2>&1
     tail -n 14 "$OUT/bench-$shape" | cut -c1-200
 }
-coded() { name=$1; shift; timeout -k 1 150 python3 -m bench.gpu.coded "$@" > "$OUT/$name" 2>&1 & }
-coded coded-1 --layers 4 --kinds full,q8,k8v4,q4
-coded coded-8 --layers 2 --batch 8
-wait; tail -n 8 "$OUT"/coded-* | cut -c1-200; date
+coded() {
+    name=$1; shift
+    timeout -k 1 150 python3 -m bench.gpu.coded "$@" > "$OUT/$name" 2>&1
+    tail -n 5 "$OUT/$name" | cut -c1-200
+}
+coded coded-1 --layers 4 --kinds full,q8,k8v4,q4; date
+coded coded-8 --layers 2 --batch 8; date
 context context-1 --layers 36; date
 context context-8q8 --layers 36 --batch 8 --kinds full,q8; date  # three such caches at once would fill the device
 context context-8q4 --layers 36 --batch 8 --kinds full,q4; date
