@@ -18,7 +18,7 @@ coded() {
     tail -n 5 "$OUT/$name" | cut -c1-200
 }
 coded coded-1 --layers 4 --kinds full,q8,k8v4,q4; date
-coded coded-8 --layers 2 --batch 8; date
+coded coded-8 --layers 4 --batch 8; date
 context context-1 --layers 36; date
 context context-8q8 --layers 36 --batch 8 --kinds full,q8; date  # three such caches at once would fill the device
 context context-8q4 --layers 36 --batch 8 --kinds full,q4; date
