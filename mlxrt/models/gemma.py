@@ -16,7 +16,7 @@ from ..errors import BadCheckpoint, shown
 from .base import Fusible
 from .config import PINNED, ModelConfig, Say, needs
 from .layers import Attention, Decoder, DecoderLM, GatedMLP
-from .product import embed, plus_normed, product, product_of_sum
+from .product import plus_normed, product, product_of_sum
 from .rope import RoPE, Rope, read_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -132,15 +132,6 @@ class GemmaDecoder(Decoder):
     def __init__(self, c, blocks):
         super().__init__(c, blocks)
         self.scale = c.hidden_size**0.5
-
-    def embed(self, tokens):
-        return embed(self.embed_tokens, tokens, self.kernels, self.norm.weight.dtype, self.scale)
-
-    def __call__(self, tokens, views):
-        h = self.embed(tokens)
-        for layer, view in zip(self.layers, views, strict=True):
-            h = layer(h, view)
-        return h
 
 
 class Gemma(DecoderLM):

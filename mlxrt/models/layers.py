@@ -137,14 +137,19 @@ class Block(Fusible):
 class Decoder(Computing):
     """Embedding, blocks, and the norm that the head applies to the rows it reads."""
 
+    scale = 1.0  # of what is embedded
+
     def __init__(self, c, blocks):
         super().__init__()
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
         self.layers = blocks
         self.norm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
 
+    def embed(self, tokens):
+        return embed(self.embed_tokens, tokens, self.kernels, self.norm.weight.dtype, self.scale)
+
     def __call__(self, tokens, views):
-        h = embed(self.embed_tokens, tokens, self.kernels, self.norm.weight.dtype)
+        h = self.embed(tokens)
         for layer, view in zip(self.layers, views, strict=True):
             h = layer(h, view)
         return h
