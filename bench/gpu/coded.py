@@ -18,27 +18,13 @@ import time
 
 import mlx.core as mx
 
+from bench.gpu.shaped import drawn, fused
 from mlxrt import EngineConfig, Request, SamplingParams
 from mlxrt.engine import Engine, Source
-from mlxrt.kernels import Kernels, backend, gpu_of
-from mlxrt.models import find
-from mlxrt.weights.cachedir import cache_root
-from mlxrt.weights.shapes import Shape, random_weights
 
 STEPS = 4
 SAME = 5e-5  # kernels and plain MLX, any kind: root mean square, relative to the logits'
 LAYER = {"q8": 0.015, "k8v4": 0.2, "q4": 0.25}  # a kind and full ones, for the square root of the layers
-
-
-def build(args, mode):
-    asked = Shape.parse(f"shape:{args.shape}")
-    config = asked.config if args.layers is None else {**asked.config, "num_hidden_layers": args.layers}
-    family = find(config)
-    model = family(family.parse(config, lambda line: None))
-    random_weights(model, asked.bits, mx.float32, mode=asked.mode, group_size=asked.group_size)
-    model.fuse(Kernels(mode, gpu_of(backend(), folder=cache_root() / "kernels"), print))
-    mx.eval(model.parameters())
-    return model
 
 
 def prompts_of(vocab, batch, length):
@@ -90,7 +76,7 @@ def main():
     kinds = args.kinds.split(",")
     found, wrong = {}, 0
     for mode in ("auto", "reference"):
-        model = build(args, mode)
+        model = fused(drawn(args.shape, mx.float32, args.layers)[1], mode)
         prompts = prompts_of(model.config.vocab_size, args.batch, args.tokens)
         for kind in kinds:
             began = time.perf_counter()

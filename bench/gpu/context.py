@@ -12,27 +12,11 @@ import statistics
 import time
 from contextlib import ExitStack
 
-import mlx.core as mx
-
 from bench.gpu.decode import ask, prompts_of
+from bench.gpu.shaped import drawn, fused
 from bench.gpu.turn import turn
 from mlxrt import EngineConfig
 from mlxrt.engine import Engine, Source
-from mlxrt.kernels import Kernels, backend, gpu_of
-from mlxrt.models import find
-from mlxrt.weights.cachedir import cache_root
-from mlxrt.weights.shapes import Shape, random_weights
-
-
-def build(layers):
-    asked = Shape.parse("shape:qwen3-8b@4bit")
-    config = {**asked.config, "num_hidden_layers": layers}
-    family = find(config)
-    model = family(family.parse(config, lambda line: None))
-    random_weights(model, asked.bits, mx.bfloat16, mode=asked.mode, group_size=asked.group_size)
-    model.fuse(Kernels("auto", gpu_of(backend(), folder=cache_root() / "kernels"), print))
-    mx.eval(model.parameters())
-    return model
 
 
 def read(engine, prompts):
@@ -58,7 +42,7 @@ def decode(engine, prompts, new):
 
 def compare(layers, args):
     """A row for each kind of cache; their rounds take turns, so that a slow moment of the machine meets all of them."""
-    model = build(layers)
+    model = fused(drawn("qwen3-8b@4bit", layers=layers)[1])
     prompts = prompts_of(model.config.vocab_size, args.batch, args.tokens)
     rows = []
     context = args.tokens + 2 * args.new

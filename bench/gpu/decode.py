@@ -21,27 +21,20 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from bench.gpu.ops import copy_bandwidth
+from bench.gpu.shaped import drawn, fused
 from bench.gpu.turn import turn
 from mlxrt import EngineConfig, Request, SamplingParams
 from mlxrt.engine import Engine, Source
-from mlxrt.kernels import Kernels, backend, gpu_of
-from mlxrt.models import find
-from mlxrt.weights.cachedir import cache_root
 from mlxrt.weights.randomise import packs
-from mlxrt.weights.shapes import Shape, random_weights
 
 RENAMED = {"qwen3_moe": (".mlp.experts.", ".mlp.switch_mlp.")}
 
 
 def build(shape, mode, context, peer=True):
     """(engine, mlx-lm's model or None)."""
-    asked = Shape.parse(f"shape:{shape}")
-    family = find(asked.config)
-    model = family(family.parse(asked.config, lambda line: None))
-    random_weights(model, asked.bits, mx.bfloat16, mode=asked.mode, group_size=asked.group_size)
+    asked, model = drawn(shape)
     beside = peer_of(asked, tree_flatten(model.parameters())) if peer else None
-    model.fuse(Kernels(mode, gpu_of(backend(), folder=cache_root() / "kernels"), print))
-    mx.eval(model.parameters())
+    fused(model, mode)
     config = EngineConfig(max_context=context, chunk=2048, max_running=64, kernels=mode)
     return Engine(model, config, source=Source(shape), say=lambda line: None), beside
 

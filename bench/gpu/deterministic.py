@@ -1,6 +1,6 @@
 """`deterministic`: in any company the very tokens of a run alone, on this machine?
 
-    python -m bench.gpu.deterministic [SHAPE ...] [--programs 8] [--seed 1] [--kv full,q8]
+    python -m bench.gpu.deterministic [SHAPE ...] [--programs 20] [--seed 1] [--kv full,q8]
 
 Programs of bench.gpu.replay: requests that come, end and are given up at any time. Random weights in bfloat16, whose
 logits lie close together, so that a product rounded otherwise shows. Exit 1 on a difference. Without `deterministic`
@@ -10,12 +10,7 @@ tokens may differ there: how many do is shown beside it.
 import argparse
 import sys
 
-import mlxrt  # noqa: F401  before MLX
-
-import mlx.core as mx  # isort: skip
-
-from bench.gpu.decode import build
-from bench.gpu.replay import play, program
+from bench.gpu.replay import main, play, program
 from mlxrt import EngineConfig
 from mlxrt.engine import Engine, Source
 
@@ -44,20 +39,5 @@ def compare(model, shape: str, kv: str, args: argparse.Namespace) -> int:
     return wrong[0]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shapes", nargs="*", default=["qwen3-0.6b@4bit"])
-    parser.add_argument("--programs", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kv", default="full", help="kinds of keys and values, full,q8,q4")
-    args = parser.parse_args()
-    wrong = 0
-    for shape in args.shapes:
-        model = build(shape, "auto", 1024, peer=False)[0].model
-        wrong += sum(compare(model, shape, kv, args) for kv in args.kv.split(","))
-        mx.clear_cache()
-    return 1 if wrong else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(compare, __doc__))

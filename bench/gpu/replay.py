@@ -16,7 +16,8 @@ import mlxrt  # noqa: F401  before MLX
 
 import mlx.core as mx  # isort: skip
 
-from bench.gpu.decode import ask, build, prompts_of
+from bench.gpu.decode import ask, prompts_of
+from bench.gpu.shaped import drawn, fused
 from mlxrt import EngineConfig, Request, SamplingParams
 from mlxrt.engine import Engine, Source
 
@@ -107,8 +108,9 @@ def compare(model, shape: str, kv: str, args) -> int:
     return wrong if steps else 1
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(compare=compare, text=__doc__) -> int:
+    """`compare` for every shape and kind of keys and values that was asked for."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="*", default=["qwen3-0.6b@4bit"])
     parser.add_argument("--programs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
@@ -116,7 +118,7 @@ def main() -> int:
     args = parser.parse_args()
     wrong = 0
     for shape in args.shapes:
-        model = build(shape, "auto", 1024, peer=False)[0].model
+        model = fused(drawn(shape)[1])
         wrong += sum(compare(model, shape, kv, args) for kv in args.kv.split(","))
         mx.clear_cache()
     return 1 if wrong else 0

@@ -1,0 +1,25 @@
+"""Models of published shapes with random weights: the same ones in every script."""
+
+import mlx.core as mx
+
+from mlxrt.kernels import Kernels, backend, gpu_of
+from mlxrt.models import find
+from mlxrt.weights.cachedir import cache_root
+from mlxrt.weights.shapes import Shape, random_weights
+
+
+def drawn(shape, dtype=mx.bfloat16, layers=None):
+    """(the shape, a model whose matrices lie as they would in a file)."""
+    asked = Shape.parse(f"shape:{shape}")
+    config = asked.config if layers is None else {**asked.config, "num_hidden_layers": layers}
+    family = find(config)
+    model = family(family.parse(config, lambda line: None))
+    random_weights(model, asked.bits, dtype, mode=asked.mode, group_size=asked.group_size)
+    return asked, model
+
+
+def fused(model, mode="auto"):
+    """The model as engines want it."""
+    model.fuse(Kernels(mode, gpu_of(backend(), folder=cache_root() / "kernels"), print))
+    mx.eval(model.parameters())
+    return model
