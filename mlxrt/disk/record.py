@@ -65,9 +65,9 @@ def parse_name(name: str) -> tuple[str, int] | None:
     return (found[1], int(found[2], 16)) if found else None
 
 
-def write_record(path: Path, at: Address, identity: Mapping[str, str], record: Record) -> None:
-    """A record that is there already stays: it holds the same, and somebody may be reading it."""
-    header = {
+def stated(at: Address, identity: Mapping[str, str]) -> dict[str, Any]:
+    """What a header says of its record beside the groups it holds."""
+    return {
         "kind": KIND,
         "format": FORMAT,
         "identity": dict(identity),
@@ -75,25 +75,20 @@ def write_record(path: Path, at: Address, identity: Mapping[str, str], record: R
         "parent": at.parent,
         "tokens": list(at.tokens),
         "index": at.index,
-        "groups": {str(g): dict(told) for g, told in record.described.items()},
     }
-    write_sealed(path, header, record.arrays, replace=False)
+
+
+def write_record(path: Path, at: Address, identity: Mapping[str, str], record: Record) -> None:
+    """A record that is there already stays: it holds the same, and somebody may be reading it."""
+    groups = {str(g): dict(told) for g, told in record.described.items()}
+    write_sealed(path, stated(at, identity) | {"groups": groups}, record.arrays, replace=False)
 
 
 def read_record(path: Path, at: Address, identity: Mapping[str, str], empty: Sequence[LayerState]) -> Record:
     """A record that is what it should be in every respect, else BadSnapshot; FileNotFoundError where it has gone."""
     sealed = read_sealed(path)
     header = sealed.header
-    expected = {
-        "kind": KIND,
-        "format": FORMAT,
-        "identity": dict(identity),
-        "key": at.key,
-        "parent": at.parent,
-        "tokens": list(at.tokens),
-        "index": at.index,
-    }
-    for field, value in expected.items():
+    for field, value in stated(at, identity).items():
         if header.get(field) != value:
             raise BadSnapshot(f"{path}: its {field} is {shown(header.get(field))}, not {shown(value)}")
     return Record(described_groups(path, header.get("groups"), at, empty), sealed.arrays)

@@ -9,6 +9,24 @@ from .heads import Heads, Pages
 from .op import Case
 
 
+def paged_case(
+    name: str, pages: Any, dtype: mx.Dtype, rows: int, heads: tuple[int, int, int], extra: dict[str, Any]
+) -> Case:
+    """A call for `rows` tokens over these pages; `heads` are queries, keys and how wide they are."""
+    h, kv, dim = heads
+    norms = [1 + 0.2 * mx.random.normal((dim,)).astype(dtype) for _ in range(2)] if extra.get("norms") else [None] * 2
+    turning = extra.get("turning")
+    speeds = None if turning is None else 10000.0 ** -(mx.arange(turning) / turning)
+    more = (bool(extra.get("v_norm")), 1e-6, speeds, extra.get("magnitude", 1.0), bool(extra.get("tied")))
+    width = h if extra.get("read") else h + kv if extra.get("tied") else h + 2 * kv
+    arrays = {"qkv": mx.random.normal((rows, width * dim)).astype(dtype)}
+    if extra.get("sinks"):
+        arrays["sinks"] = mx.random.normal((h,)).astype(dtype)
+    options = {"heads": Heads(h, kv, dim, norms[0], norms[1], *more), "pages": pages, "scale": dim**-0.5}
+    options |= {k: v for k, v in extra.items() if k in ("window", "softcap")}
+    return Case(name, arrays, options, large=bool(extra.get("large")))
+
+
 def attention_cases(dtype: mx.Dtype) -> Iterator[Case]:
     shapes: list[tuple[Any, ...]] = [
         # R, queries, keys, dim, size, blocks a row, start, used, options
@@ -41,27 +59,5 @@ def attention_cases(dtype: mx.Dtype) -> Iterator[Case]:
             table.astype(mx.int32),
             mx.array([[b, s, used] for b, s in zip(base, start)]),
         )
-        norms = (
-            [1 + 0.2 * mx.random.normal((dim,)).astype(dtype) for _ in range(2)] if extra.get("norms") else [None] * 2
-        )
-        turning = extra.get("turning")
-        heads = Heads(
-            h,
-            kv,
-            dim,
-            norms[0],
-            norms[1],
-            bool(extra.get("v_norm")),
-            1e-6,
-            None if turning is None else 10000.0 ** -(mx.arange(turning) / turning),
-            extra.get("magnitude", 1.0),
-            bool(extra.get("tied")),
-        )
-        width = h if extra.get("read") else h + kv if extra.get("tied") else h + 2 * kv
-        arrays = {"qkv": mx.random.normal((rows, width * dim)).astype(dtype)}
-        if extra.get("sinks"):
-            arrays["sinks"] = mx.random.normal((h,)).astype(dtype)
-        options = {"heads": heads, "pages": pages, "scale": dim**-0.5}
-        options |= {k: v for k, v in extra.items() if k in ("window", "softcap")}
         name = f"{h}/{kv} heads of {dim}, {rows} rows of {start[:3]}"
-        yield Case(name, arrays, options, large=bool(extra.get("large")))
+        yield paged_case(name, pages, dtype, rows, (h, kv, dim), extra)

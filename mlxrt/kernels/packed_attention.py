@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from .attention import WIDTHS, run, seen
 from .attention import attend_pages as plain_attention
+from .attention_cases import paged_case
 from .attention_text import JOIN, source
 from .coded_token import CodedToken, Packed
 from .heads import Heads, Pages
@@ -78,21 +79,8 @@ def packed_cases(dtype: mx.Dtype) -> Iterator[Case]:
             mx.random.permutation(mx.arange(1, many)).reshape(rows, blocks).astype(mx.int32),
             mx.array([[b, s, used] for b, s in zip(base, start)]),
         )
-        norms = (
-            [1 + 0.2 * mx.random.normal((dim,)).astype(dtype) for _ in range(2)] if extra.get("norms") else [None] * 2
-        )
-        turning = extra.get("turning")
-        speeds = None if turning is None else 10000.0 ** -(mx.arange(turning) / turning)
-        more = (bool(extra.get("v_norm")), 1e-6, speeds, extra.get("magnitude", 1.0), bool(extra.get("tied")))
-        heads = Heads(h, kv, dim, norms[0], norms[1], *more)
-        width = h if extra.get("read") else h + kv if extra.get("tied") else h + 2 * kv
-        arrays = {"qkv": mx.random.normal((rows, width * dim)).astype(dtype)}
-        if extra.get("sinks"):
-            arrays["sinks"] = mx.random.normal((h,)).astype(dtype)
-        options = {"heads": heads, "pages": pages, "scale": dim**-0.5}
-        options |= {k: v for k, v in extra.items() if k in ("window", "softcap")}
         name = f"{bits} bits, {h}/{kv} heads of {dim}, {rows} rows of {start[:3]}"
-        yield Case(name, arrays, options, large=bool(extra.get("large")))
+        yield paged_case(name, pages, dtype, rows, (h, kv, dim), extra)
 
 
 @op(packed_cases)

@@ -5,11 +5,10 @@ them}. Questions as in `ours.py`: generate {prompt, max_tokens, fresh, ends}, ba
 vocab} -> the log probability of every next token, by its id.
 """
 
-import threading
 import time
 from typing import Any
 
-from mlxrt.bench.sides.serving import Clock, serve
+from mlxrt.bench.sides.serving import Clock, arriving, serve
 from mlxrt.errors import MlxrtError
 
 
@@ -83,23 +82,13 @@ class LlamaCpp:
         return [found[i] for i in range(vocab)]
 
     def batch(self, requests: list[dict[str, Any]]) -> dict[str, Any]:
-        rows: list[dict[str, Any]] = [{} for _ in requests]
-        start, used = time.perf_counter(), time.process_time()
-
-        def client(row: int) -> None:
-            asked = requests[row]
-            time.sleep(max(0.0, start + asked["after"] - time.perf_counter()))
-            clock = Clock(start + asked["after"])
+        def answer(asked: dict[str, Any], began: float) -> dict[str, Any]:
+            clock = Clock(began)
             tokens, _ = self.complete(asked["prompt"], asked["max_tokens"], False, clock)
-            rows[row] = {"tokens": tokens, "at": clock.at}
+            return {"tokens": tokens, "at": clock.at}
 
-        clients = [threading.Thread(target=client, args=(row,)) for row in range(len(requests))]
-        for thread in clients:
-            thread.start()
-        for thread in clients:
-            thread.join()
-        if not all(rows):
-            raise MlxrtError("one of the requests of a batch gave no answer")
+        start, used = time.perf_counter(), time.process_time()
+        rows = arriving(requests, start, answer)
         took = {"seconds": time.perf_counter() - start, "seconds_used": time.process_time() - used}
         return {"rows": rows, **took}
 

@@ -7,13 +7,12 @@ that nobody asked before.
 """
 
 import json
-import threading
 import time
 import urllib.error
 import urllib.request
 from typing import Any
 
-from mlxrt.bench.sides.serving import serve
+from mlxrt.bench.sides.serving import arriving, serve
 from mlxrt.errors import MlxrtError
 
 PATIENCE = 120  # seconds without a byte
@@ -89,22 +88,11 @@ class OpenAI:
         return {"text": "".join(pieces), "at": at, "count": usage.get("completion_tokens", len(at)), "cached": cached}
 
     def batch(self, requests: list[dict[str, Any]]) -> dict[str, Any]:
-        rows: list[dict[str, Any]] = [{} for _ in requests]
+        def answer(asked: dict[str, Any], began: float) -> dict[str, Any]:
+            return self.complete(asked["prompt"], asked.get("text", ""), asked["max_tokens"], began)
+
         start = time.perf_counter()
-
-        def client(row: int) -> None:
-            asked = requests[row]
-            time.sleep(max(0.0, start + asked["after"] - time.perf_counter()))
-            began = start + asked["after"]
-            rows[row] = self.complete(asked["prompt"], asked.get("text", ""), asked["max_tokens"], began)
-
-        clients = [threading.Thread(target=client, args=(row,)) for row in range(len(requests))]
-        for thread in clients:
-            thread.start()
-        for thread in clients:
-            thread.join()
-        if not all(rows):
-            raise MlxrtError("one of the requests of a batch gave no answer")
+        rows = arriving(requests, start, answer)
         return {"rows": rows, "seconds": time.perf_counter() - start}
 
 

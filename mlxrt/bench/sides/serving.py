@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -24,6 +25,27 @@ class Clock:
 
     def to_dict(self) -> dict[str, list[float]]:
         return {"at": self.at, "used": self.used}
+
+
+def arriving(
+    requests: list[dict[str, Any]], start: float, answer: Callable[[dict[str, Any], float], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The answers to requests that clients ask, each its own so long `after` the start; told when that is."""
+    rows: list[dict[str, Any]] = [{} for _ in requests]
+
+    def client(row: int) -> None:
+        began = start + requests[row]["after"]
+        time.sleep(max(0.0, began - time.perf_counter()))
+        rows[row] = answer(requests[row], began)
+
+    clients = [threading.Thread(target=client, args=(row,)) for row in range(len(requests))]
+    for thread in clients:
+        thread.start()
+    for thread in clients:
+        thread.join()
+    if not all(rows):
+        raise MlxrtError("one of the requests of a batch gave no answer")
+    return rows
 
 
 class Player(Protocol):
