@@ -2,21 +2,23 @@
 #
 # Our kernels are compiled once and kept; MLX's own, mlx-lm's gather_qmm for one, are compiled in every process: all
 # processes build side by side, beside the checks, and measure one after another (bench/gpu/turn.py) when every check
-# has ended. JANG=1 measures JANG too. Long contexts and the harness: bench/gpu/long.sh.
+# has ended. JANG=1 measures JANG too. Exit 1 if anything failed, by name. Long contexts and the harness: bench/gpu/long.sh.
 OUT=${1:-build/gpu}; mkdir -p "$OUT"; work=$(mktemp -d); mkdir "$work/out"
 export PYTHONUNBUFFERED=1
 export MLXRT_TURN=$((5 + 1 + ${JANG:+1} + 0))  # as many as measure, and one for the checks
-checks=""
+checks="" measured="" failed=0
 check() {
     name=$1; shift
     timeout -k 1 ${CHECK:-200} python3 -m "$@" > "$work/out/$name" 2>&1 &
-    checks="$checks $!"
+    checks="$checks $name=$!"
 }
 later() {
     name=$1; shift
     timeout -k 1 ${MOST:-520} python3 -m "$@" --turn "$work/turn" > "$work/out/$name" 2>&1 &
+    measured="$measured $name=$!"
 }
 keep() { tar -C "$work/out" -cf "$OUT/all.tar" . 2> "$work/tar.log"; }
+ended() { for one in "$@"; do wait "${one##*=}" || { echo "FAILED: ${one%=*}"; failed=1; }; done; }
 show() { for name in "$@"; do echo "== $name"; tail -n 12 "$work/out/$name" | cut -c1-200; done; }
 
 lscpu | grep "Model name"; date
@@ -32,7 +34,9 @@ for ops in $groups; do check "ops-$ops" bench.gpu.ops --no-speed --only "$ops"; 
 check gathered bench.gpu.gathered
 check replay bench.gpu.replay --programs 6 --kv full,q8
 check doctor mlxrt doctor --quick --dtype bfloat16
-wait $checks; echo -n . >> "$work/turn.ready"; date
+ended $checks; echo -n . >> "$work/turn.ready"; date
 for ops in $groups; do show "ops-$ops" | tail -n 3; done; show gathered replay doctor; keep
 while [ -n "$(jobs -r)" ]; do sleep 2; keep; done
-show gemma4 0.6b 8b 30b products; date
+ended $measured
+show gemma4 0.6b 8b 30b products ${JANG:+jang}; date
+exit $failed
