@@ -66,6 +66,10 @@ def pick(mass: mx.array, u: mx.array) -> mx.array:
     if spare := -n % BLOCK:
         mass = mx.pad(mass, [(0, 0), (0, spare)])
     blocks = mass.reshape(g, -1, BLOCK)
+    if blocks.shape[1] == 1:
+        # The last of each block's sums would be a [1, 1] array with a stride of BLOCK: MLX on CUDA scans it by that
+        # stride and writes outside of its buffer.
+        return mx.minimum(invert(mass, u[:, 1:2]), n - 1)[:, 0]
     block = invert(mx.cumsum(blocks, axis=-1)[..., -1], u[:, :1])  # [G, 1]
     inside = invert(mx.take_along_axis(blocks, block[..., None], axis=1)[:, 0], u[:, 1:2])
     return mx.minimum(block * BLOCK + inside, n - 1)[:, 0]

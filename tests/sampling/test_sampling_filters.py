@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrt.draw import keep
+from mlxrt.draw import keep, pick
 from mlxrt.logits import LogitsView
 from mlxrt.sampling import sample
 
@@ -240,3 +240,12 @@ def test_prompt_ids_without_a_logit_are_left_alone(sequence, tokens_of):
     x = np.float32([[0.0, 3.0, 1.0]])
     assert tokens_of(x, [sequence(prompt=(1, 900), repetition_penalty=4.0)]) == [2]
     assert tokens_of(x, [sequence(prompt=(900,), repetition_penalty=4.0)]) == [1]
+
+
+def test_picks_from_few_and_from_many_take_the_same_uniforms():
+    """Up to BLOCK values are one block; no scan runs over an array of one block, which CUDA reads by its stride."""
+    for n in (1, 40, 512, 513):
+        mass = mx.array(np.random.default_rng(n).random((3, n)), mx.float32)
+        padded = mx.pad(mass, [(0, 0), (0, 2 * 512)])  # the same mass in more than one block
+        u = mx.array([[0.0, 0.1, 0.0], [0.0, 0.5, 0.0], [0.0, 0.999, 0.0]], mx.float32)
+        assert pick(mass, u).tolist() == pick(padded, u).tolist()
