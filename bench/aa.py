@@ -48,8 +48,8 @@ def write_model(folder: Path) -> None:
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
-    from mlxrt.loader import outline
-    from mlxrt.weights.shapes import random_weights
+    from mlxrt.engine.load import outline
+    from mlxrt.weights.random_models import random_weights
 
     model = outline(CONFIG)
     random_weights(model, None, mx.float32)

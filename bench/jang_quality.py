@@ -18,12 +18,12 @@ import mlx.core as mx
 # isort: on
 
 from mlxrt.bench import novel
-from mlxrt.calibration import importance
 from mlxrt.cli.convert import SAMPLE
-from mlxrt.loader import open_checkpoint
-from mlxrt.weights.convert import convert
-from mlxrt.weights.recipe import Recipe
-from mlxrt.weights.source import locate
+from mlxrt.engine.load import open_checkpoint
+from mlxrt.weights.convert.calibration import importance
+from mlxrt.weights.convert.convert import convert
+from mlxrt.weights.convert.recipe import Recipe
+from mlxrt.weights.source.resolve import locate
 
 from .perplexity import CHARACTERS, FIRST_TARGET, WINDOW, WINDOWS
 

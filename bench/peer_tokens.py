@@ -18,7 +18,7 @@ import mlx.core as mx
 
 # isort: on
 from mlxrt.bench.side import Side
-from mlxrt.weights.source import locate
+from mlxrt.weights.source.resolve import locate
 
 GAP = 0.5
 MIN_WHOLE = 6

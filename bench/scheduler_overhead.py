@@ -12,10 +12,10 @@ import sys
 import time
 
 from mlxrt.cache.blocks import BlockPool
-from mlxrt.cache.states import BlockTable, LayerState, Slot
-from mlxrt.cache.store import PrefixStore
-from mlxrt.request import Request, SamplingParams
-from mlxrt.scheduler import Limits, Scheduler
+from mlxrt.cache.layer_state import BlockTable, LayerState, Slot
+from mlxrt.cache.prefix_cache import PrefixStore
+from mlxrt.engine.request import Request, SamplingParams
+from mlxrt.engine.scheduler import Limits, Scheduler
 
 SIZE = 32  # tokens of a block
 

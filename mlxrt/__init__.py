@@ -6,9 +6,9 @@ Each is imported when it is first asked for, so that `import mlxrt` and `mlxrt -
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import blas
+from . import _openblas
 
-blas.preload()  # before MLX: whoever is there first answers for its matmuls
+_openblas.preload()  # before MLX: whoever is there first answers for its matmuls
 
 try:
     import mlx.core  # noqa: F401
@@ -19,10 +19,15 @@ except ImportError as error:
     ) from None
 
 if TYPE_CHECKING:
-    from .async_engine import AsyncEngine
-    from .budget import Cost
     from .config import EngineConfig
-    from .engine import Engine
+    from .engine.async_engine import AsyncEngine
+    from .engine.engine import Engine
+    from .engine.load import load
+    from .engine.logits import LogitsRow, LogitsView
+    from .engine.memory import Cost
+    from .engine.request import Completion, EngineEvent, Event, Finish, Request, SamplingParams, Timings
+    from .engine.session import Session
+    from .engine.stats import Stats
     from .errors import (
         BadCheckpoint,
         BadLogits,
@@ -47,11 +52,6 @@ if TYPE_CHECKING:
         UnsupportedModel,
         WontFit,
     )
-    from .loader import load
-    from .logits import LogitsRow, LogitsView
-    from .request import Completion, EngineEvent, Event, Finish, Request, SamplingParams, Timings
-    from .session import Session
-    from .stats import Stats
 
 __version__ = "0.1.0"
 
@@ -59,22 +59,22 @@ ERRORS = """BadCheckpoint BadLogits BadRequest BadSnapshot BadTemplate BadTokeni
     ContextOverflow EngineClosed EngineFailed EvictedBlock HubError MlxrtError ModelNotFound NoRoom NoTokenizer
     PromptWontFit QueueFull StaleLogits UnsupportedModel WontFit""".split()
 HOMES = dict.fromkeys(ERRORS, "errors") | {
-    "AsyncEngine": "async_engine",
-    "Completion": "request",
-    "Cost": "budget",
-    "Engine": "engine",
+    "AsyncEngine": "engine.async_engine",
+    "Completion": "engine.request",
+    "Cost": "engine.memory",
+    "Engine": "engine.engine",
     "EngineConfig": "config",
-    "EngineEvent": "request",
-    "Event": "request",
-    "Finish": "request",
-    "LogitsRow": "logits",
-    "LogitsView": "logits",
-    "Request": "request",
-    "SamplingParams": "request",
-    "Session": "session",
-    "Stats": "stats",
-    "Timings": "request",
-    "load": "loader",
+    "EngineEvent": "engine.request",
+    "Event": "engine.request",
+    "Finish": "engine.request",
+    "LogitsRow": "engine.logits",
+    "LogitsView": "engine.logits",
+    "Request": "engine.request",
+    "SamplingParams": "engine.request",
+    "Session": "engine.session",
+    "Stats": "engine.stats",
+    "Timings": "engine.request",
+    "load": "engine.load",
 }
 
 __all__ = [

@@ -14,9 +14,9 @@ import numpy as np
 
 import mlxrt
 from mlxrt.cache import SequenceState
+from mlxrt.cache.storage.snapshot import load_state, save_state
+from mlxrt.engine.request import Sequence
 from mlxrt.errors import CannotRewind
-from mlxrt.request import Sequence
-from mlxrt.snapshot import load_state, save_state
 
 IDS = count(1 << 20)  # never those of the scheduler
 

@@ -4,8 +4,8 @@ import ctypes
 import statistics
 import time
 
-from mlxrt.kernels.cuda_compiler import Launch, Library
-from mlxrt.kernels.cuda_graph import Driver, Graph
+from mlxrt.kernels.cuda.graph import Driver, Graph
+from mlxrt.kernels.cuda.nvrtc import Launch, Library
 
 
 class Clock:

@@ -20,7 +20,7 @@ import mlx.core as mx
 
 from bench.gpu.shaped import drawn, fused
 from mlxrt import EngineConfig, Request, SamplingParams
-from mlxrt.engine import Engine, Source
+from mlxrt.engine.engine import Engine, Source
 
 STEPS = 4
 SAME = 5e-5  # kernels and plain MLX, any kind: root mean square, relative to the logits'

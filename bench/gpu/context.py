@@ -16,7 +16,7 @@ from bench.gpu.decode import ask, prompts_of
 from bench.gpu.shaped import drawn, fused
 from bench.gpu.turn import turn
 from mlxrt import EngineConfig
-from mlxrt.engine import Engine, Source
+from mlxrt.engine.engine import Engine, Source
 
 
 def read(engine, prompts):

@@ -24,7 +24,7 @@ from bench.gpu.ops import copy_bandwidth
 from bench.gpu.shaped import drawn, fused
 from bench.gpu.turn import turn
 from mlxrt import EngineConfig, Request, SamplingParams
-from mlxrt.engine import Engine, Source
+from mlxrt.engine.engine import Engine, Source
 from mlxrt.weights.randomise import packs
 
 RENAMED = {"qwen3_moe": (".mlp.experts.", ".mlp.switch_mlp.")}

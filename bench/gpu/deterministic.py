@@ -12,7 +12,7 @@ import sys
 
 from bench.gpu.replay import main, play, program
 from mlxrt import EngineConfig
-from mlxrt.engine import Engine, Source
+from mlxrt.engine.engine import Engine, Source
 
 
 def compare(model, shape: str, kv: str, args: argparse.Namespace) -> int:

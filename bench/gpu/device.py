@@ -2,9 +2,9 @@
 
     python -m bench.gpu.device SHAPE ... [--prompt 512] [--batch 1] [--kv full,q8]
 
-One step is recorded (code, grid, arrays) and launched again as the engine does it (mlxrt/replay.py). The table says
-where a step's device time goes; the difference to what bench.gpu.decode measures is the host's. Needs kernels from
-mlxrt/kernels/cuda_compiler.py.
+One step is recorded (code, grid, arrays) and launched again as the engine does it (mlxrt/engine/cuda_graph.py). The table
+says where a step's device time goes; the difference to what bench.gpu.decode measures is the host's. Needs kernels from
+mlxrt/kernels/cuda/nvrtc.py.
 """
 
 import argparse
@@ -18,8 +18,8 @@ from bench.gpu.clock import Clock
 from bench.gpu.decode import ask, build, prompts_of
 from bench.gpu.ops import copy_bandwidth
 from mlxrt import EngineConfig
-from mlxrt.engine import Engine, Source
-from mlxrt.kernels.cuda_compiler import Launch
+from mlxrt.engine.engine import Engine, Source
+from mlxrt.kernels.cuda.nvrtc import Launch
 
 
 def table(clock: Clock, launches: list[Launch], copy: float) -> None:

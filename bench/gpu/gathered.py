@@ -2,8 +2,8 @@
 
     python -m bench.gpu.gathered
 
-Against every expert's own product in float32. MLX 0.32.4's is wrong on CUDA in two cases that mlxrt/kernels/gather.py
-keeps from it; they are shown as well, so that one sees when they are mended. Exit 1 if ours is wrong.
+Against every expert's own product in float32. MLX 0.32.4's is wrong on CUDA in two cases that
+mlxrt/kernels/ops/gather.py keeps from it; they are shown as well, so that one sees when they are mended. Exit 1 if ours is wrong.
 """
 
 import sys
@@ -13,9 +13,9 @@ import mlxrt  # noqa: F401  before MLX
 import mlx.core as mx  # isort: skip
 
 from mlxrt.kernels import Kernels, backend, gpu_of
-from mlxrt.kernels.gather import gather_mm
+from mlxrt.kernels.ops.gather import gather_mm
 from mlxrt.models.moe import Experts
-from mlxrt.weights.cachedir import cache_root
+from mlxrt.weights.source.cache_dir import cache_root
 
 HALF, NEAR = mx.bfloat16, 0.02
 

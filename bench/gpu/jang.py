@@ -22,11 +22,11 @@ from bench.gpu.device import table
 from bench.gpu.ops import copy_bandwidth
 from bench.gpu.turn import turn
 from mlxrt.kernels import OPS, PLAIN, Kernels, backend, expert_down, expert_gate_up, gpu_of
-from mlxrt.kernels.proof import DTYPES, cases_of, prove, truth
+from mlxrt.kernels.error_report import DTYPES, cases_of, prove, truth
 from mlxrt.models.base import Fusible
-from mlxrt.models.coded import CodedExpertLinear, Coding
 from mlxrt.models.moe import ExpertLinear, Experts, PackedExpertLinear, entering, stack_of
-from mlxrt.weights.cachedir import cache_root
+from mlxrt.models.quantized.lut_linear import CodedExpertLinear, Coding
+from mlxrt.weights.source.cache_dir import cache_root
 
 HIDDEN, INNER, USED, TOKENS = 3072, 1536, 8, 512
 MINE = ("turn", "expert_gate_up", "expert_down", "grouped_product", "coded_unpack", "vector_rows")

@@ -29,9 +29,9 @@ from mlxrt.kernels import (
     matvec,
     route_gate_up,
 )
-from mlxrt.kernels.cuda_compiler import Launch
-from mlxrt.kernels.kernels import Gpu
-from mlxrt.weights.cachedir import cache_root
+from mlxrt.kernels.cuda.nvrtc import Launch
+from mlxrt.kernels.dispatch import Gpu
+from mlxrt.weights.source.cache_dir import cache_root
 
 HALF = mx.bfloat16
 DISTINCT = 3e8  # bytes of matrices that a chain goes over

@@ -19,9 +19,9 @@ import mlx.core as mx  # isort: skip
 from bench.gpu.clock import Clock
 from bench.gpu.turn import turn
 from mlxrt.kernels import OPS, Matrix, backend, gpu_of, matmul, matvec
-from mlxrt.kernels.matvec import FEW
-from mlxrt.kernels.proof import DTYPES, cases_of, prove, truth
-from mlxrt.weights.cachedir import cache_root
+from mlxrt.kernels.error_report import DTYPES, cases_of, prove, truth
+from mlxrt.kernels.ops.qmv import FEW
+from mlxrt.weights.source.cache_dir import cache_root
 
 SHAPES = ((12288, 4096), (151936, 4096), (6144, 4096), (4096, 4096), (4096, 12288), (1024, 2048), (151936, 1024))
 WAYS = "as a graph", "launched by MLX", "MLX's own"

@@ -19,7 +19,7 @@ import mlx.core as mx  # isort: skip
 from bench.gpu.decode import ask, prompts_of
 from bench.gpu.shaped import drawn, fused
 from mlxrt import EngineConfig, Request, SamplingParams
-from mlxrt.engine import Engine, Source
+from mlxrt.engine.engine import Engine, Source
 
 
 def engines(model, kv: str, context: int):

@@ -31,7 +31,7 @@ def theirs(shape: str, load: Load) -> dict[str, Any]:
     from mlx_lm.generate import BatchGenerator
     from mlx_lm.models import qwen3
 
-    from mlxrt.weights.shapes import Shape, shape_config
+    from mlxrt.weights.random_models import Shape, shape_config
 
     asked = Shape.parse(f"shape:{shape}")
     model = qwen3.Model(qwen3.ModelArgs.from_dict(shape_config(asked.name)))

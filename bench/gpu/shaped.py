@@ -4,8 +4,8 @@ import mlx.core as mx
 
 from mlxrt.kernels import Kernels, backend, gpu_of
 from mlxrt.models import find
-from mlxrt.weights.cachedir import cache_root
-from mlxrt.weights.shapes import Shape, random_weights
+from mlxrt.weights.random_models import Shape, random_weights
+from mlxrt.weights.source.cache_dir import cache_root
 
 
 def drawn(shape, dtype=mx.bfloat16, layers=None):

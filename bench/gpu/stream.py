@@ -13,8 +13,8 @@ import mlxrt  # noqa: F401  before MLX
 import mlx.core as mx  # isort: skip
 
 from bench.gpu.clock import Clock
-from mlxrt.kernels.cuda_compiler import Launch, Library, compiled
-from mlxrt.weights.cachedir import cache_root
+from mlxrt.kernels.cuda.nvrtc import Launch, Library, compiled
+from mlxrt.weights.source.cache_dir import cache_root
 
 LOADS = {
     "plain": "v[u] = q[i + u * T];",

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import mlxrt  # before MLX
 from mlxrt.cache import BlockPool, BlockTable, PrefixStore, SequenceState
-from mlxrt.request import Request, SamplingParams, Sequence
-from mlxrt.scheduler import Limits, Scheduler
+from mlxrt.engine.request import Request, SamplingParams, Sequence
+from mlxrt.engine.scheduler import Limits, Scheduler
 
 Work = Callable[[], object]
 BLOCK, VOCAB = 32, 32000
@@ -99,8 +99,8 @@ def sample_drawn(rows: int = 16) -> Work:
 def sampler(rows: int, params: SamplingParams) -> Work:
     import mlx.core as mx
 
-    from mlxrt.logits import LogitsView
-    from mlxrt.sampling import sample
+    from mlxrt.engine.logits import LogitsView
+    from mlxrt.engine.sampler import sample
 
     logits = mx.zeros((rows, VOCAB))
     seqs = [Sequence(i, Request(tokens=(1, 2, 3), params=params), (1, 2, 3), seed=i) for i in range(rows)]
@@ -124,7 +124,7 @@ def slices() -> Work:
 
 def header(tensors: int = 300) -> Work:
     """The header of a safetensors file with 300 tensors, read and checked."""
-    from mlxrt.weights.safetensors import read_header
+    from mlxrt.weights.formats.safetensors import read_header
 
     entries = {
         f"model.layers.{i}.weight": {"dtype": "F32", "shape": [4, 4], "data_offsets": [64 * i, 64 * i + 64]}

@@ -13,14 +13,14 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from ..engine.load import open_checkpoint
 from ..errors import BadRequest
-from ..loader import open_checkpoint
 from ..text.gguf_folder import write_folder
 from ..weights import Checkpoint, GgufCheckpoint, build
-from ..weights.alias import ALIASES, DEFAULT
-from ..weights.cachedir import cache_root, writing
-from ..weights.fingerprint import weights_digest
-from ..weights.source import Located, locate
+from ..weights.load.fingerprint import weights_digest
+from ..weights.source.alias import ALIASES, DEFAULT
+from ..weights.source.cache_dir import cache_root, writing
+from ..weights.source.resolve import Located, locate
 
 GROUP = 32  # of GGUF's Q4_1 and Q8_0
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json")

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from .. import blas
+from .. import _openblas as blas
 from .side import SideFailed, environment
 
 

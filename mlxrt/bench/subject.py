@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import device
+from ..engine.load import is_packed, open_checkpoint
 from ..errors import BadRequest, WontFit
-from ..loader import is_packed, open_checkpoint
-from ..weights.fingerprint import weights_digest
-from ..weights.source import Located, locate
+from ..kernels import device
+from ..weights.load.fingerprint import weights_digest
+from ..weights.source.resolve import Located, locate
 from .export import export
 from .work import Work, work_of
 

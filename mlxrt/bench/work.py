@@ -11,15 +11,15 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from .. import device
 from ..cache.memory import Foreign, Shared
+from ..engine.load import DTYPES, is_packed, open_checkpoint, outline, unpacked_fits
 from ..errors import BadRequest
-from ..loader import DTYPES, is_packed, open_checkpoint, outline, unpacked_fits
+from ..kernels import device
 from ..models import CausalLM, find
-from ..weights.gguf_tensors import PACKED
+from ..weights.formats.gguf.tensors import PACKED
+from ..weights.random_models import Shape
 from ..weights.randomise import packs
-from ..weights.shapes import Shape
-from ..weights.source import Located
+from ..weights.source.resolve import Located
 
 USED_EXPERTS = ("num_experts_per_tok", "top_k_experts", "experts_per_token")
 

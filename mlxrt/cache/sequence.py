@@ -1,7 +1,7 @@
 """All memory of one sequence, together with the tokens in it."""
 
 from ..errors import CacheCorrupt
-from .states import LayerState
+from .layer_state import LayerState
 
 
 class SequenceState:

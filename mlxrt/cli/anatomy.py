@@ -13,19 +13,19 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from .. import device
 from ..config import EngineConfig
-from ..loader import DTYPES, is_packed, unpacked_fits
+from ..engine.load import DTYPES, is_packed, unpacked_fits
+from ..kernels import device
 from ..models import CausalLM, find
 from ..weights import Checkpoint, TensorInfo
-from ..weights.fill import check_depth, in_our_names
-from ..weights.gguf_tensors import PACKED
-from ..weights.headers import BESIDE, layouts_told, refuted, told_format
-from ..weights.jang import jang_of
-from ..weights.quantised import refuse_methods
+from ..weights.formats.gguf.tensors import PACKED
+from ..weights.formats.jang.labels import jang_of
+from ..weights.formats.quantized import refuse_methods
+from ..weights.formats.weight_format import Stored
+from ..weights.load.fill import check_depth, in_our_names
+from ..weights.load.headers import BESIDE, layouts_told, refuted, told_format
+from ..weights.random_models import Shape
 from ..weights.randomise import packs
-from ..weights.shapes import Shape
-from ..weights.stored import Stored
 from .memory import SequenceCost
 from .terminal import note
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..interrupt import Interrupt
-from ..request import Completion, Event, Finish, SamplingParams, Timings
-from ..ticket import complete
+from ..engine.interrupt import Interrupt
+from ..engine.output import complete
+from ..engine.request import Completion, Event, Finish, SamplingParams, Timings
 from .terminal import amount, note
 
 ENDINGS = {Finish.LENGTH: "ended by max_tokens or the context", Finish.CANCELLED: "stopped"}

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import mlx.core as mx
 
+from ..engine.output import complete
+from ..engine.request import Event, Request, SamplingParams
+from ..engine.request_stream import Stream
 from ..errors import BadRequest, MlxrtError
-from ..request import Event, Request, SamplingParams
-from ..stream import Stream
-from ..ticket import complete
 from .defaults import seeded, settled
 from .document import document
 from .jobs import Job, read_jobs
@@ -26,7 +26,7 @@ from .prompt import require_template
 from .terminal import note
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from ..engine.engine import Engine
 
 
 class Line:

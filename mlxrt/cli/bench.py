@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..bench import SUITES
+from ..engine.interrupt import Interrupt
 from ..errors import BadRequest
-from ..interrupt import Interrupt
 from .flags import Parser, real, whole, whole_list
 from .outcome import INTERRUPTED
 from .terminal import note
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 def plan_of(args: argparse.Namespace) -> "Plan":
     from ..bench.run import Plan
     from ..bench.subject import check_peer
-    from ..weights.alias import DEFAULT
+    from ..weights.source.alias import DEFAULT
 
     peers = args.peer and tuple(p for p in args.peer if p != "none")
     for name in peers or ():

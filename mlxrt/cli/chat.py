@@ -29,8 +29,8 @@ def run(args: argparse.Namespace) -> int:
     if sampling.get("logprobs"):
         raise BadRequest("--logprobs are shown by `mlxrt generate --json`, not in a chat")
     extra = {"tools": read_tools(args.tools), "enable_thinking": args.enable_thinking}
-    from ..loader import load
-    from ..weights.alias import DEFAULT
+    from ..engine.load import load
+    from ..weights.source.alias import DEFAULT
     from .conversation import Conversation
     from .defaults import settled
 

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..engine.session import Session
 from ..errors import BadRequest
-from ..session import Session
 from .answer import Answer, report
 from .terminal import amount, note
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from ..engine.engine import Engine
 
 HELP = """/undo [N]   forget the last question and answer, or the last N
 /clear      forget everything but the system message

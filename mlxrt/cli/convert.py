@@ -12,10 +12,10 @@ from .terminal import amount, note
 
 if TYPE_CHECKING:
     from ..config import EngineConfig
-    from ..engine import Engine
-    from ..weights.convert import Converted
-    from ..weights.importance import Importance
-    from ..weights.recipe import Recipe
+    from ..engine.engine import Engine
+    from ..weights.convert.convert import Converted
+    from ..weights.convert.importance import Importance
+    from ..weights.convert.recipe import Recipe
 
 FORMATS = ("mlx", "jang", "jangtq", "codebook")
 SAMPLE = (
@@ -50,9 +50,9 @@ def run(args: argparse.Namespace) -> int:
     config = engine_config(args)
     if not args.shard_size > 0:
         raise BadRequest(f"--shard-size must be more than 0, not {args.shard_size}")
-    from ..loader import open_checkpoint
-    from ..weights.convert import convert
-    from ..weights.source import locate
+    from ..engine.load import open_checkpoint
+    from ..weights.convert.convert import convert
+    from ..weights.source.resolve import locate
 
     recipe = read_recipe(args)
     located = locate(args.source, revision=config.revision, offline=config.offline, token=config.token, say=note)
@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_recipe(args: argparse.Namespace) -> "Recipe":
-    from ..weights.folder import read_json
-    from ..weights.recipe import Recipe, read_rules
+    from ..weights.convert.recipe import Recipe, read_rules
+    from ..weights.formats.folder import read_json
 
     rules = read_rules(read_json(args.rules)) if args.rules else ()
     same = {name: getattr(args, name) for name in ("format", "bits", "group", "profile", "hadamard", "codes", "length")}
@@ -76,9 +76,9 @@ def read_recipe(args: argparse.Namespace) -> "Recipe":
 
 def weighed(args: argparse.Namespace, config: "EngineConfig") -> "Importance":
     """How much each input counts, from the source model on the sample."""
-    from ..calibration import importance
-    from ..loader import load
-    from ..weights.importance import Importance
+    from ..engine.load import load
+    from ..weights.convert.calibration import importance
+    from ..weights.convert.importance import Importance
 
     if args.no_check:
         note("with --no-check no model is loaded to see its inputs: all weights count alike, which costs accuracy")
@@ -102,7 +102,7 @@ def compare(source: str, folder: Path, config: "EngineConfig", text: str) -> dic
     """The logits of both models on one text."""
     import mlx.core as mx
 
-    from ..loader import load
+    from ..engine.load import load
 
     with load(source, config, say=lambda line: None) as engine:
         tokens = sample_tokens(engine, text)

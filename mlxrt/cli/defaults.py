@@ -6,8 +6,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ..engine.request import SamplingParams
 from ..errors import BadCheckpoint, BadRequest
-from ..request import SamplingParams
 from .terminal import note
 
 TAKEN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -54,7 +54,7 @@ def settled(generation: Mapping[str, Any], given: dict[str, Any]) -> dict[str, A
 def seeded(options: dict[str, Any]) -> dict[str, Any]:
     """With the seed drawn here: an answer that is stopped before its end must be repeatable too."""
     if options.get("temperature", 0) > 0 and options.get("seed") is None:
-        from ..sampling import draw_seed
+        from ..engine.sampler import draw_seed
 
         return options | {"seed": draw_seed()}
     return options

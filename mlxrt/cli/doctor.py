@@ -23,7 +23,7 @@ def add_flags(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..kernels import Kernels, backend, gpu_of
-    from ..weights.cachedir import cache_root
+    from ..weights.source.cache_dir import cache_root
     from .machine import machine
 
     kernels = Kernels("auto", gpu_of(backend(), folder=cache_root() / "kernels", say=note))
@@ -36,9 +36,9 @@ def run(args: argparse.Namespace) -> int:
 def report(kernels: Any, quick: bool, say: Callable[[str], None], dtype: str | None = None) -> list[dict[str, Any]]:
     """One entry per op: what computes it here, how near the kernel is to the op's meaning, why where it is not used."""
     from ..kernels import OPS
-    from ..kernels.proof import DTYPES
-    from ..kernels.verdict import FEW, verify
-    from ..weights.cachedir import cache_root
+    from ..kernels.error_report import DTYPES
+    from ..kernels.selftest import FEW, verify
+    from ..weights.source.cache_dir import cache_root
 
     folder = cache_root() / "kernels"
     verdicts = verify(kernels, [dtype] if dtype else DTYPES, folder, say, FEW if quick else None, anew=True)

@@ -3,10 +3,10 @@
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..request import Completion, Logprobs
+from ..engine.request import Completion, Logprobs
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from ..engine.engine import Engine
 
 
 def document(engine: "Engine", done: Completion, peak: int) -> dict[str, Any]:

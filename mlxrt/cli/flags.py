@@ -11,8 +11,8 @@ from dataclasses import Field, fields
 from typing import Any, NoReturn, Union, get_args, get_origin
 
 from ..config import EngineConfig
+from ..engine.request import SamplingParams
 from ..errors import BadRequest
-from ..request import SamplingParams
 
 SHORT = {"max_tokens": ("-n",), "temperature": ("--temp",)}
 MEANING = {

@@ -14,8 +14,8 @@ from .terminal import note
 
 if TYPE_CHECKING:
     from ..config import EngineConfig
-    from ..engine import Engine
-    from ..request import Request
+    from ..engine.engine import Engine
+    from ..engine.request import Request
 
 
 def add_flags(parser: Parser) -> None:
@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
     if sampling.get("logprobs") and not args.json:
         raise BadRequest("--logprobs are shown with --json only; add --json")
     prompt, template = read_prompt(args), template_options(args)
-    from ..loader import load
-    from ..weights.alias import DEFAULT
+    from ..engine.load import load
+    from ..weights.source.alias import DEFAULT
 
     with load(DEFAULT if args.model is None else args.model, config, say=note) as engine:
         return answer(engine, request_of(engine, args, prompt, template, sampling), args.json)
@@ -53,8 +53,8 @@ def run_prompts(args: argparse.Namespace, config: "EngineConfig", sampling: dict
         raise BadRequest("--system goes through the chat template: it does not apply with --raw")
 
     def load_engine() -> "Engine":
-        from ..loader import load
-        from ..weights.alias import DEFAULT
+        from ..engine.load import load
+        from ..weights.source.alias import DEFAULT
 
         running = vars(args).get("max_running", args.parallel or 8)
         return load(DEFAULT if args.model is None else args.model, replace(config, max_running=running), say=note)
@@ -73,7 +73,7 @@ def template_options(args: argparse.Namespace) -> dict[str, Any]:
 def request_of(
     engine: "Engine", args: argparse.Namespace, prompt: str, template: dict[str, Any], sampling: dict[str, Any]
 ) -> "Request":
-    from ..request import Request, SamplingParams
+    from ..engine.request import Request, SamplingParams
     from .defaults import seeded, settled
 
     params = SamplingParams(**seeded(settled(dict(engine.source.generation), sampling)))
@@ -85,7 +85,7 @@ def request_of(
 
 
 def answer(engine: "Engine", request: "Request", as_json: bool) -> int:
-    from ..request import Request
+    from ..engine.request import Request
     from .answer import Answer, report
 
     tokens = engine.encode(request)  # here, so that an answer stopped early can still say how long its prompt was

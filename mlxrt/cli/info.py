@@ -38,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(name: str, config: EngineConfig, free: int) -> dict[str, Any]:
-    from ..loader import open_checkpoint
-    from ..weights.source import locate
+    from ..engine.load import open_checkpoint
+    from ..weights.source.resolve import locate
     from .anatomy import of_checkpoint, of_config, of_shape
 
     located = locate(name, revision=config.revision, offline=config.offline, token=config.token, say=note)
@@ -57,7 +57,7 @@ def describe(name: str, config: EngineConfig, free: int) -> dict[str, Any]:
 
 def config_alone(folder: Path) -> dict[str, Any] | None:
     """config.json of a folder without any weights, for planning before a download."""
-    from ..weights.folder import read_json
+    from ..weights.formats.folder import read_json
 
     if (folder / "model.safetensors.index.json").exists() or any(folder.glob("*.safetensors")):
         return None

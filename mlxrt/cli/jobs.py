@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ..engine.request import SamplingParams
 from ..errors import BadRequest, shown
-from ..request import SamplingParams
 from .prompt import decoded
 
 SOURCES = ("prompt", "messages", "tokens")

@@ -5,8 +5,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from .. import __version__, blas, device
-from ..kernels import backend
+from .. import __version__
+from .. import _openblas as blas
+from ..kernels import backend, device
 
 
 def machine() -> dict[str, Any]:

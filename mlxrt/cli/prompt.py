@@ -10,7 +10,7 @@ from ..errors import BadRequest
 from .flags import Parser
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from ..engine.engine import Engine
 
 
 def add_prompt_flags(parser: Parser) -> None:

@@ -16,7 +16,7 @@ def add_flags(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = engine_config(args)
-    from ..weights.source import fetch
+    from ..weights.source.resolve import fetch
 
     path, size = fetch(args.model, revision=config.revision, offline=config.offline, verify=args.verify, say=note)
     if args.json:

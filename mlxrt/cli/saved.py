@@ -4,13 +4,13 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-from ..bundle import INDEX, Bundle, listed
-from ..disk.record import parse_name
-from ..disk.shelf import IDENTITY, MARK, model_folders
+from ..cache.storage.archive import INDEX, Bundle, listed
+from ..cache.storage.checksummed import AT, OPENING, inspect_sealed
+from ..cache.storage.disk_index import IDENTITY, MARK, model_folders
+from ..cache.storage.record import parse_name
+from ..cache.storage.snapshot import check_header
 from ..errors import BadRequest, BadSnapshot
-from ..sealed import AT, OPENING, inspect_sealed
-from ..snapshot import check_header
-from ..weights.json_text import parse_object
+from ..weights.formats.json_text import parse_object
 
 Row = dict[str, Any]
 

@@ -1,28 +1,28 @@
 """Ops with kernels: one Metal text each, run by MLX on Metal and CUDA, by the simulator in tests."""
 
-from .add_norm import add_norm
-from .attention import attend_pages
-from .coded_token import CodedToken, Packed
-from .codes import Codes
-from .delta import delta_step
-from .embed import embed_rows
-from .entry import Entry, attend_entry
-from .experts import expert_down, expert_gate_up
-from .greedy import greedy
-from .grouped import grouped_product, mix, order_pairs
-from .heads import Heads, Pages
-from .kernels import MODES, PLAIN, Gpu, Kernels, backend, gpu_of
-from .matmul import matmul
-from .matvec import matvec
-from .op import OPS, Case, Op, Source
-from .packed_attention import PackedPages, attend_packed, attention_of
-from .packing import Matrix
-from .routed import route_gate_up
-from .router import route
-from .sums import matvec_of_sum
-from .turn import turn
-from .unpack import coded_unpack
-from .vectors import vector_rows
+from .dispatch import MODES, PLAIN, Gpu, Kernels, backend, gpu_of
+from .ops.add_norm import add_norm
+from .ops.add_norm_qmv import matvec_of_sum
+from .ops.argmax import greedy
+from .ops.codebook import vector_rows
+from .ops.dequantize import coded_unpack
+from .ops.embedding import embed_rows
+from .ops.gated_delta import delta_step
+from .ops.hadamard import turn
+from .ops.kv_quant import CodedToken, Packed
+from .ops.lut_matrix import Codes
+from .ops.moe_fused import route_gate_up
+from .ops.moe_grouped import grouped_product, mix, order_pairs
+from .ops.moe_qmv import expert_down, expert_gate_up
+from .ops.moe_router import route
+from .ops.paged_attention import attend_pages
+from .ops.qkv_attention import Entry, attend_entry
+from .ops.qkv_layout import Heads, Pages
+from .ops.qmm import matmul
+from .ops.qmv import matvec
+from .ops.quantized import Matrix
+from .ops.quantized_attention import PackedPages, attend_packed, attention_of
+from .registry import OPS, Case, Op, Source
 
 __all__ = [
     "MODES",

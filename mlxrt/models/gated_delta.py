@@ -9,10 +9,10 @@ import mlx.nn as nn
 
 from ..cache.memory import Recurrent
 from ..kernels import delta_step
-from ..kernels.delta import through
+from ..kernels.ops.gated_delta import through
 from .base import Fusible
+from .fused_linear import product
 from .layers import joined
-from .product import product
 
 CHUNK = 64  # tokens whose corrections are solved for at once, and tokens between two checkpoints
 

@@ -15,8 +15,8 @@ from ..cache.memory import FullKV, Plain, WindowKV
 from ..errors import BadCheckpoint, shown
 from .base import Fusible
 from .config import PINNED, ModelConfig, Say, needs
+from .fused_linear import plus_normed, product, product_of_sum
 from .layers import Attention, Decoder, DecoderLM, GatedMLP
-from .product import plus_normed, product, product_of_sum
 from .rope import RoPE, Rope, read_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"

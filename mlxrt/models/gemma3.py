@@ -7,7 +7,7 @@ from ..errors import BadCheckpoint, shown
 from .base import CausalLM
 from .config import needs
 from .gemma import FULL, GEMMA, Gemma, GemmaAttention, GemmaConfig, GemmaMLP, Sandwich, add_one, rope_section
-from .wrapped import TOWERS, text_name, text_part
+from .multimodal import TOWERS, text_name, text_part
 
 # The published 4B, 12B and 27B list only what differs from these.
 LEFT_OUT = {

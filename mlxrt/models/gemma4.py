@@ -10,13 +10,13 @@ import mlx.nn as nn
 
 from ..cache.memory import Shared
 from .base import CausalLM
-from .expert_layouts import stack_experts
+from .fused_linear import embed, plus_normed, product
 from .gemma import Gemma, GemmaDecoder
 from .gemma4_block import Gemma4Block
 from .gemma4_config import Gemma4Config
 from .gemma4_moe import Gemma4MoEBlock
-from .product import embed, plus_normed, product
-from .wrapped import TOWERS, text_name, text_part
+from .multimodal import TOWERS, text_name, text_part
+from .sanitize_moe import stack_experts
 
 KEYS_AND_VALUES = re.compile(r"model\.layers\.(\d{1,5})\.self_attn\.(?:k_proj|v_proj|k_norm|v_norm)\..*")
 

@@ -5,9 +5,9 @@ import mlx.nn as nn
 
 from ..kernels import Entry, Heads
 from .base import Fusible
+from .fused_linear import entering, plus_normed, product, product_of_sum
 from .gemma import GemmaMLP, Sandwich
 from .layers import joined
-from .product import entering, plus_normed, product, product_of_sum
 from .rope import RoPE
 
 

@@ -5,9 +5,9 @@ import mlx.nn as nn
 
 from ..kernels import route
 from .base import Computing
+from .fused_linear import matrix_of
 from .gemma4_block import Gemma4Block
 from .moe import Experts, choose_then_softmax
-from .product import matrix_of
 
 
 class Router(Computing):

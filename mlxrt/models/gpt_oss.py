@@ -9,15 +9,15 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import BadCheckpoint, shown
-from ..kernels.activation import clamped
+from ..kernels.ops.activation import clamped
 from .base import Computing
 from .config import needs
-from .expert_layouts import put
+from .fused_linear import matrix_of
 from .layers import Attention, Block
 from .llama import Llama
 from .moe import FEW_TOKENS, Experts, choose_then_softmax
 from .moe_config import ROUTING_NOISE, MoEConfig
-from .product import matrix_of
+from .sanitize_moe import put
 
 # What a config without rope_scaling means (Hugging Face's default for this family).
 SCALING = {

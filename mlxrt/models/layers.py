@@ -5,7 +5,7 @@ import mlx.nn as nn
 
 from ..kernels import Entry, Heads
 from .base import CausalLM, Computing, Fusible
-from .product import embed, entering, product
+from .fused_linear import embed, entering, product
 from .rope import RoPE
 
 

@@ -9,12 +9,12 @@ import mlx.nn as nn
 from ..errors import UnsupportedModel, shown
 from ..kernels import Entry
 from .config import PINNED
-from .expert_layouts import rename_experts, stack_experts
 from .layers import Attention, Block
 from .llama import Llama
 from .moe import Experts, choose_by_sigmoid
 from .moe_config import ROUTING_NOISE, MoEConfig
 from .rope import read_rope
+from .sanitize_moe import rename_experts, stack_experts
 
 # What the published configs switch on (or off): other values are another architecture.
 SWITCHES = {

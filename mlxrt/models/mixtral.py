@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from .expert_layouts import rename_experts, stack_experts
 from .layers import Block
 from .llama import Llama
 from .moe import Mixture
 from .moe_config import MoEConfig
+from .sanitize_moe import rename_experts, stack_experts
 
 
 @dataclass(frozen=True)

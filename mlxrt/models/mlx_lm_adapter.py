@@ -19,9 +19,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..cache.foreign import ANY
+from ..cache.external import ANY
 from ..cache.memory import Foreign
-from ..cache.memory.foreign import arrays_of
+from ..cache.memory.external import arrays_of
 from ..errors import BadCheckpoint, UnsupportedModel, shown
 from .base import CausalLM
 from .config import Say

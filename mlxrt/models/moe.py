@@ -9,12 +9,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..kernels import Matrix, expert_down, expert_gate_up, grouped_product, mix, order_pairs, route, route_gate_up
-from ..kernels.activation import GATES
-from ..kernels.experts import MANY as FEW_TOKENS
-from ..kernels.gather import gather_mm
+from ..kernels.ops.activation import GATES
+from ..kernels.ops.gather import gather_mm
+from ..kernels.ops.moe_qmv import MANY as FEW_TOKENS
 from .base import Computing, Fusible
-from .coded import CodedExpertLinear
-from .product import matrix_of, normed
+from .fused_linear import matrix_of, normed
+from .quantized.lut_linear import CodedExpertLinear
 
 GROUPED = 8  # tokens from which an expert is likely to have more than one of them
 MANY = 64  # (token, expert) pairs from which sorting them by expert pays: each matrix is then read once

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .expert_layouts import rename_experts, stack_experts
 from .moe_config import ROUTING_NOISE
+from .multimodal import TOWERS, text_name, text_part
 from .qwen3_next import Hybrid, HybridConfig, SharedMixture, SparseConfig
-from .wrapped import TOWERS, text_name, text_part
+from .sanitize_moe import rename_experts, stack_experts
 
 # Drafting further tokens, and the dtype of the state, which is float32 here whatever it says. (mrope gives a text one
 # position on all its axes, so the sections in rope_parameters do not matter either.)

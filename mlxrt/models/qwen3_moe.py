@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 
 from ..errors import BadCheckpoint
-from .expert_layouts import rename_experts, stack_experts
 from .layers import Attention, Block, GatedMLP
 from .llama import Llama
 from .moe import Mixture
 from .moe_config import MoEConfig
+from .sanitize_moe import rename_experts, stack_experts
 
 
 @dataclass(frozen=True)

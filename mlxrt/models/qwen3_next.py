@@ -15,14 +15,14 @@ from ..errors import BadCheckpoint, UnsupportedModel, shown
 from ..kernels import Entry
 from .base import CausalLM, Fusible
 from .config import PINNED, ModelConfig, Say, needs
-from .expert_layouts import rename_experts, stack_experts
+from .fused_linear import product
 from .gated_delta import GatedDeltaNet
-from .hybrid_layouts import plain_layout
 from .layers import Attention, DecoderLM, GatedMLP
 from .moe import Mixture
 from .moe_config import MoEConfig
-from .product import product
 from .rope import read_rope
+from .sanitize_hybrid import plain_layout
+from .sanitize_moe import rename_experts, stack_experts
 
 LINEAR, FULL = "linear_attention", "full_attention"
 

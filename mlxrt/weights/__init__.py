@@ -3,9 +3,9 @@
 Exports only. Each file format has its own file; none of them knows an architecture.
 """
 
-from .checkpoint import Checkpoint, TensorInfo
-from .fill import build
-from .folder import FolderCheckpoint
-from .gguf import GgufCheckpoint
+from .formats.checkpoint import Checkpoint, TensorInfo
+from .formats.folder import FolderCheckpoint
+from .formats.gguf.checkpoint import GgufCheckpoint
+from .load.fill import build
 
 __all__ = ["Checkpoint", "FolderCheckpoint", "GgufCheckpoint", "TensorInfo", "build"]

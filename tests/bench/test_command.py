@@ -17,7 +17,7 @@ from mlxrt.bench.result import OURS, Report
 from mlxrt.bench.side import Side, SideFailed, environment
 from mlxrt.bench.statistics import Patience
 from mlxrt.bench.subject import Subject
-from mlxrt.weights.source import locate
+from mlxrt.weights.source.resolve import locate
 
 from .liar import PLACE as liar_place
 

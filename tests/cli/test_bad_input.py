@@ -5,7 +5,7 @@ import json
 import mlx.core as mx
 import pytest
 
-from mlxrt import loader
+from mlxrt.engine import load as loader
 
 from .conftest import weights, write_tokenizer
 

@@ -7,10 +7,10 @@ import mlx.nn as nn
 import pytest
 
 import mlxrt
-from mlxrt import device
 from mlxrt.cli import anatomy
+from mlxrt.kernels import device
 from mlxrt.models import CausalLM
-from mlxrt.weights.checkpoint import TensorInfo
+from mlxrt.weights.formats.checkpoint import TensorInfo
 
 from .conftest import weights
 

@@ -166,8 +166,8 @@ def test_an_answer_imports_nothing_it_does_not_need(folder):
 def test_help_and_bad_flags_come_before_anything_heavy(argv):
     script = (
         "import sys; from mlxrt.cli import main; main(sys.argv[1:]);"
-        "print(sorted({'numpy', 'mlx.nn', 'mlxrt.engine', 'mlxrt.loader', 'tokenizers'} & set(sys.modules)),"
-        " file=sys.stderr)"
+        "heavy = {'numpy', 'mlx.nn', 'mlxrt.engine.engine', 'mlxrt.engine.load', 'tokenizers'};"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", script, *argv], capture_output=True, timeout=60)
     assert done.stderr.decode().splitlines()[-1] == "[]"

@@ -5,7 +5,7 @@ import sys
 import mlx.core as mx
 import pytest
 
-from mlxrt import blas
+from mlxrt import _openblas as blas
 
 
 @pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="CPU only")

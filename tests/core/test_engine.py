@@ -6,7 +6,7 @@ import pytest
 import mlxrt
 from mlxrt import Engine, EngineConfig, Request, SamplingParams
 from mlxrt.cache.memory import TAIL, FullKV, Quantised
-from mlxrt.engine import Source
+from mlxrt.engine.engine import Source
 from tests.models.toy import KINDS, VOCAB, make
 from tests.oracle import logits, truth
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from mlxrt.cache import BlockPool, BlockTable, PrefixStore, SequenceState
-from mlxrt.cache.states import Ring
+from mlxrt.cache.layer_state import Ring
 from mlxrt.errors import CacheCorrupt, CannotRewind, EvictedBlock, NoRoom
 
 
@@ -195,7 +195,7 @@ def common(a, b):
 def test_scheduler_imports_no_mlx():
     code = "import sys, types; m = types.ModuleType('mlxrt'); m.__path__ = ['mlxrt']; sys.modules['mlxrt'] = m\n"
     code += "sys.modules['mlx'] = None\n"
-    code += "import mlxrt.scheduler; assert 'mlx.core' not in sys.modules"
+    code += "import mlxrt.engine.scheduler; assert 'mlx.core' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

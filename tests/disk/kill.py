@@ -22,8 +22,8 @@ import mlx.core as mx
 
 import mlxrt
 from mlxrt import Engine, EngineConfig, Session
-from mlxrt.bundle import Bundle
-from mlxrt.sealed import inspect_sealed
+from mlxrt.cache.storage.archive import Bundle
+from mlxrt.cache.storage.checksummed import inspect_sealed
 from mlxrt.text import Tokenizer
 from tests.cli.conftest import write_tokenizer
 from tests.models import toy

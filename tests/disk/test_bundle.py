@@ -8,8 +8,8 @@ import pytest
 
 import mlxrt
 from mlxrt import Engine, EngineConfig, Session
-from mlxrt.bundle import Bundle
-from mlxrt.sealed import inspect_sealed, read_sealed, write_sealed
+from mlxrt.cache.storage.archive import Bundle
+from mlxrt.cache.storage.checksummed import inspect_sealed, read_sealed, write_sealed
 from mlxrt.text import Tokenizer
 from tests.cli.conftest import write_tokenizer
 from tests.models import toy

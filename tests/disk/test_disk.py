@@ -187,7 +187,7 @@ def test_records_before_a_damaged_one_are_used(opened, tmp_path, damaged):
     with opened(model) as engine:
         ask(engine, TEXT)
         at = engine.disk.digest
-    from mlxrt.disk.record import addresses
+    from mlxrt.cache.storage.record import addresses
 
     key = addresses(at, TEXT, 4)[damaged].key
     [file] = tmp_path.glob(f"store/*/{key}-*.safetensors")
@@ -280,7 +280,7 @@ def test_a_disk_that_fails_ends_no_request(opened, monkeypatch, said):
 
     model = make("f")
     with opened(model) as engine:
-        monkeypatch.setattr("mlxrt.sealed.os.fsync", full)
+        monkeypatch.setattr("mlxrt.cache.storage.checksummed.os.fsync", full)
         assert ask(engine, TEXT).tokens == truth(model, TEXT, 4)
         assert ask(engine, TEXT[:20]).tokens == truth(model, TEXT[:20], 4)
     assert len(said) == 1 and "No space left" in said[0]

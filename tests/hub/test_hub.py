@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from mlxrt.errors import BadCheckpoint, HubError
-from mlxrt.weights.hub import verify
-from mlxrt.weights.hub_answers import check_endpoint
+from mlxrt.weights.source.hub import verify
+from mlxrt.weights.source.hub_errors import check_endpoint
 
 from .stand_in import Hub, commit_of, serving
 
@@ -52,7 +52,7 @@ QUANTS = {"a.Q4_0.gguf": b"GGUF four", "sub/a.Q8_0.gguf": b"GGUF eight", "README
 CHILD = """
 import json, sys
 from mlxrt.errors import MlxrtError
-from mlxrt.weights.source import fetch, locate
+from mlxrt.weights.source.resolve import fetch, locate
 for order in json.loads(sys.argv[1]):
     said = []
     call = fetch if order.pop("pull", False) else locate

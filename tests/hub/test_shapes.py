@@ -9,7 +9,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlxrt.errors import BadRequest, ModelNotFound
-from mlxrt.weights.shapes import SHAPES, Shape, random_weights, shape_config
+from mlxrt.weights.random_models import SHAPES, Shape, random_weights, shape_config
 
 # Parameters as the makers publish them, in millions.
 PUBLISHED = {

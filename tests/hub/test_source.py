@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxrt.errors import BadRequest, MlxrtError, ModelNotFound
-from mlxrt.weights import hub, pinned
-from mlxrt.weights.hub import Repository
-from mlxrt.weights.shapes import Shape
-from mlxrt.weights.source import Located, fetch, locate
+from mlxrt.weights.random_models import Shape
+from mlxrt.weights.source import hub, pinned
+from mlxrt.weights.source.hub import Repository
+from mlxrt.weights.source.resolve import Located, fetch, locate
 
 
 @pytest.fixture

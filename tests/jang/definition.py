@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from mlxrt.models.levels import CUBIC, lloyd_max, odd_cubic
+from mlxrt.models.quantized.centroids import CUBIC, lloyd_max, odd_cubic
 
 
 def hadamard(n: int) -> np.ndarray:

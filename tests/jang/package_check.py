@@ -20,11 +20,11 @@ import mlx.core as mx
 import numpy as np
 # isort: on
 
-from mlxrt.loader import outline
+from mlxrt.engine.load import outline
 from mlxrt.weights import FolderCheckpoint
-from mlxrt.weights.convert import convert as convert_ours
-from mlxrt.weights.plain import open_plain
-from mlxrt.weights.recipe import Recipe
+from mlxrt.weights.convert.convert import convert as convert_ours
+from mlxrt.weights.convert.recipe import Recipe
+from mlxrt.weights.convert.tensors import open_plain
 
 from . import sources
 from .float_model import close, float_logits

@@ -140,8 +140,8 @@ def test_missing_shard(tmp_path):
 
 
 def test_sidecar_is_compared(tmp_path):
-    from mlxrt.models.levels import lloyd_max
-    from mlxrt.models.rotation import random_signs
+    from mlxrt.models.quantized.centroids import lloyd_max
+    from mlxrt.models.quantized.rotation import random_signs
 
     folder = KINDS["coded"](seed=4).write(tmp_path)
     right = {

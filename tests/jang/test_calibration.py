@@ -10,14 +10,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import mlxrt
-from mlxrt.calibration import Watched, importance
 from mlxrt.cli import main
 from mlxrt.cli.convert import sample_tokens
-from mlxrt.weights import FolderCheckpoint, encode
-from mlxrt.weights import convert as module
-from mlxrt.weights.importance import Importance
-from mlxrt.weights.plain import open_plain
-from mlxrt.weights.recipe import Recipe
+from mlxrt.weights import FolderCheckpoint
+from mlxrt.weights.convert import convert as module
+from mlxrt.weights.convert import encode
+from mlxrt.weights.convert.calibration import Watched, importance
+from mlxrt.weights.convert.importance import Importance
+from mlxrt.weights.convert.recipe import Recipe
+from mlxrt.weights.convert.tensors import open_plain
 
 from . import sources
 

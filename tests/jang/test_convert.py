@@ -10,10 +10,11 @@ from safetensors.numpy import load_file
 
 import mlxrt
 from mlxrt.cli import main
-from mlxrt.models.coded import Coding
-from mlxrt.weights import FolderCheckpoint, convert
-from mlxrt.weights.plain import open_plain
-from mlxrt.weights.recipe import Recipe
+from mlxrt.models.quantized.lut_linear import Coding
+from mlxrt.weights import FolderCheckpoint
+from mlxrt.weights.convert import convert
+from mlxrt.weights.convert.recipe import Recipe
+from mlxrt.weights.convert.tensors import open_plain
 
 from . import definition as of
 from . import sources

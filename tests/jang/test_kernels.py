@@ -6,11 +6,11 @@ import pytest
 from mlxrt.errors import NoKernel
 from mlxrt.kernels import PLAIN, Kernels, gpu_of
 from mlxrt.models.base import Fusible
-from mlxrt.models.coded import CodedExpertLinear, CodedLinear, Coding
 from mlxrt.models.moe import Experts
-from mlxrt.models.rotation import Rotation, binary_blocks
-from mlxrt.models.turned import TurnedLinear
-from mlxrt.models.vectors import VectorExpertLinear, VectorLinear
+from mlxrt.models.quantized.codebook_linear import VectorExpertLinear, VectorLinear
+from mlxrt.models.quantized.hadamard_linear import TurnedLinear
+from mlxrt.models.quantized.lut_linear import CodedExpertLinear, CodedLinear, Coding
+from mlxrt.models.quantized.rotation import Rotation, binary_blocks
 
 from ..metal_sim import NoCompiler, Simulator
 from ..metal_sim.toolchain import compiler
@@ -84,7 +84,7 @@ def test_many_tokens_read_each_expert_once(bits, tokens, simulated):
 
 
 def test_more_pairs_than_a_threadgroup_sorts(simulated, monkeypatch):
-    monkeypatch.setattr("mlxrt.kernels.grouped.MOST", 20)
+    monkeypatch.setattr("mlxrt.kernels.ops.moe_grouped.MOST", 20)
     mx.random.seed(7)
     module, x = coded_experts((2, 2, 2), 128, 128), mx.random.normal((11, 128)).astype(mx.float16)
     experts, weights = mx.random.randint(0, E, (11, 2)).astype(mx.uint32), mx.random.uniform(shape=(11, 2))
@@ -112,7 +112,7 @@ def test_rows_that_do_not_end_with_a_word_are_plain_and_it_is_said(simulated):
 
 
 def test_codes_are_laid_anew_a_few_rows_at_a_time(simulated, monkeypatch):
-    monkeypatch.setattr("mlxrt.models.coded.PACKED_AT_ONCE", 3 * DIM)
+    monkeypatch.setattr("mlxrt.models.quantized.lut_linear.PACKED_AT_ONCE", 3 * DIM)
     mx.random.seed(10)
     layer = filled(CodedExpertLinear(Coding.jangtq(3, DIM, 42), E, 7))
     before = layer.codes.numbers()
@@ -129,7 +129,7 @@ def test_many_tokens_of_other_shapes_unpack_each_expert_once(simulated):
 
 
 def test_so_many_outputs_at_a_time_that_they_fit(simulated, monkeypatch):
-    monkeypatch.setattr("mlxrt.models.coded.AT_ONCE", E * DIM * 4 * 15)
+    monkeypatch.setattr("mlxrt.models.quantized.lut_linear.AT_ONCE", E * DIM * 4 * 15)
     mx.random.seed(2)
     module, x = coded_experts((2, 2, 2)), mx.random.normal((70, DIM))
     experts, weights = mx.random.randint(0, E, (70, 2)).astype(mx.uint32), mx.random.uniform(shape=(70, 2))

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import mlxrt
-from mlxrt.models import expert_layouts, hybrid_layouts
-from mlxrt.weights import layouts
-from mlxrt.weights.quantised import Layout, hint, layout_of
+from mlxrt.models import sanitize_hybrid as hybrid_layouts
+from mlxrt.models import sanitize_moe as expert_layouts
+from mlxrt.weights.formats.quantized import Layout, hint, layout_of
+from mlxrt.weights.load import layouts
 
 from . import definition as of
 from .float_model import close

@@ -7,15 +7,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrt.kernels.fields import pack, pack_whole, unpack_fields, unpack_whole
-from mlxrt.kernels.vectors import expand, vector_rows
-from mlxrt.models.coded import CodedExpertLinear, CodedLinear, Coding
-from mlxrt.models.levels import CUBIC, lloyd_max, odd_cubic
-from mlxrt.models.rotation import Rotation, binary_blocks, random_signs, rotate, unrotate
-from mlxrt.models.vectors import gather_vector_matmul
-from mlxrt.weights.folder import FolderCheckpoint
-from mlxrt.weights.jang_streams import read_streams
-from mlxrt.weights.quantised import Layout
+from mlxrt.kernels.ops.bitpack import pack, pack_whole, unpack_fields, unpack_whole
+from mlxrt.kernels.ops.codebook import expand, vector_rows
+from mlxrt.models.quantized.centroids import CUBIC, lloyd_max, odd_cubic
+from mlxrt.models.quantized.codebook_linear import gather_vector_matmul
+from mlxrt.models.quantized.lut_linear import CodedExpertLinear, CodedLinear, Coding
+from mlxrt.models.quantized.rotation import Rotation, binary_blocks, random_signs, rotate, unrotate
+from mlxrt.weights.formats.folder import FolderCheckpoint
+from mlxrt.weights.formats.jang.bitstreams import read_streams
+from mlxrt.weights.formats.quantized import Layout
 
 HERE = Path(__file__).parent
 STORED = dict(np.load(HERE / "vectors.npz"))

@@ -8,11 +8,11 @@ from itertools import chain
 import mlx.core as mx
 
 from mlxrt.kernels import OPS, Case, Matrix, Op
-from mlxrt.kernels.coded_token import CodedToken, Packed
-from mlxrt.kernels.heads import Heads, Pages
-from mlxrt.kernels.packed_attention import PackedPages
-from mlxrt.kernels.proof import DTYPES, cases_of
-from mlxrt.kernels.samples import sample
+from mlxrt.kernels.error_report import DTYPES, cases_of
+from mlxrt.kernels.ops.kv_quant import CodedToken, Packed
+from mlxrt.kernels.ops.qkv_layout import Heads, Pages
+from mlxrt.kernels.ops.quantized_attention import PackedPages
+from mlxrt.kernels.testing import sample
 
 
 def all_cases(op: Op, dtype: str, wide: bool = True) -> list[Case]:

@@ -16,13 +16,13 @@ import mlxrt  # noqa: F401  before MLX
 import mlx.core as mx  # isort: skip
 
 from mlxrt.kernels import OPS, Case, Matrix, gpu_of
-from mlxrt.kernels.attention import ALONE
-from mlxrt.kernels.coded_token import CodedToken, Packed
-from mlxrt.kernels.entry import ROOM, entered, memory, tokens_of
-from mlxrt.kernels.heads import Heads, Pages
-from mlxrt.kernels.packed_attention import PackedPages
-from mlxrt.kernels.proof import DTYPES, prove, truth
-from mlxrt.kernels.samples import sample
+from mlxrt.kernels.error_report import DTYPES, prove, truth
+from mlxrt.kernels.ops.kv_quant import CodedToken, Packed
+from mlxrt.kernels.ops.paged_attention import ALONE
+from mlxrt.kernels.ops.qkv_attention import ROOM, entered, memory, tokens_of
+from mlxrt.kernels.ops.qkv_layout import Heads, Pages
+from mlxrt.kernels.ops.quantized_attention import PackedPages
+from mlxrt.kernels.testing import sample
 
 from ..metal_sim import ASCENDING, DESCENDING, MetalSimError, Simulator
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxrt.kernels import OPS, Case, gpu_of
-from mlxrt.kernels.proof import compare, truth
+from mlxrt.kernels.error_report import compare, truth
 
 from ..metal_sim import ASCENDING, DESCENDING, MetalCompileError, Simulator
 from .cases import all_cases

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrt.kernels.cuda_compiler import compiled, cuda_text
+from mlxrt.kernels.cuda.nvrtc import compiled, cuda_text
 
 ARCHITECTURE = "sm_90"
 REGISTERS = 65536  # of a multiprocessor: a threadgroup that wants more is not launched

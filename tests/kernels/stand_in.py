@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxrt.kernels.cuda_compiler import Launch, Library
+from mlxrt.kernels.cuda.nvrtc import Launch, Library
 
 from ..metal_sim import Simulator
 

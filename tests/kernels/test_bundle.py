@@ -6,8 +6,8 @@ import mlx.core as mx
 import pytest
 
 from mlxrt.kernels import OPS, Matrix, gpu_of
-from mlxrt.kernels.bundle import ALIGNED, NAMES, lay
-from mlxrt.kernels.proof import prove, truth
+from mlxrt.kernels.constant_buffer import ALIGNED, NAMES, lay
+from mlxrt.kernels.error_report import prove, truth
 
 from ..metal_sim import Simulator
 from .cases import all_cases

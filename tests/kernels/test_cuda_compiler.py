@@ -5,8 +5,9 @@ from threading import Thread
 import mlx.core as mx
 import pytest
 
-from mlxrt.kernels import cuda_compiler, gpu_of
-from mlxrt.kernels.cuda_compiler import Library, compiled, cuda_text, tool
+from mlxrt.kernels import gpu_of
+from mlxrt.kernels.cuda import nvrtc as cuda_compiler
+from mlxrt.kernels.cuda.nvrtc import Library, compiled, cuda_text, tool
 
 needs_tool = pytest.mark.skipif(
     tool() is None, reason="NVIDIA's compiler is not here: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"

@@ -3,8 +3,8 @@
 import pytest
 
 from mlxrt.kernels import OPS, gpu_of
-from mlxrt.kernels.cuda_compiler import tool
-from mlxrt.kernels.proof import cases_of
+from mlxrt.kernels.cuda.nvrtc import tool
+from mlxrt.kernels.error_report import cases_of
 
 from .nvrtc import Compiled, complaints
 from .test_bundle import constants, laid

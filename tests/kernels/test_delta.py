@@ -8,11 +8,11 @@ from mlx.utils import tree_flatten
 
 from bench.gpu.decode import ask, launches
 from mlxrt import EngineConfig
-from mlxrt.engine import Engine, Source
+from mlxrt.engine.engine import Engine, Source
 from mlxrt.kernels import Kernels, delta_step, gpu_of
-from mlxrt.kernels.proof import cases_of
+from mlxrt.kernels.error_report import cases_of
 from mlxrt.models import find
-from mlxrt.weights.shapes import random_weights
+from mlxrt.weights.random_models import random_weights
 
 from ..metal_sim import Simulator
 from .test_bundle import Counting

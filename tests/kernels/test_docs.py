@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from mlxrt.kernels import OPS, gpu_of
-from mlxrt.kernels.op import OPS as REGISTRY
-from mlxrt.kernels.proof import DTYPES, cases_of, prove, truth
+from mlxrt.kernels.error_report import DTYPES, cases_of, prove, truth
+from mlxrt.kernels.registry import OPS as REGISTRY
 
 from ..metal_sim import ASCENDING, DESCENDING, Simulator
 from ..metal_sim.lint import lint
@@ -22,7 +22,7 @@ def printed() -> str:
 
 
 def test_the_printed_op_is_an_op(monkeypatch):
-    monkeypatch.setattr("mlxrt.kernels.op.OPS", dict(REGISTRY))
+    monkeypatch.setattr("mlxrt.kernels.registry.OPS", dict(REGISTRY))
     space = {"__name__": "mlxrt.kernels.scale_rows", "__package__": "mlxrt.kernels"}
     exec(compile(printed(), str(PAGE), "exec"), space)
     op = space["scale_rows"]

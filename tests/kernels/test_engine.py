@@ -4,8 +4,8 @@ import mlx.core as mx
 import pytest
 
 import mlxrt
-from mlxrt import loader
 from mlxrt.cli import doctor, main
+from mlxrt.engine import load as loader
 from mlxrt.kernels import OPS, gpu_of
 
 from ..metal_sim import Simulator
@@ -123,8 +123,8 @@ def test_strict_refuses_to_run_without_a_kernel(folder, on_gpu):
 
 def test_doctor_names_the_wrong_one(on_gpu, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("MLXRT_CACHE", str(tmp_path))
-    monkeypatch.setattr("mlxrt.kernels.verdict.FEW", 1)
-    monkeypatch.setattr("mlxrt.kernels.proof.DTYPES", {"float32": mx.float32})
+    monkeypatch.setattr("mlxrt.kernels.selftest.FEW", 1)
+    monkeypatch.setattr("mlxrt.kernels.error_report.DTYPES", {"float32": mx.float32})
     on_gpu("mlxrt_matvec")
     for name in ("backend", "gpu_of"):
         monkeypatch.setattr("mlxrt.kernels." + name, getattr(loader, name))

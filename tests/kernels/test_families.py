@@ -4,10 +4,10 @@ import mlx.core as mx
 import pytest
 
 from mlxrt import EngineConfig, Request, SamplingParams
-from mlxrt.engine import Engine, Source
+from mlxrt.engine.engine import Engine, Source
 from mlxrt.kernels import Kernels, gpu_of
 from mlxrt.models import find
-from mlxrt.weights.shapes import random_weights, shape_config
+from mlxrt.weights.random_models import random_weights, shape_config
 
 from ..metal_sim import Simulator
 

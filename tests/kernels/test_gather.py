@@ -4,7 +4,7 @@
 import mlx.core as mx
 import pytest
 
-from mlxrt.kernels import gather
+from mlxrt.kernels.ops import gather
 
 
 @pytest.fixture(params=["here", "as on cuda", "as on cuda, too large"])

@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 
-from mlxrt.kernels.matmul import CUDA_ROOM, LEVELS, MANY, split
-from mlxrt.kernels.staged import ROOM
+from mlxrt.kernels.ops.qmm import CUDA_ROOM, LEVELS, MANY, split
+from mlxrt.kernels.ops.staging import ROOM
 
 ROWS = (1, 40, 1024, 4095, 4096, 6144, 12287, 12288, 24576, 151936, 262144)
 WIDTHS = (128, 256, 384, 1024, 2048, 8064, 8192, 12288, 21504)

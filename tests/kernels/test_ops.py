@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from mlxrt.kernels import OPS, backend, gpu_of
-from mlxrt.kernels.proof import DTYPES, cases_of, leaves, prove, truth, with_kernels
+from mlxrt.kernels.error_report import DTYPES, cases_of, leaves, prove, truth, with_kernels
 
 from ..metal_sim import ASCENDING, DESCENDING, Simulator, spaces
 from ..metal_sim.lint import lint

@@ -4,9 +4,10 @@ import mlx.core as mx
 import pytest
 
 import mlxrt
-from mlxrt import loader, replay
+from mlxrt.engine import cuda_graph as replay
+from mlxrt.engine import load as loader
+from mlxrt.engine.cuda_graph import Replay
 from mlxrt.kernels import Kernels, gpu_of
-from mlxrt.replay import Replay
 
 from ..metal_sim import Simulator
 from .stand_in import Bench, Shelf

@@ -4,9 +4,9 @@ import mlx.core as mx
 import pytest
 
 from mlxrt.kernels import gpu_of, route
-from mlxrt.kernels.op import Case
-from mlxrt.kernels.proof import prove, truth
-from mlxrt.kernels.samples import sample
+from mlxrt.kernels.error_report import prove, truth
+from mlxrt.kernels.registry import Case
+from mlxrt.kernels.testing import sample
 
 from ..metal_sim import Simulator
 

@@ -10,15 +10,15 @@ from mlx.utils import tree_flatten
 
 from bench.gpu.decode import ask, launches
 from mlxrt import EngineConfig
-from mlxrt.engine import Engine, Source
+from mlxrt.engine.engine import Engine, Source
 from mlxrt.errors import NoKernel
 from mlxrt.kernels import Kernels, add_norm, gpu_of, matvec, matvec_of_sum
-from mlxrt.kernels.matvec import FEW
-from mlxrt.kernels.proof import DTYPES, cases_of
-from mlxrt.kernels.sums import changed
+from mlxrt.kernels.error_report import DTYPES, cases_of
+from mlxrt.kernels.ops.add_norm_qmv import changed
+from mlxrt.kernels.ops.qmv import FEW
 from mlxrt.models import find
-from mlxrt.models.product import product_of_sum
-from mlxrt.weights.shapes import random_weights
+from mlxrt.models.fused_linear import product_of_sum
+from mlxrt.weights.random_models import random_weights
 
 from ..metal_sim import Simulator
 from .test_bundle import Counting

@@ -4,7 +4,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from mlxrt.models.product import whole
+from mlxrt.models.fused_linear import whole
 
 
 @pytest.mark.parametrize("packed", [False, True])

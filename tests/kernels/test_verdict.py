@@ -6,10 +6,10 @@ import mlx.core as mx
 import pytest
 
 from mlxrt.kernels import OPS, Case, Kernels, Op, Source, gpu_of
-from mlxrt.kernels import verdict as verdicts
-from mlxrt.kernels.kernels import computed_in
-from mlxrt.kernels.proof import DTYPES, cases_of, compare, with_kernels
-from mlxrt.kernels.verdict import FEW, Record, examine, launched, verify, when_used
+from mlxrt.kernels import selftest as verdicts
+from mlxrt.kernels.dispatch import computed_in
+from mlxrt.kernels.error_report import DTYPES, cases_of, compare, with_kernels
+from mlxrt.kernels.selftest import FEW, Record, examine, launched, verify, when_used
 
 from ..metal_sim import Simulator
 
@@ -37,7 +37,9 @@ def toy(name: str, factor: float, source: Source) -> Op:
 @pytest.fixture
 def two_ops(monkeypatch):
     """A right one and a wrong one instead of the registry's."""
-    monkeypatch.setattr("mlxrt.kernels.proof.OPS", {"right": toy("right", 2, TWICE), "wrong": toy("wrong", 2, THRICE)})
+    monkeypatch.setattr(
+        "mlxrt.kernels.error_report.OPS", {"right": toy("right", 2, TWICE), "wrong": toy("wrong", 2, THRICE)}
+    )
 
 
 def machine() -> tuple[Kernels, Simulator, list[str]]:
@@ -87,7 +89,7 @@ def test_another_text_or_machine_is_asked_again(two_ops, tmp_path, monkeypatch):
 
 def test_a_text_that_does_not_compile_is_a_wrong_one(monkeypatch, tmp_path):
     broken = toy("broken", 2, Source("broken", ("x",), ("y",), "thread_position_in_threadgroup; no such thing"))
-    monkeypatch.setattr("mlxrt.kernels.proof.OPS", {"broken": broken})
+    monkeypatch.setattr("mlxrt.kernels.error_report.OPS", {"broken": broken})
     kernels, _, said = machine()
     verify(kernels, ["bfloat16"], tmp_path, said.append)
     assert "broken" in kernels.disabled

@@ -9,9 +9,9 @@ from collections import Counter, deque
 import mlx.core as mx
 import numpy as np
 
-from mlxrt.logits import LogitsView
-from mlxrt.request import Request, SamplingParams, Sequence
-from mlxrt.sampling import sample
+from mlxrt.engine.logits import LogitsView
+from mlxrt.engine.request import Request, SamplingParams, Sequence
+from mlxrt.engine.sampler import sample
 from tests.oracle import logits
 
 from . import kinds

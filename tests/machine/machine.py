@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxrt import ContextOverflow
+from mlxrt.engine.request import Sequence
+from mlxrt.engine.request_stream import Stream
 from mlxrt.errors import MlxrtError
-from mlxrt.request import Sequence
-from mlxrt.stream import Stream
 
 from . import invariants
 from .judge import Judge, asked

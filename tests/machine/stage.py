@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from mlxrt import Engine, EngineConfig, Session
 from mlxrt.cache import PrefixStore, SequenceState
+from mlxrt.engine.request import Event
 from mlxrt.errors import NoRoom, WontFit
-from mlxrt.request import Event
 
 from . import invariants, kinds
 from .judge import Judge

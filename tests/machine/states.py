@@ -8,9 +8,9 @@ from itertools import count
 import mlx.core as mx
 
 from mlxrt.cache import SequenceState
+from mlxrt.cache.storage.snapshot import load_state, save_state
+from mlxrt.engine.request import Request, Sequence
 from mlxrt.errors import CannotRewind, EvictedBlock
-from mlxrt.request import Request, Sequence
-from mlxrt.snapshot import load_state, save_state
 
 from . import invariants
 from .stage import Stage

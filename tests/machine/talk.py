@@ -6,8 +6,8 @@ The tokens of every answer are judged against the tokens that were really fed be
 from pathlib import Path
 
 from mlxrt import ContextOverflow, Session
+from mlxrt.engine.session import Reply
 from mlxrt.errors import BadSnapshot, WontFit
-from mlxrt.session import Reply
 
 from . import invariants
 from .judge import MOODS

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlxrt.weights.cachedir import cache_root
+from mlxrt.weights.source.cache_dir import cache_root
 
 from .findings import MetalCompileError, NoCompiler
 

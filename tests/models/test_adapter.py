@@ -12,8 +12,8 @@ from mlx_lm.models.cache import make_prompt_cache
 import mlxrt
 from mlxrt import EngineConfig, Request, SamplingParams
 from mlxrt.cache import BlockPool
-from mlxrt.cache.foreign import Held
-from mlxrt.engine import Engine
+from mlxrt.cache.external import Held
+from mlxrt.engine.engine import Engine
 from mlxrt.errors import BadCheckpoint, BadRequest, BadSnapshot, CannotRewind, NoRoom, UnsupportedModel, WontFit
 from mlxrt.models import FAMILIES, find
 from mlxrt.models.mlx_lm_adapter import MlxLm, cut_limit

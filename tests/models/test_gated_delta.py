@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrt.kernels.delta import step, unit
+from mlxrt.kernels.ops.gated_delta import step, unit
 from mlxrt.models.gated_delta import GatedDeltaNet, chunks, unit_lower_inverse
 
 SHAPE = {

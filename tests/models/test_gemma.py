@@ -12,10 +12,10 @@ import pytest
 
 import mlxrt
 from mlxrt.cache.memory import FullKV, Shared, WindowKV
-from mlxrt.engine import Engine
+from mlxrt.engine.engine import Engine
 from mlxrt.errors import BadCheckpoint
 from mlxrt.models import find
-from mlxrt.models.wrapped import text_name
+from mlxrt.models.multimodal import text_name
 from mlxrt.weights import FolderCheckpoint, build
 
 from .. import parity_adapter as adapter

@@ -8,7 +8,7 @@ from mlx.utils import tree_flatten
 
 from mlxrt.errors import BadCheckpoint, MlxrtError, UnsupportedModel
 from mlxrt.models import find
-from mlxrt.weights.shapes import shape_config
+from mlxrt.weights.random_models import shape_config
 
 from .test_gemma import ARCHS, config_of, parse
 

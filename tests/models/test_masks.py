@@ -5,9 +5,9 @@ import pytest
 
 from mlxrt import EngineConfig, Request, SamplingParams
 from mlxrt.cache.memory.attention import Form
-from mlxrt.engine import Engine, Source
+from mlxrt.engine.engine import Engine, Source
 from mlxrt.models import find
-from mlxrt.weights.shapes import random_weights, shape_config
+from mlxrt.weights.random_models import random_weights, shape_config
 
 SMALL = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 128,

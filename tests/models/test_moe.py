@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
-from mlxrt.models.expert_layouts import rename_experts, stack_experts
 from mlxrt.models.moe import (
     MANY,
     ExpertLinear,
@@ -15,6 +14,7 @@ from mlxrt.models.moe import (
     choose_then_softmax,
     softmax_then_choose,
 )
+from mlxrt.models.sanitize_moe import rename_experts, stack_experts
 from tests.weights import layout_truth
 
 E, DIM, HIDDEN = 5, 64, 32

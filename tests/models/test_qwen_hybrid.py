@@ -12,9 +12,9 @@ from mlx.utils import tree_flatten
 
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
 from mlxrt.models import find
-from mlxrt.weights.fill import build
-from mlxrt.weights.folder import FolderCheckpoint
-from mlxrt.weights.shapes import shape_config
+from mlxrt.weights.formats.folder import FolderCheckpoint
+from mlxrt.weights.load.fill import build
+from mlxrt.weights.random_models import shape_config
 from tests.oracle import Dense
 from tests.parity_adapter import Stepper, batch, engine_of, logits
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from bench.peer_tokens import compare
 from mlxrt.bench.side import Side
-from mlxrt.weights.alias import ALIASES
+from mlxrt.weights.source.alias import ALIASES
 
 GGUF = ALIASES["smollm2"].path
 TEXT = (

@@ -4,9 +4,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrt.logits import LogitsView
-from mlxrt.request import Request, SamplingParams, Sequence
-from mlxrt.sampling import sample
+from mlxrt.engine.logits import LogitsView
+from mlxrt.engine.request import Request, SamplingParams, Sequence
+from mlxrt.engine.sampler import sample
 
 
 def make_sequence(*, prompt=(1,), output=(), seed=0, id=0, on_logits=None, **params) -> Sequence:

@@ -8,9 +8,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrt.draw import keep, pick
-from mlxrt.logits import LogitsView
-from mlxrt.sampling import sample
+from mlxrt.engine.logits import LogitsView
+from mlxrt.engine.sampler import sample
+from mlxrt.engine.sampling_ops import keep, pick
 
 EXPECTED = Path(__file__).with_name("expected.npz")
 

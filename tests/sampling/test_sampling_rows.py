@@ -6,11 +6,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrt.draw import pick, uniforms
+from mlxrt.engine.logits import LogitsView
+from mlxrt.engine.request import SamplingParams
+from mlxrt.engine.sampler import check_params, draw_seed, sample
+from mlxrt.engine.sampling_ops import pick, uniforms
 from mlxrt.errors import BadRequest
-from mlxrt.logits import LogitsView
-from mlxrt.request import SamplingParams
-from mlxrt.sampling import check_params, draw_seed, sample
 
 
 def any_params(rng) -> dict:

@@ -6,9 +6,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlxrt.engine.logits import LogitsView
+from mlxrt.engine.sampler import sample
 from mlxrt.errors import BadLogits, BadRequest, MlxrtError, StaleLogits
-from mlxrt.logits import LogitsView
-from mlxrt.sampling import sample
 
 VOCAB = 30
 

@@ -8,9 +8,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from mlxrt import ContextOverflow, Engine, EngineConfig, EngineEvent, Event, WontFit
-from mlxrt.request import Sequence
-from mlxrt.step import Step
-from mlxrt.stream import Stream
+from mlxrt.engine.request import Sequence
+from mlxrt.engine.request_stream import Stream
+from mlxrt.engine.step import Step
 from tests.machine import invariants, kinds
 from tests.machine.invariants import require
 from tests.machine.judge import Judge

@@ -7,10 +7,10 @@ import pytest
 
 import mlxrt
 from mlxrt import Engine, EngineConfig, Finish, Request, SamplingParams
-from mlxrt.engine import Source
-from mlxrt.request import Sequence
-from mlxrt.scheduler import Limits, Scheduler
-from mlxrt.waiting import WaitingLine
+from mlxrt.engine.engine import Source
+from mlxrt.engine.request import Sequence
+from mlxrt.engine.scheduler import Limits, Scheduler
+from mlxrt.engine.waiting_queue import WaitingLine
 from tests.machine.kinds import model as spoken
 from tests.machine.kinds import tokenizer
 from tests.models.toy import KINDS, VOCAB, make

@@ -8,7 +8,7 @@ import pytest
 
 import mlxrt
 from mlxrt import Engine, EngineConfig, Request, SamplingParams
-from mlxrt.budget import activations, weigh
+from mlxrt.engine.memory import activations, weigh
 from tests.models import toy
 from tests.oracle import truth
 

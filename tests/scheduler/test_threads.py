@@ -11,7 +11,7 @@ import pytest
 
 import mlxrt
 from mlxrt import Engine, EngineConfig, Request, SamplingParams
-from mlxrt.turns import Turns
+from mlxrt.engine.fair_lock import Turns
 from tests.models.toy import KINDS, VOCAB, make
 from tests.oracle import logits, truth
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlxrt.errors import BadCheckpoint, MlxrtError, UnsupportedModel
-from mlxrt.kernels.fields import pack, unpack_fields
+from mlxrt.kernels.ops.bitpack import pack, unpack_fields
 from mlxrt.weights import FolderCheckpoint, build
 
 from . import other_packers as packers

@@ -9,7 +9,7 @@ import pytest
 
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
 from mlxrt.weights import FolderCheckpoint
-from mlxrt.weights.fp8 import unpack_fp8
+from mlxrt.weights.formats.fp8 import unpack_fp8
 
 
 def e4m3(codes: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 
 from mlxrt.errors import BadCheckpoint, NoTokenizer, UnsupportedModel
 from mlxrt.weights import FolderCheckpoint, GgufCheckpoint, build
-from mlxrt.weights.gguf_tensors import convert, stored_rows
+from mlxrt.weights.formats.gguf.tensors import convert, stored_rows
 from tests.weights.tiny_files import CONFIG, add_tensor, float_weights, gguf_name, write_folder, write_gguf
 
 PACKED = ("Q4_0", "Q4_1", "Q8_0")
@@ -183,7 +183,7 @@ def test_what_changes_the_arithmetic_is_refused_or_said(tmp_path):
 
 def without(tmp_path, change: dict):
     """The metadata of a good file with some keys replaced; None deletes."""
-    from mlxrt.weights.gguf_config import synthesise
+    from mlxrt.weights.formats.gguf.config import synthesise
 
     directory = GgufCheckpoint(write_gguf(tmp_path / "x.gguf", float_weights())).directory
     metadata = {k: v for k, v in (directory.metadata | change).items() if v is not None}
@@ -263,7 +263,7 @@ def test_no_tokenizer(tmp_path):
 
 
 def test_names_go_there_and_back():
-    from mlxrt.weights.gguf_families import FAMILIES
+    from mlxrt.weights.formats.gguf.families import FAMILIES
 
     for arch in ("llama", "qwen2", "qwen3"):
         for name in float_weights(CONFIG | {"model_type": arch}):

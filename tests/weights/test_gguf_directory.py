@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mlxrt.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
-from mlxrt.weights.gguf_directory import KINDS, read_directory
+from mlxrt.weights.formats.gguf.header import KINDS, read_directory
 from tests.weights.tiny_files import CONFIG, float_weights, write_gguf
 
 

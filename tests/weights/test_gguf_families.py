@@ -14,8 +14,8 @@ from mlx.utils import tree_flatten
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
 from mlxrt.models.moe import PackedExpertLinear
 from mlxrt.weights import FolderCheckpoint, GgufCheckpoint, build
-from mlxrt.weights.gguf_config import synthesise
-from mlxrt.weights.gguf_families import FAMILIES
+from mlxrt.weights.formats.gguf.config import synthesise
+from mlxrt.weights.formats.gguf.families import FAMILIES
 from tests.parity_adapter import batch, logits
 from tests.weights.llama_cpp_files import convert, tensors
 from tests.weights.llama_cpp_files import read as spelled

@@ -7,7 +7,7 @@ import pytest
 
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
 from mlxrt.weights import FolderCheckpoint, build
-from mlxrt.weights.quantised import Layout, PackedEmbedding
+from mlxrt.weights.formats.quantized import Layout, PackedEmbedding
 from tests.weights import layout_truth
 from tests.weights.tiny_files import CONFIG, float_weights, write_folder
 

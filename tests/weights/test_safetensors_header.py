@@ -8,7 +8,7 @@ import pytest
 
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
 from mlxrt.weights import FolderCheckpoint
-from mlxrt.weights.safetensors import BITS, read_header
+from mlxrt.weights.formats.safetensors import BITS, read_header
 from tests.weights.tiny_files import write_folder
 
 GOOD = {

@@ -21,7 +21,7 @@ class KernelBench:
         import mlx.core as mx
 
         from mlxrt.kernels import OPS, backend, gpu_of
-        from mlxrt.weights.cachedir import cache_root
+        from mlxrt.weights.source.cache_dir import cache_root
 
         self.gpu = gpu_of(backend(), folder=cache_root() / "kernels")
         if self.gpu is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import mlxrt
-from mlxrt import blas
+from mlxrt import _openblas as blas
 from mlxrt.bench.machine import library
 from mlxrt.bench.sides.serving import Clock, serve
 
@@ -147,8 +147,8 @@ def shaped(name: str, dtype: str | None) -> Any:
     from mlx_lm.utils import _get_classes
 
     from mlxrt.bench.work import compute_dtype
-    from mlxrt.loader import outline
-    from mlxrt.weights.shapes import Shape, random_weights
+    from mlxrt.engine.load import outline
+    from mlxrt.weights.random_models import Shape, random_weights
 
     shape = Shape.parse(name)
     source = outline(shape.config)

@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any
 
 import mlxrt
-from mlxrt import Event, Request, SamplingParams, blas
+from mlxrt import Event, Request, SamplingParams
+from mlxrt import _openblas as blas
 from mlxrt.bench.machine import library
 from mlxrt.bench.sides.serving import Clock, serve
 
@@ -36,7 +37,7 @@ class Ours:
     def told(self) -> dict[str, Any]:
         import mlx.core as mx
 
-        from mlxrt import device
+        from mlxrt.kernels import device
 
         engine, info = self.first, mx.device_info()
         tokenizer = engine._tokenizer
@@ -76,9 +77,9 @@ class Ours:
         """The model with every matrix rounded to so many bits in groups of 64 and back."""
         import mlx.core as mx
 
-        from mlxrt.loader import filled, open_checkpoint
+        from mlxrt.engine.load import filled, open_checkpoint
         from mlxrt.weights.randomise import packs
-        from mlxrt.weights.source import locate
+        from mlxrt.weights.source.resolve import locate
 
         model = filled(open_checkpoint(locate(self.setting["model"])), self.first.config, self.lines.append)
         for module in model.modules():

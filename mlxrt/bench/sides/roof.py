@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import mlxrt  # noqa: F401  its BLAS under MLX
-from mlxrt import device
 from mlxrt.bench.sides.serving import serve
+from mlxrt.kernels import device
 
 COPIED = {"cpu": 1 << 26, "metal": 1 << 30, "cuda": 1 << 32}  # bytes: far beyond every cache
 SIDE = {"cpu": 768, "metal": 4096, "cuda": 8192}  # of the matrices

@@ -1,13 +1,13 @@
 """The device side of the cache: arrays, and what a layer may do with them during a step."""
 
-from .choose import KV, choose
 from .codec import Codec, Plain, Quantised
-from .foreign import Foreign
-from .kv import FullKV, WindowKV
-from .plan import Plan, plan
+from .external import Foreign
+from .kv_options import KV, choose
+from .layer_spec import TAIL, Arrays, Batch, Group, LayerSpec, LayerView, Shared
+from .paged import FullKV, WindowKV
+from .pool_sizing import Plan, plan
 from .recurrent import Recurrent
-from .ring import RingKV
-from .spec import TAIL, Arrays, Batch, Group, LayerSpec, LayerView, Shared
+from .rotating import RingKV
 
 __all__ = [
     "KV",

@@ -5,9 +5,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..states import Slot
+from ..layer_state import Slot
+from .layer_spec import LayerSpec, LayerView
 from .slices import put
-from .spec import LayerSpec, LayerView
 
 
 class RecurrentView(LayerView):

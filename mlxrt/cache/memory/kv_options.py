@@ -1,0 +1,61 @@
+"""How the user wants keys and values kept, applied to what the model asks for.
+
+Whatever is chosen here changes the arithmetic, so it says so.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import mlx.core as mx
+
+from ...errors import BadRequest
+from .codec import GROUPS, Quantised
+from .layer_spec import LayerSpec, Shared
+from .paged import FullKV
+from .rotating import RingKV
+
+# name -> bits of keys and values; None: as the model computes them
+KV: dict[str, tuple[int, int] | None] = {
+    "full": None,
+    "paged": None,
+    "q8": (8, 8),
+    "q6": (6, 6),
+    "q4": (4, 4),
+    "q3": (3, 3),
+    "q2": (2, 2),
+    "k8v4": (8, 4),
+}
+KEEP = 4  # first tokens that stay visible when a window is put on full attention: many heads lean on them
+
+Specs = list[LayerSpec | Shared]
+
+
+def choose(specs: Specs, kv: str, max_kv_size: int | None, dtype: mx.Dtype, say: Callable[[str], None]) -> Specs:
+    if kv not in KV:
+        raise BadRequest(f"kv must be one of {', '.join(KV)}, not {kv!r}")
+    if bits := KV[kv]:
+        specs = [quantised(s, *bits, dtype) if isinstance(s, FullKV) else s for s in specs]
+        if not any(isinstance(s, FullKV) for s in specs):
+            raise BadRequest(f"kv {kv} does not apply: mlxrt keeps no keys and values for this model")
+        better = "; keys need their bits more than values do: k8v4 differs far less" if bits[0] < 6 else ""
+        say(f"kv {kv}: keys in {bits[0]} bits, values in {bits[1]}; answers may differ from those with kv full{better}")
+    if max_kv_size is not None:
+        specs = windowed(specs, max_kv_size)
+        say(
+            f"max_kv_size {max_kv_size}: full-attention layers see the first {KEEP} tokens and the last "
+            f"{max_kv_size - KEEP}; answers to longer texts differ from the model's own"
+        )
+    return specs
+
+
+def quantised(spec: FullKV, key: int, value: int, dtype: mx.Dtype) -> FullKV:
+    group = next((g for g in sorted(GROUPS, reverse=True) if g <= 64 and spec.dim % g == 0), GROUPS[0])
+    return replace(spec, codec=Quantised(key, value, group, dtype))
+
+
+def windowed(specs: Specs, size: int) -> Specs:
+    if size <= 2 * KEEP:
+        raise BadRequest(f"max_kv_size must be above {2 * KEEP} tokens, not {size}")
+    if not any(type(s) is FullKV for s in specs):
+        raise BadRequest("max_kv_size does not apply: the model has no full-attention layers")
+    return [RingKV.of(s, size - KEEP, KEEP) if type(s) is FullKV else s for s in specs]

@@ -1,5 +1,0 @@
-"""The blocks of the prefix store in files: what one process computed, the next one finds."""
-
-from .store import DiskStats, DiskStore
-
-__all__ = ["DiskStats", "DiskStore"]

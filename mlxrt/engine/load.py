@@ -1,0 +1,162 @@
+"""From a name to an engine that is ready to answer."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from .. import _openblas as blas
+from ..cache.memory import Foreign
+from ..config import EngineConfig
+from ..errors import NoTokenizer
+from ..kernels import Kernels, backend, device, gpu_of
+from ..kernels.selftest import when_used
+from ..models import CausalLM, find
+from ..text import Tokenizer
+from ..weights import Checkpoint, FolderCheckpoint, GgufCheckpoint, build
+from ..weights.random_models import Shape, random_weights
+from ..weights.source.cache_dir import cache_root
+from ..weights.source.resolve import Located, locate
+from .engine import Engine, Source
+from .request import EngineEvent
+
+Say = Callable[[str], None]
+DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+
+
+def tell(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def load(
+    name: str,
+    config: EngineConfig = EngineConfig(),  # noqa: B008  frozen
+    *,
+    say: Say = tell,
+    on_event: Callable[[EngineEvent], None] | None = None,
+) -> Engine:
+    """An engine for an alias, a folder, a .gguf file, a hub id or a `shape:`.
+
+    `say` gets every line worth knowing, `on_event` what happens to requests.
+    """
+    if device.kind() == "cpu" and blas.slow():
+        say(f"BLAS: {blas.running()}")
+    located = locate(str(name), revision=config.revision, offline=config.offline, token=config.token, say=say)
+    if located.shape is not None:
+        model = shaped(located.shape, config, say)
+        return Engine(model, config, source=Source(located.name), say=say, on_event=on_event)
+    checkpoint = open_checkpoint(located)
+    model = filled(checkpoint, config, say)
+    tokenizer = tokenizer_of(checkpoint)
+    source = Source(
+        located.name, tuple(checkpoint.files()), ends(checkpoint, tokenizer), tuple(checkpoint.generation.items())
+    )
+    return Engine(model, suited(config, model, say), tokenizer, source, say, on_event)
+
+
+def suited(config: EngineConfig, model: CausalLM, say: Say) -> EngineConfig:
+    """The config without what a model of another library cannot do."""
+    if not model.adapted:
+        return config
+    if config.compile:
+        say("compile does not apply: mlx-lm's modules change their caches while they run")
+    # Tokens launched ahead of an end could not be taken back out of such a cache: it would not be kept.
+    ahead = config.ahead if all(spec.rewinds for spec in model.memory() if isinstance(spec, Foreign)) else 0
+    return replace(config, compile=False, ahead=ahead)
+
+
+def open_checkpoint(located: Located) -> Checkpoint:
+    assert located.path is not None
+    opened = FolderCheckpoint if located.kind == "folder" else GgufCheckpoint
+    return opened(located.path, located.name)
+
+
+def filled(checkpoint: Checkpoint, config: EngineConfig, say: Say) -> CausalLM:
+    on_cpu = device.kind() == "cpu"
+    dtype = DTYPES[config.dtype] if config.dtype else (mx.float32 if on_cpu else None)
+    unpack = config.dequantise
+    if unpack is None:
+        unpack = on_cpu and is_packed(checkpoint) and unpacked_fits(checkpoint, dtype or mx.float32, say)
+    model = build(checkpoint, dtype=dtype, dequantise=unpack, say=say)
+    if on_cpu and is_packed(checkpoint):
+        how = "unpacked to" if unpack else "kept packed, computed in"
+        say(f"{checkpoint.name}: weights {how} {config.dtype or 'float32'} on the CPU (EngineConfig.dequantise)")
+    return finish(model, config, say)
+
+
+def is_packed(checkpoint: Checkpoint) -> bool:
+    return not all(info.dtype in ("F32", "F16", "BF16") for info in checkpoint.sizes().values())
+
+
+def unpacked_fits(checkpoint: Checkpoint, dtype: mx.Dtype, say: Say) -> bool:
+    """Whether plain matrices leave room for the rest. Half-precision and packed matmuls crawl on a CPU."""
+    need = parameters(outline(checkpoint.config)) * dtype.size
+    _, free = device.memory()
+    if need < 0.7 * free:
+        return True
+    say(
+        f"{checkpoint.name}: {need / 1e9:.1f} GB unpacked do not fit {free / 1e9:.1f} GB free; "
+        "weights stay packed (slow)"
+    )
+    return False
+
+
+def outline(config: dict[str, Any]) -> CausalLM:
+    """The model of a config, its weights never computed."""
+    family = find(config)
+    return family(family.parse(config, lambda line: None))  # type: ignore[call-arg]
+
+
+def parameters(model: CausalLM) -> int:
+    found: Any = tree_flatten(model.parameters())
+    return sum(array.size for _, array in found)
+
+
+def shaped(shape: Shape, config: EngineConfig, say: Say) -> CausalLM:
+    dtype = DTYPES[config.dtype] if config.dtype else (mx.float32 if device.kind() == "cpu" else mx.bfloat16)
+    family = find(shape.config)
+    model = family(family.parse(shape.config, say))  # type: ignore[call-arg]
+    random_weights(model, shape.bits, dtype, mode=shape.mode, group_size=shape.group_size)
+    return finish(model, config, say)
+
+
+def finish(model: CausalLM, config: EngineConfig, say: Say) -> CausalLM:
+    folder = cache_root() / "kernels"
+    kernels = Kernels(config.kernels, gpu_of(backend(), folder=folder, say=say), say)
+    when_used(kernels, folder, say)
+    model.fuse(kernels)
+    if device.kind() == "cpu":
+        turn(model)
+    mx.eval(model.parameters())
+    return model
+
+
+def turn(model: CausalLM) -> None:
+    """Lay plain matrices out input by input: OpenBLAS multiplies one row by them 20 % faster, many rows as fast."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.weight = mx.contiguous(module.weight.T).T  # same numbers, same shape
+            mx.eval(module.weight)  # one at a time: both layouts exist together
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
+    try:
+        return checkpoint.tokenizer()
+    except NoTokenizer:
+        return None  # tokens in and out still work; text raises NoTokenizer where it is asked for
+
+
+def ends(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Tokens that end an answer: those of generation_config.json, config.json and the tokenizer."""
+    found: set[int] = set(tokenizer.eos_ids) if tokenizer else set()
+    text = checkpoint.config.get("text_config")  # where wrappers keep what belongs to their language model
+    for place in (checkpoint.generation, checkpoint.config, text if isinstance(text, dict) else {}):
+        value = place.get("eos_token_id")
+        for token in value if isinstance(value, list) else [value]:
+            if isinstance(token, int) and not isinstance(token, bool):
+                found.add(token)
+    return frozenset(found)

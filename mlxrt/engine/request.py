@@ -1,0 +1,257 @@
+"""A request as the user gives it, a sequence as the scheduler keeps it, an event as the user gets it.
+
+Plain data: nothing here knows a device, a tokenizer or a model.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+from ..cache.layer_state import LayerState
+from ..errors import BadRequest
+
+Logprobs = tuple[tuple[int, float], ...]  # (token, log probability), the chosen token first
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are chosen. Order: penalties, bias, suppression, temperature, top-k, top-p, min-p."""
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output
+    presence_penalty: float = 0.0  # over output only
+    frequency_penalty: float = 0.0  # over output only
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    suppress: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None  # None: one is drawn and reported
+    logprobs: int = 0
+    ignore_eos: bool = False
+
+    def __post_init__(self):
+        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731  normalising, before anybody sees it
+        put("stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        put("suppress", tuple(self.suppress))
+        put("stop_token_ids", tuple(self.stop_token_ids))
+        put("logit_bias", dict(self.logit_bias))
+        for name, (kind, low, high, text) in RANGES.items():
+            check(name, getattr(self, name), kind, low, high, text)
+        if self.seed is not None:
+            check("seed", self.seed, int, 0, 2**64 - 1, "an integer in 0..2^64-1")
+        for name in ("suppress", "stop_token_ids"):
+            for token in getattr(self, name):
+                check(name, token, int, 0, 2**31 - 1, "token ids")
+        for token, bias in self.logit_bias.items():
+            check("logit_bias", token, int, 0, 2**31 - 1, "token ids as keys")
+            check("logit_bias", bias, float, -math.inf, math.inf, "finite numbers as values")
+        if any(not isinstance(s, str) or not s for s in self.stop):
+            raise BadRequest(f"stop must be one or more non-empty strings, not {self.stop!r}")
+
+
+RANGES: dict[str, tuple[type, float, float, str]] = {
+    "max_tokens": (int, 1, 2**31, "a whole number >= 1"),
+    "temperature": (float, 0, 1e6, ">= 0"),
+    "top_k": (int, 0, 2**31, "a whole number >= 0 (0: off)"),
+    "top_p": (float, math.ulp(0.0), 1, "in (0, 1]"),
+    "min_p": (float, 0, 1, "in [0, 1]"),
+    "repetition_penalty": (float, math.ulp(0.0), 1e6, "> 0"),
+    "presence_penalty": (float, -1e6, 1e6, "a finite number"),
+    "frequency_penalty": (float, -1e6, 1e6, "a finite number"),
+    "logprobs": (int, 0, 1024, "in 0..1024"),
+}
+
+
+def check(name: str, value, kind: type, low: float, high: float, text: str) -> None:
+    number = (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and (kind is float or isinstance(value, int))
+    )
+    if not number or not low <= value <= high or (isinstance(value, float) and not math.isfinite(value)):
+        raise BadRequest(f"{name} must be {text}, not {value!r}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """Exactly one of prompt (raw text), tokens, messages (through the chat template)."""
+
+    prompt: str | None = None
+    tokens: tuple[int, ...] | None = None
+    messages: tuple[dict, ...] | None = None
+    params: SamplingParams = SamplingParams()
+    tools: tuple[dict, ...] | None = None
+    enable_thinking: bool | None = None
+    on_logits: Callable[[Any], None] | None = None  # gets the row of the step's LogitsView before sampling
+    priority: int = 0  # higher goes first; waiting makes up for it (see docs/serving.md)
+    deadline_s: float | None = None  # seconds from submission; then it ends with what it has
+
+    def __post_init__(self):
+        check("priority", self.priority, int, -1000, 1000, "a whole number in -1000..1000")
+        if self.deadline_s is not None:
+            check("deadline_s", self.deadline_s, float, math.ulp(0.0), 1e9, "seconds > 0")
+        given = [n for n in ("prompt", "tokens", "messages") if getattr(self, n) is not None]
+        if len(given) != 1:
+            raise BadRequest(f"a request needs exactly one of prompt, tokens, messages; got {given or 'none'}")
+        [name] = given
+        if len(getattr(self, name)) == 0:
+            raise BadRequest(f"the {name} is empty; give at least one {'character' if name == 'prompt' else name[:-1]}")
+        if name != "prompt":
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.tools is not None:
+            object.__setattr__(self, "tools", tuple(self.tools))
+        if self.messages is None and (self.tools is not None or self.enable_thinking is not None):
+            raise BadRequest("tools and enable_thinking go through the chat template: give messages")
+
+    @classmethod
+    def of(cls, x, **options) -> "Request":
+        """What `generate` accepts: str, tokens, messages or a Request; options of SamplingParams and Request."""
+        sampling = {f.name for f in fields(SamplingParams)}
+        extra = {"tools", "enable_thinking", "on_logits", "priority", "deadline_s"}
+        if unknown := options.keys() - sampling - extra:
+            raise BadRequest(
+                f"unknown option {', '.join(sorted(unknown))}; known: {', '.join(sorted(sampling | extra))}"
+            )
+        if isinstance(x, cls):
+            if options:
+                raise BadRequest("a Request carries its own options; give them there")
+            return x
+        rest = {k: v for k, v in options.items() if k in extra}
+        params = SamplingParams(**{k: v for k, v in options.items() if k in sampling})
+        return cls(**{kind(x): x}, params=params, **rest)
+
+
+def kind(x) -> str:
+    """Which field of a Request x goes to."""
+    if isinstance(x, str):
+        return "prompt"
+    try:
+        first = next(iter(x), None)
+    except TypeError:
+        raise BadRequest(
+            f"cannot generate from {type(x).__name__}; give a str, token ids, messages or a Request"
+        ) from None
+    return "messages" if isinstance(first, dict) else "tokens"
+
+
+class Finish(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds and counts of one request."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    first_token_s: float = 0.0  # from submission
+    total_s: float = 0.0
+    seed: int | None = None  # the seed used, drawn or given; None when greedy
+
+    @property
+    def prefill_tps(self) -> float:
+        return (self.prompt_tokens - self.cached_tokens) / self.first_token_s if self.first_token_s else 0.0
+
+    @property
+    def decode_tps(self) -> float:
+        spent = self.total_s - self.first_token_s
+        return (self.generated_tokens - 1) / spent if spent > 0 and self.generated_tokens > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Event:
+    """One token of one request. `text` became certain with it: empty while a character or a stop is incomplete."""
+
+    id: int
+    token: int | None = None  # None only where a request ends without one (cancelled, error)
+    text: str = ""
+    finish_reason: Finish | None = None
+    logprobs: Logprobs = ()
+    timings: Timings | None = None  # on the last event
+    error: Exception | None = None
+    note: str = ""  # on the first event: what was done to the conversation so that it could be answered
+
+
+@dataclass(frozen=True)
+class EngineEvent:
+    """Something that happened to a request, for whoever watches the engine as a whole."""
+
+    kind: str  # queued, started, first_token, preempted, finished
+    id: int
+    at: float  # on time.perf_counter
+    prompt_tokens: int
+    generated_tokens: int
+    finish_reason: Finish | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: Finish
+    cached_tokens: int
+    logprobs: tuple[Logprobs, ...]
+    timings: Timings
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Everything known about one request while it lives. Only the scheduler and the runner change it.
+
+    It is itself, whatever its fields say: sets and dictionaries of sequences go by identity.
+    """
+
+    id: int
+    request: Request
+    prompt: tuple[int, ...]
+    stops: frozenset[int] = frozenset()
+    seed: int = 0
+    tokens: list[int] = field(default_factory=list)  # known on the host, the prompt included
+    parts: tuple[LayerState, ...] = ()
+    length: int = 0  # tokens inside the parts
+    cached: int = 0
+    finish: Finish | None = None
+    pending: list[tuple[Any, int]] = field(
+        default_factory=list
+    )  # sampled, still on the device: (tokens of a step, row)
+    marks: list[tuple[LayerState, ...]] = field(default_factory=list)  # checkpoints whose tokens may not be known yet
+    stored: Any = None  # the prefix store's node up to which this sequence is stored
+    turn: float = 0.0  # its place in the queue, see waiting.py
+    deadline: float | None = None  # on the scheduler's clock
+    seen: int = 0  # prompt tokens the engine had launched when this one was last given a token
+    preempted: int = 0  # times its memory was taken
+    admitted: bool = False  # has run before
+    followed: bool = False  # has waited for a prefix that another one computed
+    paused: bool = False  # whoever reads it lags behind: no more tokens for now
+
+    def __post_init__(self):
+        self.tokens = list(self.prompt)
+
+    def __len__(self) -> int:
+        return len(self.tokens) + len(self.pending)
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def todo(self) -> int:
+        """Tokens the memory can take now."""
+        if self.paused or (self.request.on_logits and self.pending):
+            return 0  # a callback must see every token before the next logits exist
+        room = len(self.prompt) + self.params.max_tokens - len(self)
+        return len(self) - self.length if room > 0 or self.length < len(self) - 1 else 0
+
+    @property
+    def decoding(self) -> bool:
+        """Whether all its memory lacks is the newest token; otherwise it computes what is known already."""
+        return self.length >= len(self.prompt) and len(self) - self.length <= 1

@@ -1,0 +1,1 @@
+"""What CUDA needs beside MLX: the kernel header, NVRTC, CUDA graphs."""

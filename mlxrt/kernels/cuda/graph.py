@@ -1,0 +1,160 @@
+"""Launches of our own kernels on CUDA, many at once and without MLX: what MLX's host side takes for each is saved.
+
+As much of CUDA's driver as that needs, in the context MLX works in and on a stream of its own. Neither stream knows of
+the other: whoever goes from one to the other waits for it.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from .nvrtc import Launch, Library, cuda_text
+
+MANY = 64  # arrays that are asked for their addresses at once
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads go on with their own work
+APART = 1  # CU_STREAM_NON_BLOCKING
+UNTIMED = 2  # CU_EVENT_DISABLE_TIMING
+
+
+class Driver:
+    def __init__(self, library: Library):
+        if mx.default_device() != mx.Device(mx.gpu, 0):
+            raise RuntimeError(f"MLX works on {mx.default_device()}, not on the first GPU")
+        self._cuda, self._library = ctypes.CDLL("libcuda.so.1"), library
+        self("cuInit", 0)
+        device, self._context = ctypes.c_int(), ctypes.c_void_p()
+        self("cuDeviceGet", ctypes.byref(device), 0)
+        self("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
+        self.enter()
+        self.stream = ctypes.c_void_p()
+        self("cuStreamCreate", ctypes.byref(self.stream), APART)
+        self._functions: dict[str, ctypes.c_void_p] = {}
+        self._asks = library.find(asking(), "mlxrt_addresses")
+        self._idle: list[Slot] = []
+
+    def __call__(self, name: str, *arguments: Any) -> None:
+        if code := getattr(self._cuda, name)(*arguments):
+            raise RuntimeError(f"{name}: CUDA error {code}")
+
+    def enter(self) -> None:
+        """On whatever thread this is."""
+        self("cuCtxSetCurrent", self._context)
+
+    def addresses(self, arrays: Sequence[mx.array]) -> list[int]:
+        """Where they lie, asked of a kernel that MLX runs. All that MLX was asked to compute before has then been computed."""
+        name, code = self._asks
+        asked: list[mx.array] = []
+        for i in range(0, len(arrays), MANY):
+            some = list(arrays[i : i + MANY])
+            asked += self._library.run(
+                name=name, compiled_source=code, inputs=some + some[:1] * (MANY - len(some)), output_shapes=[(MANY, 2)],
+                output_dtypes=[mx.uint32], scalars=[], grid=(1, 1, 1), threadgroup=(1, 1, 1), ensure_row_contiguous=True,
+            )  # fmt: skip
+        told: Any = mx.concatenate(asked).tolist()
+        return [low | high << 32 for low, high in told[: len(arrays)]]
+
+    def function(self, launch: Launch) -> ctypes.c_void_p:
+        if launch.name not in self._functions:
+            module, function = ctypes.c_void_p(), ctypes.c_void_p()
+            self("cuModuleLoadData", ctypes.byref(module), launch.code)
+            self("cuModuleGetFunction", ctypes.byref(function), module, launch.name.encode())
+            self._functions[launch.name] = function
+        return self._functions[launch.name]
+
+    def graph(self, launches: Sequence[tuple[Launch, Sequence[int]]]) -> "Graph":
+        """These, one after another, each with the addresses of its inputs and outputs."""
+        self.enter()
+        functions = [self.function(launch) for launch, _ in launches]
+        graph, ready = ctypes.c_void_p(), ctypes.c_void_p()
+        self("cuStreamBeginCapture_v2", self.stream, RELAXED)
+        for function, (launch, addresses) in zip(functions, launches):
+            values = (ctypes.c_uint64 * len(addresses))(*addresses)
+            first = ctypes.addressof(values)
+            places = (ctypes.c_void_p * len(addresses))(*(first + 8 * i for i in range(len(addresses))))
+            self("cuLaunchKernel", function, *launch.blocks, *launch.threads, 0, self.stream, places, None)
+        self("cuStreamEndCapture", self.stream, ctypes.byref(graph))
+        try:
+            self("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, ctypes.c_uint64(0))
+        finally:
+            self("cuGraphDestroy", graph)
+        return Graph(self, ready)
+
+    def copy(self, to: int, source: int, nbytes: int) -> None:
+        pointers = ctypes.c_uint64(to), ctypes.c_uint64(source)
+        self("cuMemcpyDtoDAsync_v2", *pointers, ctypes.c_size_t(nbytes), self.stream)
+
+    def fetch(self, address: int, shape: tuple[int, int]) -> "Fetched":
+        """uint32 numbers, as they will be when what was launched before is done."""
+        nbytes = 4 * shape[0] * shape[1]
+        fits = next((slot for slot in self._idle if slot.size >= nbytes), None)
+        if fits is not None:
+            self._idle.remove(fits)
+        slot = fits or Slot(self, nbytes)
+        self("cuMemcpyDtoHAsync_v2", slot.host, ctypes.c_uint64(address), ctypes.c_size_t(nbytes), self.stream)
+        self("cuEventRecord", slot.event, self.stream)
+        return Fetched(self, slot, shape)
+
+    def give_back(self, slot: "Slot") -> None:
+        self._idle.append(slot)
+
+    def wait(self) -> None:
+        self.enter()
+        self("cuStreamSynchronize", self.stream)
+
+    def close(self) -> None:
+        """When nothing is running any more."""
+        self.wait()
+        for slot in self._idle:
+            self("cuMemFreeHost", slot.host)
+            self("cuEventDestroy_v2", slot.event)
+        self._idle.clear()
+        self("cuStreamDestroy_v2", self.stream)
+
+
+class Graph:
+    """Ready to be launched, as often as one likes: the next waits for the one before."""
+
+    def __init__(self, driver: Driver, ready: ctypes.c_void_p):
+        self._driver, self._ready = driver, ready
+        weakref.finalize(self, driver, "cuGraphExecDestroy", ready).atexit = False  # a process that ends frees it all
+
+    def launch(self) -> None:
+        self._driver("cuGraphLaunch", self._ready, self._driver.stream)
+
+
+class Slot:
+    """Memory of the host that the device writes, and when it has."""
+
+    def __init__(self, driver: Driver, size: int):
+        self.size, self.host, self.event = size, ctypes.c_void_p(), ctypes.c_void_p()
+        driver("cuMemAllocHost_v2", ctypes.byref(self.host), ctypes.c_size_t(size))
+        driver("cuEventCreate", ctypes.byref(self.event), UNTIMED)
+
+
+class Fetched:
+    """Rows of numbers on their way to the host; read once."""
+
+    def __init__(self, driver: Driver, slot: Slot, shape: tuple[int, int]):
+        self._driver, self._slot, self._shape = driver, slot, shape
+
+    def tolist(self) -> list[list[int]]:
+        """Waits."""
+        rows, width = self._shape
+        self._driver.enter()
+        self._driver("cuEventSynchronize", self._slot.event)
+        numbers = (ctypes.c_uint32 * (rows * width)).from_address(self._slot.host.value or 0)
+        read = [list(numbers[i * width : (i + 1) * width]) for i in range(rows)]
+        self._driver.give_back(self._slot)
+        return read
+
+
+def asking() -> str:
+    """The text of a kernel that answers where its inputs lie, whatever they are."""
+    names = [f"a{i}" for i in range(MANY)]
+    lines = [
+        f"out[{2 * i}] = (unsigned int)(size_t){n}; out[{2 * i + 1}] = (size_t){n} >> 32;" for i, n in enumerate(names)
+    ]
+    return cuda_text("NAME", [(n, mx.uint8) for n in names], [("out", mx.uint32)], "\n".join(lines), "", [], 1)

@@ -1,0 +1,67 @@
+"""RMSNorm; of a branch that is normed on its way out: residual + RMSNorm(x), times a scalar, in one launch."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+
+from ..registry import Case, Source, op
+from .qmv import bits_of
+
+SIZE = 256
+BODY = r"""
+    uint n = threadgroup_position_in_grid.x; uint t = thread_position_in_threadgroup.x;
+    uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
+    threadgroup float part[8];
+    float ss = 0.0f;
+    for (uint i = t; i < uint(K); i += 256) { float v = float(x[n * K + i]); ss += v * v; }
+    ss = simd_sum(ss);
+    if (lane == 0) part[sg] = ss;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float total = 0.0f;
+    for (int i = 0; i < 8; i++) total += part[i];
+    float inv = metal::rsqrt(total / float(K) + as_type<float>(uint(EPS)));
+    float f = SCALED ? float(scalar[0]) : as_type<float>(uint(TIMES));
+    for (uint i = t; i < uint(K); i += 256) {
+        float v = float(x[n * K + i]) * inv * float(g[i]) + (RES ? float(residual[n * K + i]) : 0.0f);
+        y[n * K + i] = static_cast<T>(v * f);
+    }
+"""
+ADD_NORM = Source("mlxrt_add_norm", ("x", "g", "residual", "scalar"), ("y",), BODY)
+
+
+def add_norm_cases(dtype: mx.Dtype) -> Iterator[Case]:
+    scalars = [(1, 64, None), (3, 1000, mx.array([0.7]).astype(dtype)), (2, 257, 0.7071), (5, 96, None)]
+    for rows, width, scalar in scalars:
+        mx.random.seed(width)
+        names = ("x", "residual") if rows < 5 else ("x",)
+        arrays = {name: mx.random.normal((rows, width)).astype(dtype) for name in names}
+        arrays["weight"] = mx.random.normal((width,)).astype(dtype)
+        options: dict[str, Any] = {"eps": 1e-6}
+        if isinstance(scalar, mx.array):
+            arrays["scalar"] = scalar
+        else:
+            options["scalar"] = scalar
+        yield Case(f"[{rows}, {width}]{'' if scalar is None else ' scaled'}", arrays, options)
+
+
+@op(add_norm_cases)
+def add_norm(x, weight, eps, residual=None, scalar=None):
+    """(residual + RMSNorm(x)) * scalar."""
+    y = mx.fast.rms_norm(x, weight, eps)
+    y = y if residual is None else residual + y
+    return y if scalar is None else y * scalar
+
+
+def pays(x, **rest) -> bool:
+    return x.shape[0] <= 64
+
+
+@add_norm.kernel(ADD_NORM, pays=pays)
+def launch(gpu, x, weight, eps, residual=None, scalar=None):
+    held = scalar if isinstance(scalar, mx.array) else None
+    inputs = [x, weight, residual, held]
+    constants = {"T": x.dtype, "K": x.shape[1], "EPS": bits_of(eps), "SCALED": held is not None}
+    constants["RES"] = residual is not None
+    constants["TIMES"] = bits_of(1.0 if scalar is None or held is not None else scalar)
+    return gpu(ADD_NORM, inputs, x.shape[0], SIZE, [(x.shape, x.dtype)], **constants)[0]

@@ -1,0 +1,69 @@
+"""Rows of a packed embedding, gathered and unpacked in one launch."""
+
+import math
+from collections.abc import Iterator
+
+import mlx.core as mx
+
+from ..registry import Case, Source, op
+from .qmv import bits_of
+from .quantized import READ, Matrix
+
+BODY = r"""
+    uint i = threadgroup_position_in_grid.x * 256 + thread_position_in_threadgroup.x; uint n = threadgroup_position_in_grid.y;
+    if (i < uint(K)) {
+        uint row = uint(tokens[n]); uint bit = i * BITS; uint at = row * uint(K / 32 * BITS) + bit / 32; uint shift = bit % 32;
+        uint v = w[at] >> shift;
+        if (shift + BITS > 32) v |= w[at + 1] << (32 - shift);
+        v &= (1u << BITS) - 1u;
+        uint group = (row * K + i) / GROUP;
+        float scale = scale_at<FORM>(s, group);
+        float y0 = FORM == 1 ? small_float(v) * scale : float(v) * scale + float(z[group]);
+        y[n * K + i] = static_cast<T>(y0 * as_type<float>(uint(TIMES)));
+    }
+"""
+EMBED = Source("mlxrt_embed", ("tokens", "w", "s", "z", "l"), ("y",), BODY, READ)
+
+
+def embed_cases(dtype: mx.Dtype) -> Iterator[Case]:
+    for mode, bits, group, rows, width, many in [
+        ("affine", 4, 64, 40, 128, 1),
+        ("affine", 3, 32, 17, 288, 9),
+        ("affine", 6, 64, 10, 320, 2),
+        ("mxfp4", 4, 32, 12, 64, 3),
+    ]:
+        mx.random.seed(width)
+        packed = mx.quantize(mx.random.normal((rows, width)).astype(dtype), group, bits, mode=mode)
+        matrix = Matrix(packed[0], packed[1], packed[2] if mode == "affine" else None, bits, group, mode)
+        tokens = mx.random.randint(0, rows, (many,)).astype(mx.uint32)
+        options = {"matrix": matrix, "scale": width**0.5, "dtype": dtype}
+        yield Case(f"{mode}{bits} group {group} [{rows}, {width}] x{many}", {"tokens": tokens}, options)
+
+
+@op(embed_cases)
+def embed_rows(tokens, matrix, dtype, scale=1.0):
+    """[N, K]: the rows the tokens name, unpacked, times `scale`."""
+    if not matrix.packed:
+        return (matrix.weight[tokens] * scale).astype(dtype)
+    biases = None if matrix.biases is None else matrix.biases[tokens]
+    words, scales = matrix.weight[tokens], matrix.scales[tokens]
+    y = mx.dequantize(words, scales, biases, matrix.group, matrix.bits, matrix.mode, dtype=dtype)
+    return y if scale == 1.0 else y * scale
+
+
+def refuses(tokens, matrix, dtype, **rest) -> str | None:
+    if matrix.packed and matrix.mode not in ("affine", "mxfp4"):
+        return f"{matrix.mode} weights"
+    return f"rows of {matrix.width} numbers" if matrix.width % 32 else None
+
+
+def pays(matrix, **rest) -> bool:
+    return matrix.packed  # plain rows are one gather
+
+
+@embed_rows.kernel(EMBED, refuses=refuses, pays=pays)
+def launch(gpu, tokens, matrix, dtype, scale=1.0):
+    groups = (math.ceil(matrix.width / 256), tokens.shape[0], 1)
+    shape = (tokens.shape[0], matrix.width)
+    constants = {"T": dtype, "K": matrix.width, "TIMES": bits_of(scale), **matrix.constants()}
+    return gpu(EMBED, [tokens, *matrix.inputs()], groups, 256, [(shape, dtype)], **constants)[0]

@@ -1,0 +1,155 @@
+"""A token's router and the gates and ups of the experts it chooses, in one launch.
+
+The choice needs every logit, and threadgroups cannot wait for each other: so each makes all logits for itself, of which
+the router's matrix is small enough, and then its share of one expert. That takes the device no longer than two launches
+and the host one launch less. For one token; several would have the router's matrix read for each of them.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+
+from ..registry import Case, Source, op
+from ..testing import sample
+from .activation import ACTIVATE, ACTIVATIONS
+from .moe_qmv import expert_gate_up
+from .moe_router import CHOOSE, INPUTS, LOGITS, ROUTING, SIMDGROUPS, route, routing
+from .quantized import AFFINE, READ
+from .staging import DOT
+
+WIDEST = 4096  # numbers of x: 16 KB of threadgroup memory
+FILLED = 128  # threadgroups that fill an H200 once
+
+KEEP = r"""if (mine) picked[lane] = which;
+        if (mine && threadgroup_position_in_grid.x == 0 && p % uint(C) == 0) { experts[n * C + lane] = which; weights[n * C + lane] = weight; }"""
+# Simdgroups take LOOPS times R gates with their ups.
+GATE_UP = r"""
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    uint base = picked[p % uint(C)] * uint(2 * I); uint one = lift_of<BITS>(nil); const int N = FORM == 2 ? 8 * sizeof(T) : BITS;
+    uint first = (threadgroup_position_in_grid.x * uint(SG) + sg) * uint(LOOPS * R);
+    uint row[2 * R]; uint w0[2 * R][N]; float s0[2 * R]; float z0[2 * R];
+    #pragma unroll
+    for (int r = 0; r < R; r++) { row[r] = base + metal::min(first + uint(r), uint(I - 1)); row[R + r] = row[r] + uint(I); }
+    load_rows<FORM, BITS, GROUP, K>(w, s, z, row, lane * 32 < uint(K) ? lane * 32 : 0, w0, s0, z0);
+    for (uint turn = 0; turn < uint(LOOPS); turn++) {
+        float acc[1][2 * R];
+        #pragma unroll
+        for (int r = 0; r < 2 * R; r++) acc[0][r] = 0.0f;
+        for (uint j = 0; j < uint(K); j += 1024) {
+            uint w1[2 * R][N]; float s1[2 * R]; float z1[2 * R]; bool next = j + 1024 >= uint(K);
+            if (next) {
+                #pragma unroll
+                for (int r = 0; r < R; r++) {
+                    row[r] = base + metal::min(first + (turn + 1) * uint(R) + uint(r), uint(I - 1)); row[R + r] = row[r] + uint(I);
+                }
+            }
+            uint k = (next ? 0 : j + 1024) + lane * 32;
+            load_rows<FORM, BITS, GROUP, K>(w, s, z, row, k < uint(K) ? k : 0, w1, s1, z1);
+            simdgroup_barrier(mem_flags::mem_none);  // see matvec
+            rows_meet<T, FORM, BITS, PLACES>(w0, s0, z0, j + lane * 32, one, &table[0], &xs[0], &sums[0], acc);
+            take_rows(w0, s0, z0, w1, s1, z1);
+        }
+        #pragma unroll
+        for (int r = 0; r < R; r++) {
+            float a = simd_sum(acc[0][r]) * inv; float u = simd_sum(acc[0][R + r]) * inv;
+            uint o = first + turn * uint(R) + uint(r);
+            if (lane == 0 && o < uint(I)) {
+                if (BIAS) { a += float(bias[base + o]); u += float(bias[base + uint(I) + o]); }
+                y[p * I + o] = static_cast<T>(gated<ACT>(a, u));
+            }
+        }
+    }
+"""
+BEGIN = r"""
+    uint p = threadgroup_position_in_grid.y; uint n = p / uint(C); threadgroup uint picked[C];
+    const int LEVELS = FORM == 3 ? 1 << BITS : 1; threadgroup float table[LEVELS];
+    lay_levels<FORM, LEVELS, SG * 32>(l, thread_position_in_threadgroup.x, &table[0]);"""
+ROUTED = Source(
+    "mlxrt_route_gate_up",
+    ("x", *INPUTS, "w", "s", "z", "l", "bias"),
+    ("y", "experts", "weights"),
+    BEGIN + LOGITS + CHOOSE.replace("CHOSEN", KEEP) + GATE_UP,
+    READ + ACTIVATE + DOT + ROUTING,
+)
+
+
+def routed_cases(dtype: mx.Dtype) -> Iterator[Case]:
+    shapes: list[tuple[Any, ...]] = [
+        # tokens, k, experts, width, hidden, router's and experts' layout, what else
+        (1, 4, 40, 64, 24, ("affine", 8), ("affine", 4), {"norm": True, "normalise": True}),
+        (2, 2, 36, 1056, 9, ("dense", 16), ("affine", 4), {"norm": True}),
+        (1, 4, 32, 96, 10, ("dense", 16), ("mxfp4", 4), {"rbias": True, "bias": True, "activation": "clamped"}),
+        (1, 2, 33, 1024, 40, ("affine", 4), ("dense", 16), {"norm": True, "sigmoid": True, "correction": True}),
+        (1, 3, 64, 2080, 290, ("affine", 8), ("affine", 3), {"normalise": True, "scales": True, "activation": "gelu"}),
+        (1, 8, 36, 64, 520, ("affine", 4), ("affine", 4), {"normalise": True}),  # several turns
+        (1, 2, 40, 160, 12, ("codes", 2), ("codes", 3), {"normalise": True}),
+    ]
+    for rows, k, count, width, hidden, (mode, bits), (kind, each), extra in shapes:
+        mx.random.seed(width + hidden)
+        arrays = {"x": mx.random.normal((rows, width)).astype(dtype)}
+        for name, size in (("norm", width), ("rbias", count), ("correction", count), ("scales", count)):
+            if extra.get(name):
+                arrays[name] = (1 + 0.3 * mx.random.normal((size,))).astype(dtype)
+        if extra.get("bias"):
+            arrays["bias"] = mx.random.normal((count, 2 * hidden)).astype(dtype)
+        options = {
+            "router": sample(mode, (count, width), dtype, bits),
+            "matrix": sample(kind, (count, 2 * hidden, width), dtype, each),
+            "k": k,
+            "activation": extra.get("activation", "silu"),
+            "eps": 1e-6,
+            **{name: bool(extra.get(name)) for name in ("sigmoid", "normalise")},
+        }
+        yield Case(
+            f"{k} of {count} by {mode}{bits}, {kind}{each} [{2 * hidden}, {width}], {rows} tokens", arrays, options
+        )
+
+
+@op(routed_cases)
+def route_gate_up(
+    x, router, matrix, k, activation, norm=None, eps=0.0, rbias=None, bias=None, correction=None, scales=None, **rules
+):
+    """route, then expert_gate_up: (h [N, k, I], experts [N, k], weights [N, k])."""
+    chosen = {"norm": norm, "eps": eps, "bias": rbias, "correction": correction, "scales": scales}
+    experts, weights = route.reference(x, router, k, **chosen, **rules)
+    return expert_gate_up.reference(x, experts, matrix, activation, norm, eps, bias), experts, weights
+
+
+def refuses(x, router, matrix, k, norm=None, **rest) -> str | None:
+    if matrix.width > WIDEST:
+        return f"rows of {matrix.width} numbers: {WIDEST} fit threadgroup memory"
+    return route.refuses(x, router, k, norm) or matrix.refused(x, norm)
+
+
+def pays(x, matrix, **rest) -> bool:
+    return x.shape[0] == 1 and matrix.width <= WIDEST
+
+
+@route_gate_up.kernel(ROUTED, refuses=refuses, pays=pays)
+def launch(
+    gpu, x, router, matrix, k, activation, norm=None, eps=0.0, rbias=None, bias=None, correction=None, scales=None, **rules
+):  # fmt: skip
+    n, hidden, held = x.shape[0], matrix.rows // 2, matrix.constants()
+    chosen = routing(router, k, norm, eps, rbias, correction, scales, **rules)
+    each = math.ceil(hidden * n * k / (FILLED * SIMDGROUPS))
+    at_once = min(each, 3) if matrix.packed and matrix.bits <= 4 else 1
+    loops = math.ceil(each / at_once)
+    y, experts, weights = gpu(
+        ROUTED,
+        [x, *router.inputs(), norm, rbias, correction, scales, *matrix.inputs(), bias],
+        (math.ceil(hidden / (SIMDGROUPS * at_once * loops)), n * k, 1),
+        32 * SIMDGROUPS,
+        [((n, k, hidden), x.dtype), ((n, k), mx.uint32), ((n, k), mx.float32)],
+        T=x.dtype,
+        LAID=AFFINE if AFFINE in (held["FORM"], chosen["RFORM"]) else held["FORM"],
+        I=hidden,
+        R=at_once,
+        LOOPS=loops,
+        **chosen,
+        **held,
+        BIAS=bias is not None,
+        ACT=ACTIVATIONS[activation],
+    )
+    return y, experts, weights

@@ -1,0 +1,191 @@
+"""The experts of many tokens: pairs of token and expert are put in order, so that every expert is read once for all of
+its tokens and multiplied by matrix units.
+
+Four launches: the order, gates and ups, downs, and each token's weighted sum.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+
+from ..registry import Case, Source, op
+from ..testing import sample
+from .activation import activate
+from .moe_qmv import gathered
+from .qmm import MATMUL, refuses
+from .qmv import after
+
+MOST = 2048  # pairs: they lie in threadgroup memory while they are put in order
+MANY = 512  # threads that do it
+SIZE = 256
+# (many columns, gates with ups) -> tiles of 8 rows for a simdgroup, groups of rows and parts of k for a threadgroup
+SHARES = {(False, True): (2, 2, 2), (False, False): (2, 4, 1), (True, True): (4, 1, 2), (True, False): (4, 2, 1)}
+
+ORDER = Source(
+    "mlxrt_order_pairs",
+    ("experts",),
+    ("order", "bounds"),
+    r"""
+    uint t = thread_position_in_threadgroup.x;
+    threadgroup uint keys[P];  // no two pairs have the same: expert, then where it comes
+    for (uint i = t; i < uint(P); i += uint(MANY)) keys[i] = uint(experts[i]) * uint(P) + i;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    // Where an expert's pairs begin, and where a pair comes: how many are before it.
+    for (uint i = t; i < uint(E + 1 + P); i += uint(MANY)) {
+        uint limit = i <= uint(E) ? i * uint(P) : keys[i - uint(E + 1)]; uint before = 0;
+        for (uint j = 0; j < uint(P); j++) before += keys[j] < limit ? 1 : 0;
+        if (i <= uint(E)) bounds[i] = before;
+        else order[before] = i - uint(E + 1);
+    }
+""",
+)
+MIX = Source(
+    "mlxrt_mix",
+    ("parts", "weights", "residual"),
+    ("y",),
+    r"""
+    uint i = threadgroup_position_in_grid.x * uint(SIZE) + thread_position_in_threadgroup.x;
+    if (i < uint(N * O)) {
+        uint n = i / O; float a = RES ? float(residual[i]) : 0.0f;
+        for (uint c = 0; c < uint(C); c++) a += float(weights[n * C + c]) * parts[(n * C + c) * O + i % O];
+        y[i] = static_cast<T>(a);
+    }
+""",
+)
+
+
+def order_cases(dtype: mx.Dtype) -> Iterator[Case]:
+    for rows, k, count in [(1, 1, 1), (5, 2, 8), (33, 4, 300), (64, 8, 128)]:
+        mx.random.seed(rows)
+        experts = mx.random.randint(0, count, (rows, k)).astype(mx.uint32)
+        yield Case(f"{rows} x {k} of {count}", {"experts": experts}, {"count": count})
+
+
+@op(order_cases)
+def order_pairs(experts, count):
+    """experts [N, k] -> (pairs in the order of their experts [N k], where each expert's begin [count + 1])."""
+    flat = experts.flatten()
+    bounds = (flat[None] < mx.arange(count + 1)[:, None]).sum(axis=1)
+    place = flat.astype(mx.int64) * flat.size + mx.arange(flat.size)  # argsort alone does not promise to be stable
+    return mx.argsort(place).astype(mx.uint32), bounds.astype(mx.uint32)
+
+
+@order_pairs.kernel(ORDER, pays=lambda experts, count: experts.size <= MOST)
+def launch_order(gpu, experts, count):
+    outputs = [((experts.size,), mx.uint32), ((count + 1,), mx.uint32)]
+    order, bounds = gpu(ORDER, [experts], 1, MANY, outputs, P=experts.size, E=count, MANY=MANY)
+    return order, bounds
+
+
+def product_cases(dtype: mx.Dtype) -> Iterator[Case]:
+    shapes: list[tuple[Any, ...]] = [
+        (5, 2, 4, 128, 24, "affine", {"pair": True, "activation": "silu"}),
+        (12, 2, 3, 384, 40, "affine", {"down": True}),
+        (9, 3, 5, 256, 19, "mxfp4", {"pair": True, "activation": "clamped", "bias": True}),
+        (6, 1, 2, 128, 33, "mxfp4", {"down": True, "bias": True}),
+        (9, 2, 4, 256, 24, "codes", {"bits": 2, "pair": True, "activation": "silu"}),
+        (13, 2, 2, 128, 19, "codes", {"bits": 3, "down": True}),  # two tiles of columns at once
+        (43, 2, 3, 128, 20, "codes", {"bits": 4, "pair": True, "activation": "gelu"}),  # four, and some left over
+        (5, 1, 3, 384, 17, "codes", {"bits": 8, "down": True}),
+        (4, 2, 3, 128, 16, "codes", {"bits": 1, "down": True}),
+        (20, 1, 5, 256, 24, "affine", {"pair": True, "activation": "silu", "lean": True}),  # some of its columns again
+        (40, 1, 4, 128, 40, "mxfp4", {"down": True, "lean": True}),
+    ]
+    for rows, k, count, width, outs, mode, extra in shapes:
+        mx.random.seed(width + outs)
+        total = outs * 2 if extra.get("pair") else outs
+        experts = mx.random.randint(0, count, (rows, k)).astype(mx.uint32)
+        if extra.get("lean"):  # nearly all go to the first
+            experts = mx.where(mx.arange(rows)[:, None] % 10 < 9, 0, experts)
+        order, bounds = order_pairs.reference(experts, count)
+        each = 1 if extra.get("down") else k
+        arrays = {"x": mx.random.normal((rows * k // each, width)).astype(dtype)}
+        arrays |= {"experts": experts, "order": order, "bounds": bounds}
+        if extra.get("bias"):
+            arrays["bias"] = mx.random.normal((count, total)).astype(dtype)
+        matrix = sample(mode, (count, total, width), dtype, extra.get("bits", 4))
+        options = {"matrix": matrix, "each": each, "pair": bool(extra.get("pair"))}
+        options |= {"activation": extra.get("activation"), "dtype": mx.float32 if extra.get("down") else dtype}
+        yield Case(f"{mode}{matrix.bits} {k} of {count} [{total}, {width}], {rows} tokens", arrays, options)
+
+
+@op(product_cases)
+def grouped_product(x, experts, order, bounds, matrix, each, dtype, activation=None, pair=False, bias=None):
+    """[N k, O]: every pair's expert times its row of x, which `each` pairs share; activated, of gate times up."""
+    rows, chosen = x[mx.arange(experts.size) // each], experts.reshape(-1, 1)
+    y = gathered(matrix, rows[:, None], chosen)[:, 0]
+    if bias is not None:
+        y = y + bias[chosen[:, 0]]
+    if activation is not None:
+        y = activate(activation, *mx.split(y, 2, axis=-1)) if pair else activate(activation, y, None)
+    return y.astype(dtype)
+
+
+@grouped_product.kernel(MATMUL, refuses=refuses)
+def launch_product(gpu, x, experts, order, bounds, matrix, each, dtype, activation=None, pair=False, bias=None):
+    rows, count = matrix.rows // 2 if pair else matrix.rows, matrix.weight.shape[0]
+    pairs = experts.size / count
+    # Columns an expert is likely to have, by 8, and how the rows are shared. A layer of Qwen3-30B-A3B on an H200, us for
+    # ups and downs: 32 tokens 84.3, 44.5; 64 97.4, 51.2; 128 112.0, 62.4 (141.4, 73.8 as if fewer); 512 242.3, 151.7 (328.6,
+    # 252.3 with two tiles of rows); 2,048 779.9, 507.1 (1,174.1, 886.7).
+    tiles = 1 if pairs <= 5 else 2 if pairs <= 24 else 4
+    high, groups, parts = SHARES[tiles > 1, pair]
+    parts = min(parts, matrix.width // 128)
+    [y] = gpu(
+        MATMUL,
+        [x, *matrix.inputs(), bias, None, order, bounds],
+        (math.ceil(matrix.rows / (groups * high * 8)), count, 1),
+        32 * groups * parts,
+        [((experts.size, rows), dtype)],
+        T=x.dtype,
+        OUT=dtype,
+        M=0,
+        C=each,
+        GROUPED=True,
+        MT=tiles,
+        RT=high,
+        K=matrix.width,
+        O=rows,
+        RG=groups,
+        KS=parts,
+        **matrix.constants(),
+        **after(bias, activation, pair, None, None),
+    )
+    return y
+
+
+def mix_cases(dtype: mx.Dtype) -> Iterator[Case]:
+    for rows, k, outs, more in [(1, 1, 8, False), (3, 4, 100, True), (9, 8, 33, False)]:
+        mx.random.seed(outs)
+        arrays = {"parts": mx.random.normal((rows * k, outs)), "weights": mx.random.uniform(0, 1, (rows, k))}
+        if more:
+            arrays["residual"] = mx.random.normal((rows, outs)).astype(dtype)
+        yield Case(f"{rows} x {k} of {outs}", arrays, {"dtype": dtype})
+
+
+@op(mix_cases)
+def mix(parts, weights, dtype, residual=None):
+    """parts [N k, O] float32, weights [N, k] -> [N, O]: each token's sum; + residual."""
+    y = (parts.reshape(*weights.shape, -1) * weights[..., None]).sum(axis=1)
+    return (y if residual is None else residual.astype(mx.float32) + y).astype(dtype)
+
+
+@mix.kernel(MIX)
+def launch_mix(gpu, parts, weights, dtype, residual=None):
+    (rows, k), outs = weights.shape, parts.shape[1]
+    [y] = gpu(
+        MIX,
+        [parts, weights, residual],
+        math.ceil(rows * outs / SIZE),
+        SIZE,
+        [((rows, outs), dtype)],
+        T=dtype,
+        N=rows,
+        C=k,
+        O=outs,
+        SIZE=SIZE,
+        RES=residual is not None,
+    )
+    return y

@@ -1,0 +1,22 @@
+"""Random matrices in every layout kernels read: what their cases multiply by."""
+
+import mlx.core as mx
+
+from .ops.bitpack import pack
+from .ops.quantized import Matrix
+
+
+def sample(mode: str, shape: tuple[int, ...], dtype: mx.Dtype, bits: int = 4, group: int = 32) -> Matrix:
+    """[.., O, K]; `group` is a matter of affine ones only."""
+    width = shape[-1]
+    if mode == "codes":
+        codes = mx.random.randint(0, 1 << bits, shape).astype(mx.uint32)
+        levels = mx.sort(mx.random.normal((1 << bits,))) * width**-0.5
+        levels = mx.pad(levels, (0, max(0, 8 - levels.size)))  # as models keep them
+        norms = (1 + mx.random.uniform(shape=shape[:-1])).astype(mx.float16)
+        return Matrix(pack(codes, bits), norms, None, bits, width, mode, levels)
+    w = (mx.random.normal(shape) * width**-0.5).astype(dtype)
+    if mode == "dense":
+        return Matrix(w)
+    packed = mx.quantize(w, group, bits, mode=mode)
+    return Matrix(packed[0], packed[1], packed[2] if mode == "affine" else None, bits, group, mode)

@@ -1,0 +1,134 @@
+"""A linear layer with what stands before and after it, in one launch where a kernel fits.
+
+Many rows go through MLX's own products: there the arithmetic costs, not the launches.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..kernels import Entry, Kernels, Matrix, add_norm, embed_rows, matmul, matvec, matvec_of_sum
+from ..kernels.ops.activation import activate
+from ..kernels.ops.qmm import MANY
+from ..kernels.ops.qmv import FEW
+
+
+def matrix_of(linear: nn.Module) -> Matrix | None:
+    """What kernels multiply by; None for a layer that does more with its input, or stores other than rows."""
+    if type(linear) in (nn.Linear, nn.Embedding):
+        return Matrix(linear["weight"])
+    if type(linear) is not nn.QuantizedLinear and not isinstance(linear, nn.QuantizedEmbedding):
+        return None
+    return Matrix(linear["weight"], linear["scales"], linear.get("biases"), linear.bits, linear.group_size, linear.mode)
+
+
+def met(linear: nn.Module, x: mx.array, kernels: Kernels) -> Matrix | None:
+    """The matrix, where kernels may multiply x by it: a GPU, not too many rows, and a layer that is nothing else."""
+    return matrix_of(linear) if kernels.gpu is not None and x.shape[0] <= MANY else None
+
+
+def product(
+    linear: nn.Module,
+    x: mx.array,
+    kernels: Kernels,
+    *,
+    norm: nn.RMSNorm | None = None,
+    activation: str | None = None,
+    pair: bool = False,
+    times: mx.array | None = None,
+    residual: mx.array | None = None,
+    softcap: float | None = None,
+) -> mx.array:
+    """linear(norm(x)); `pair`: its first half is a gate for the second; `times`: it is a gate for that; + residual.
+
+    With `softcap` none of its numbers is larger.
+    """
+    after = {"activation": activation, "pair": pair, "times": times, "residual": residual, "softcap": softcap}
+    matrix = met(linear, x, kernels)
+    if matrix is not None:
+        bias = linear.get("bias")
+        if x.shape[0] <= FEW:
+            weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+            return kernels.run(matvec, x=x, matrix=matrix, norm=weight, eps=eps, bias=bias, **after)
+        h = x if norm is None else normed(norm, x, kernels)
+        return kernels.run(matmul, x=h, matrix=matrix, bias=bias, **after)
+    h = x if norm is None else norm(x)
+    y = whole(linear, h, unpacks=kernels.gpu is not None)
+    if activation is not None:
+        gate, up = mx.split(y, 2, axis=-1) if pair else (y, times)
+        y = activate(activation, gate, up)
+    y = y if residual is None else residual + y
+    return y if softcap is None else mx.tanh(y / softcap) * softcap
+
+
+def entering(linear: nn.Module, x: mx.array, kernels: Kernels, norm: nn.RMSNorm | None) -> Entry:
+    """linear(norm(x)), for attention to compute with its own launch if it can."""
+    weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+    return Entry(
+        lambda: product(linear, x, kernels, norm=norm),
+        x,
+        met(linear, x, kernels),
+        weight,
+        eps,
+        linear.get("bias"),
+    )
+
+
+def product_of_sum(
+    linear: nn.Module,
+    x: mx.array,
+    kernels: Kernels,
+    *,
+    post: nn.RMSNorm,
+    residual: mx.array,
+    norm: nn.RMSNorm | None = None,
+    activation: str | None = None,
+    pair: bool = False,
+    times: mx.array | None = None,
+) -> tuple[mx.array, mx.array]:
+    """h = residual + post(x), which a branch made; (product of h, h)."""
+    after: dict[str, Any] = {"activation": activation, "pair": pair, "times": times}
+
+    def apart() -> tuple[mx.array, mx.array]:
+        h = plus_normed(post, x, residual, kernels)
+        return product(linear, h, kernels, norm=norm, **after), h
+
+    if (matrix := met(linear, x, kernels)) is None:
+        return apart()
+    weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+    given = {"x": x, "residual": residual, "post": post.weight, "post_eps": post.eps, "bias": linear.get("bias")}
+    return kernels.run(matvec_of_sum, apart, matrix=matrix, norm=weight, eps=eps, **given, **after)
+
+
+def whole(linear: nn.Module, x: mx.array, *, unpacks: bool) -> mx.array:
+    """The product alone. Many rows on a GPU: unpacked once, so that MLX's fast one runs (docs/decisions/0006)."""
+    if isinstance(linear, (nn.Embedding, nn.QuantizedEmbedding)):
+        return linear.as_linear(x)  # a tied head: calling it would look rows up
+    if not unpacks or not isinstance(linear, nn.QuantizedLinear):
+        return linear(x)
+    w = mx.dequantize(
+        linear.weight, linear.scales, linear.get("biases"), linear.group_size, linear.bits, linear.mode, dtype=x.dtype
+    )
+    y = x @ w.T
+    return y + linear.bias if "bias" in linear else y
+
+
+def embed(table: nn.Module, tokens: mx.array, kernels: Kernels, dtype: mx.Dtype, scale: float = 1.0) -> mx.array:
+    """Rows of an embedding, times `scale`."""
+    if kernels.gpu is not None and isinstance(table, nn.QuantizedEmbedding):
+        return kernels.run(embed_rows, tokens=tokens, matrix=matrix_of(table), dtype=dtype, scale=scale)
+    y = table(tokens)
+    return y if scale == 1.0 else y * scale  # a Python float: rounded to the dtype of the weights
+
+
+def normed(norm: nn.RMSNorm, x: mx.array, kernels: Kernels) -> mx.array:
+    """norm(x), by a kernel if it can be: a step with anything else in it is no graph."""
+    return kernels.run(add_norm, x=x, weight=norm.weight, eps=norm.eps)
+
+
+def plus_normed(
+    norm: nn.RMSNorm, x: mx.array, residual: mx.array, kernels: Kernels, scalar: mx.array | float | None = None
+) -> mx.array:
+    """(residual + norm(x)) * scalar."""
+    return kernels.run(add_norm, x=x, weight=norm.weight, eps=norm.eps, residual=residual, scalar=scalar)

@@ -1,0 +1,1 @@
+"""Linear layers over weights that MLX has no module for: lookup tables, Hadamard-rotated rows, codebooks."""

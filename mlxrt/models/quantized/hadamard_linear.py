@@ -1,0 +1,50 @@
+"""Layers in MLX's affine layout whose rows were turned before they were quantised: their input turns first.
+
+Where a divisor is stored with a layer, its input is divided by it before that. They are no nn.QuantizedLinear: whoever
+multiplies by the rows of one of those alone would be wrong here.
+"""
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..base import Computing
+from ..moe import ExpertLinear, PackedExpertLinear
+from .rotation import Rotation, divided, rotate
+
+
+class Turning(Computing):
+    """What happens to an input: `rotation` is None where only a divisor is needed; `divisor` is its shape."""
+
+    def __init__(self, inner: nn.Module, rotation: Rotation | None, divisor: tuple[int, ...]):
+        super().__init__()
+        self.inner, self.rotation = inner, rotation
+        if (bias := inner.pop("bias", None)) is not None:
+            self.bias = bias  # its place in a checkpoint is beside the matrix
+        self._signs = rotation.signs() if rotation else None
+        if divisor:
+            self.divisor = mx.ones(divisor)
+
+    def turned(self, x: mx.array, experts: mx.array | None = None) -> mx.array:
+        y = divided(x, self.get("divisor"), experts)
+        return y if self.rotation is None else rotate(y, self.rotation.blocks, self._signs, self.kernels, x.dtype)
+
+
+class TurnedLinear(Turning):
+    def __init__(self, plain: nn.Module, group: int, bits: int, rotation: Rotation | None, divisor: tuple[int, ...]):
+        outputs, inputs = plain["weight"].shape
+        super().__init__(nn.QuantizedLinear(inputs, outputs, "bias" in plain, group, bits), rotation, divisor)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y = self.inner(self.turned(x))
+        return y + self.bias if "bias" in self else y
+
+
+class TurnedExpertLinear(Turning):
+    """The same for a stack of experts; the divisor is one for all or one per expert."""
+
+    def __init__(self, plain: ExpertLinear, group: int, bits: int, rotation: Rotation | None, divisor: tuple[int, ...]):
+        super().__init__(PackedExpertLinear(plain, group, bits, "affine"), rotation, divisor)
+
+    def __call__(self, x: mx.array, experts: mx.array, *, ordered: bool = False) -> mx.array:
+        y = self.inner(self.turned(x, experts), experts, ordered=ordered)
+        return y + self.bias[experts][..., None, :] if "bias" in self else y

@@ -1,0 +1,1 @@
+"""Writing a model in another format."""

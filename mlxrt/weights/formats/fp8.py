@@ -1,0 +1,93 @@
+"""FP8 checkpoints: E4M3 bytes with a float scale per block of rows and columns (X_scale_inv beside X).
+
+Knows names, bytes and scales; refuses to know which module a matrix belongs to.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ...errors import BadCheckpoint, UnsupportedModel, shown
+from .checkpoint import Say
+
+Arrays = dict[str, mx.array]
+
+SCALE = "_scale_inv"
+BLOCK = (128, 128)
+GROUP = 32  # of MLX's mxfp8
+FORMATS = ("e4m3", "float8_e4m3fn", None)
+
+
+def has_fp8(arrays: Arrays) -> bool:
+    return any(name.endswith(SCALE) for name in arrays)
+
+
+def unpack_fp8(arrays: Arrays, config: Mapping[str, Any], dtype: mx.Dtype, say: Say) -> Arrays:
+    """Every FP8 matrix in a form MLX computes with, exactly: mxfp8 where all scales are powers of two, else `dtype`."""
+    block = block_of(config)
+    names = [name.removesuffix(SCALE) for name in arrays if name.endswith(SCALE)]
+    for name in names:
+        check(name, arrays.get(name), arrays[name + SCALE], block)
+    stored = sum(arrays[name].size for name in names)
+    fits = all(packs(name, arrays[name], arrays[name + SCALE], block) for name in names)
+    for name in names:
+        codes, scale = arrays.pop(name), arrays.pop(name + SCALE).astype(mx.float32)
+        if fits:
+            arrays |= packed(name, codes, scale, block)
+        else:
+            arrays[name] = (mx.from_fp8(codes, mx.float32) * spread(scale, codes.shape, block)).astype(dtype)
+    word, size = ("mxfp8", 33 / 32) if fits else (str(dtype).removeprefix("mlx.core."), dtype.size)
+    say(f"{len(names)} FP8 matrices, {stored / 1e9:.2f} GB, are held as {word}, {stored * size / 1e9:.2f} GB")
+    return arrays
+
+
+def block_of(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Rows and columns that share a scale."""
+    given = config.get("quantization_config")
+    given = given if isinstance(given, Mapping) else {}
+    if given.get("fmt") not in FORMATS:
+        raise UnsupportedModel(f"config.json: quantization_config.fmt = {shown(given['fmt'])}; only e4m3 is read")
+    sizes = given.get("weight_block_size")
+    if sizes is None:
+        return BLOCK
+    if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and 0 < n <= 1 << 20 for n in sizes):
+        raise BadCheckpoint(f"config.json: weight_block_size = {shown(sizes)}, expected [rows, columns]")
+    return sizes[0], sizes[1]
+
+
+def check(name: str, codes: mx.array | None, scale: mx.array, block: tuple[int, int]) -> None:
+    if codes is None or codes.dtype != mx.uint8 or codes.ndim not in (2, 3):
+        found = "nothing" if codes is None else f"{codes.dtype} {list(codes.shape)}"
+        raise BadCheckpoint(f"{shown(name + SCALE)} is there, so {shown(name)} must be an FP8 matrix; found {found}")
+    if scale.dtype not in (mx.float32, mx.bfloat16, mx.float16):
+        raise UnsupportedModel(f"{shown(name + SCALE)}: expected float scales, found {scale.dtype}")
+    expected = (*codes.shape[:-2], *(-(-n // b) for n, b in zip(codes.shape[-2:], block)))
+    if scale.size != 1 and scale.shape != expected:
+        raise BadCheckpoint(
+            f"{shown(name + SCALE)}: expected {list(expected)} scales for {list(codes.shape)} in blocks of "
+            f"{list(block)}, or one for all; found {list(scale.shape)}"
+        )
+
+
+def packs(name: str, codes: mx.array, scale: mx.array, block: tuple[int, int]) -> bool:
+    """Whether mxfp8, whose scales are powers of two for 32 columns of a row, holds it exactly."""
+    if not name.endswith(".weight") or codes.shape[-1] % GROUP or block[1] % GROUP:
+        return False
+    fraction, exponent = np.frexp(np.array(scale.astype(mx.float32)))
+    return bool(np.all(fraction == 0.5) and np.all(np.abs(exponent - 1) <= 126))
+
+
+def packed(name: str, codes: mx.array, scale: mx.array, block: tuple[int, int]) -> Arrays:
+    exponents = (mx.log2(scale).round() + 127).astype(mx.uint8)
+    groups = spread(exponents, (*codes.shape[:-1], codes.shape[-1] // GROUP), (block[0], block[1] // GROUP))
+    return {name: codes.view(mx.uint32), f"{name.removesuffix('.weight')}.scales": groups}
+
+
+def spread(scale: mx.array, shape: tuple[int, ...], block: tuple[int, int]) -> mx.array:
+    """A scale for every element."""
+    if scale.size == 1:
+        return mx.broadcast_to(scale.reshape(()), shape)
+    wide = mx.repeat(mx.repeat(scale, block[0], axis=-2), block[1], axis=-1)
+    return wide[..., : shape[-2], : shape[-1]]

@@ -1,0 +1,1 @@
+"""JANG checkpoints: labels, bit streams, JANGTQ and JANGH."""

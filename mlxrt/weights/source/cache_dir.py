@@ -1,0 +1,90 @@
+"""Where mlxrt keeps what it fetched: one folder per user, movable by an environment variable.
+
+It knows nothing of models; whoever stores something here chooses the name below the root.
+"""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import IO
+
+from ...errors import HubError
+
+PARTIAL = ".partial-"  # prefix of what is being written; whoever holds the folder's lock may sweep it
+
+
+def cache_root() -> Path:
+    """$MLXRT_CACHE, else the platform's cache folder. Nothing is created."""
+    if chosen := os.environ.get("MLXRT_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    if sys.platform == "darwin":
+        return home() / "Library" / "Caches" / "mlxrt"
+    shared = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification says a relative value is to be ignored.
+    return (Path(shared) if os.path.isabs(shared) else home() / ".cache") / "mlxrt"
+
+
+def home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise HubError("this user has no home folder; set MLXRT_CACHE to a folder that can be written") from None
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn what the disk refuses (full, read-only, not ours) into one line that names the folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise HubError(f"cannot use {error.filename or folder}: {reason}; free space or set MLXRT_CACHE") from error
+
+
+@contextlib.contextmanager
+def alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """One process at a time; what a killed predecessor left half-written is swept away."""
+    import fcntl
+
+    with open(folder / ".lock", "a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"another process is filling {folder}; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in folder.glob(PARTIAL + "*"):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        yield
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Write beside `path` and rename at the end: a reader sees the old file, the new one, never half of one."""
+    handle, name = tempfile.mkstemp(prefix=PARTIAL, dir=path.parent)
+    try:
+        with open(handle, "wb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        os.chmod(name, 0o644)  # mkstemp's 0600 would hide the file from others who share this cache
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def digest(stream: BufferedReader) -> str:
+    return hashlib.file_digest(stream, "sha256").hexdigest()
