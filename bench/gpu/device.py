@@ -2,8 +2,8 @@
 
     python -m bench.gpu.device SHAPE ... [--prompt 512] [--batch 1] [--kv full,q8]
 
-One step is recorded (code, grid, arrays) and launched again as the engine does it (mlxrt/engine/cuda_graph.py). The table
-says where a step's device time goes; the difference to what bench.gpu.decode measures is the host's. Needs kernels from
+One step is recorded (code, grid, arrays) and launched again as the engine does it (mlxrt/engine/cuda_graph.py). The
+table says where a step's device time goes; the difference to what bench.gpu.decode measures is the host's. Needs kernels from
 mlxrt/kernels/cuda/nvrtc.py.
 """
 

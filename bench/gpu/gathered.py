@@ -3,7 +3,8 @@
     python -m bench.gpu.gathered
 
 Against every expert's own product in float32. MLX 0.32.4's is wrong on CUDA in two cases that
-mlxrt/kernels/ops/gather.py keeps from it; they are shown as well, so that one sees when they are mended. Exit 1 if ours is wrong.
+mlxrt/kernels/ops/gather.py keeps from it; they are shown as well, so that one sees when they are mended. Exit 1 if ours
+is wrong.
 """
 
 import sys

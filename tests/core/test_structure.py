@@ -286,10 +286,10 @@ def test_modules_say_why_they_exist():
 
 
 def test_type_hints_are_no_imports(tmp_path):
-    file = tmp_path / "mlxrt" / "session.py"
+    file = tmp_path / "mlxrt" / "cache.py"
     file.parent.mkdir()
     file.write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .engine import Engine\n")
     (file.parent / "engine.py").write_text("x = 1\n")
-    module: Module = Tree(tmp_path, "mlxrt").modules["mlxrt.session"]
+    module: Module = Tree(tmp_path, "mlxrt").modules["mlxrt.cache"]
     assert [i.typing for i in module.imports] == [False, True]
     assert not wrong_directions(Tree(tmp_path, "mlxrt"))
