@@ -60,7 +60,7 @@ def measure(
 ) -> tuple[dict[str, float], list[mx.array]]:
     """(perplexity and mean KL to the source, the log probabilities themselves)."""
     losses, kls, kept = [], [], []
-    with mlxrt.load(name, say=lambda line: None) as engine:
+    with mlxrt.load(name) as engine:
         for i, tokens in enumerate(windows):
             found = judged(engine, tokens)
             chosen: Any = mx.take_along_axis(found, mx.array(tokens[FIRST_TARGET:])[:, None], axis=-1)[:, 0].tolist()
@@ -79,7 +79,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=FORMS, help="these formats (default: all)")
     parser.add_argument("--windows", type=int, default=WINDOWS)
     options = parser.parse_args()
-    with mlxrt.load(MODEL, mlxrt.EngineConfig(kernels="reference"), say=lambda line: None) as engine:
+    with mlxrt.load(MODEL, mlxrt.EngineConfig(kernels="reference")) as engine:
         tokens = engine.tokenizer.encode(novel.read_text()[:CHARACTERS], special=False)
         counts = importance(engine, engine.tokenizer.encode(SAMPLE))
     windows = [tokens[i * WINDOW : (i + 1) * WINDOW] for i in range(options.windows)]
@@ -89,7 +89,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         for number, name in enumerate(options.only or FORMS):
             folder = Path(place) / str(number)
-            done = convert(open_checkpoint(locate(MODEL)), folder, FORMS[name], lambda line: None, weigh=lambda: counts)
+            done = convert(open_checkpoint(locate(MODEL)), folder, FORMS[name], weigh=lambda: counts)
             told, _ = measure(str(folder), windows, source)
             found[name] = told["perplexity"]
             print(json.dumps({"format": name, "bits_per_weight": round(done.bits_per_weight, 3), **told}), flush=True)

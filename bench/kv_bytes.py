@@ -33,7 +33,7 @@ LIMITS = {"q8": 0.57, "q4": 0.32}
 
 def model():
     family = find(CONFIG)
-    made = family(family.parse(CONFIG, lambda line: None))
+    made = family(family.parse(CONFIG))
     random_weights(made, None, mx.bfloat16)
     made.fuse()
     mx.eval(made.parameters())
@@ -45,7 +45,7 @@ def held(made, kv: str, lengths: list[int]) -> tuple[int, int]:
     gc.collect()
     mx.clear_cache()
     before = mx.get_active_memory()
-    engine = Engine(made, EngineConfig(kv=kv, prefix_cache=False, kv_memory="1G"), say=lambda line: None)
+    engine = Engine(made, EngineConfig(kv=kv, prefix_cache=False, kv_memory="1G"))
     ids = [
         engine.submit(Request(tokens=[i % 60 for i in range(n)], params=SamplingParams(max_tokens=64))) for n in lengths
     ]

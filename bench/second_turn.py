@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    engine = mlxrt.load(str(as_mistral()), say=lambda line: None)
+    engine = mlxrt.load(str(as_mistral()))
     tokens = engine.tokenizer.encode(read_text()[: args.tokens * 8])
     question = engine.tokenizer.encode("\n\nQuestion: who is speaking here, and why does he go to sea?\nAnswer:")
     ratios, colds, warms = [], [], []

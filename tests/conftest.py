@@ -6,6 +6,8 @@ import pytest
 
 import mlxrt  # noqa: F401
 
+from .log_lines import stop_capturing
+
 
 @pytest.fixture
 def hears_ctrl_c():
@@ -13,3 +15,10 @@ def hears_ctrl_c():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def released_log():
+    """No test hears what the next one logs."""
+    yield
+    stop_capturing()

@@ -23,7 +23,7 @@ IDS = count(1 << 20)  # never those of the scheduler
 
 @lru_cache(maxsize=2)
 def opened(path, stamp):
-    return mlxrt.load(path, mlxrt.EngineConfig(dtype="float32", kv_memory="512M"), say=lambda line: None)
+    return mlxrt.load(path, mlxrt.EngineConfig(dtype="float32", kv_memory="512M"))
 
 
 def engine_of(path):

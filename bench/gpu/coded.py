@@ -52,7 +52,7 @@ def logits(model, mode, kind, prompts, args):
         return on_logits
 
     params = SamplingParams(max_tokens=STEPS, ignore_eos=True)
-    with Engine(model, config, source=Source(kind), say=lambda line: None) as engine:
+    with Engine(model, config, source=Source(kind)) as engine:
         engine.generate(Request(tokens=tuple(prompts[0]), params=SamplingParams(max_tokens=1)))  # the others' beginning
         engine.generate([Request(tokens=tuple(p), params=params, on_logits=told(i)) for i, p in enumerate(prompts)])
         used = {name for name, calls in model.kernels.used.items() if calls > before.get(name, 0)}

@@ -51,7 +51,7 @@ def compare(layers, args):
         engines = []
         for kind in args.kinds.split(","):
             config = EngineConfig(kv=kind, max_context=context, chunk=2048, max_running=args.batch, kv_memory=room)
-            engines.append(opened.enter_context(Engine(model, config, source=Source(kind), say=lambda line: None)))
+            engines.append(opened.enter_context(Engine(model, config, source=Source(kind))))
             row = dict(kind=kind, batch=args.batch, tokens=args.tokens, layers=layers)
             rows.append(row | dict(prefill=read(engines[-1], prompts), speeds=[]))
         for _ in range(args.rounds):

@@ -36,7 +36,7 @@ def build(shape, mode, context, peer=True):
     beside = peer_of(asked, tree_flatten(model.parameters())) if peer else None
     fused(model, mode)
     config = EngineConfig(max_context=context, chunk=2048, max_running=64, kernels=mode)
-    return Engine(model, config, source=Source(shape), say=lambda line: None), beside
+    return Engine(model, config, source=Source(shape)), beside
 
 
 def peer_of(asked, arrays):
@@ -77,7 +77,7 @@ def launches(model, prompt) -> int:
     gpu = model.kernels.gpu
     if gpu is None:
         return 0
-    engine = Engine(model, config, source=Source("counted"), say=lambda line: None)
+    engine = Engine(model, config, source=Source("counted"))
     with engine, model.kernels.costless(gpu.library is not None):
         counts = []
         for n in (2, 10):

@@ -22,8 +22,8 @@ def compare(model, shape: str, kv: str, args: argparse.Namespace) -> int:
     tokens, wrong = 0, [0, 0]
     for which, config in enumerate(configs):
         with (
-            Engine(model, config, source=Source(shape), say=lambda line: None) as together,
-            Engine(model, config, source=Source(shape), say=lambda line: None) as alone,
+            Engine(model, config, source=Source(shape)) as together,
+            Engine(model, config, source=Source(shape)) as alone,
         ):
             for seed in range(args.seed, args.seed + args.programs):
                 requests = program(seed, model.config.vocab_size)

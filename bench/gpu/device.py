@@ -3,8 +3,8 @@
     python -m bench.gpu.device SHAPE ... [--prompt 512] [--batch 1] [--kv full,q8]
 
 One step is recorded (code, grid, arrays) and launched again as the engine does it (mlxrt/engine/cuda_graph.py). The
-table says where a step's device time goes; the difference to what bench.gpu.decode measures is the host's. Needs kernels from
-mlxrt/kernels/cuda/nvrtc.py.
+table says where a step's device time goes; the difference to what bench.gpu.decode measures is the host's. Needs
+kernels from mlxrt/kernels/cuda/nvrtc.py.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def table(clock: Clock, launches: list[Launch], copy: float) -> None:
 def recorded(model, shape: str, batch: int, prompt: int, kv: str) -> list[Launch]:
     """The launches of one decode step in the engine, once every row has four tokens."""
     config = EngineConfig(kv=kv, max_context=prompt + 64, chunk=2048, compile=False, ahead=0, max_running=64)
-    with Engine(model, config, source=Source(shape), say=lambda line: None) as engine:
+    with Engine(model, config, source=Source(shape)) as engine:
         prompts = prompts_of(model.config.vocab_size, batch, prompt)
         with engine.stream([ask(p, 12) for p in prompts]) as stream, model.kernels.costless(True):
             count = dict.fromkeys(stream.ids, 0)

@@ -25,7 +25,7 @@ from mlxrt.engine.engine import Engine, Source
 def engines(model, kv: str, context: int):
     """(by graphs, by MLX)."""
     config = EngineConfig(max_context=context, chunk=2048, max_running=64, kv=kv)
-    graphs, plain = (Engine(model, config, source=Source("replay"), say=print) for _ in range(2))
+    graphs, plain = (Engine(model, config, source=Source("replay")) for _ in range(2))
     if (replay := plain.runner.replay) is not None:
         replay.most = 0  # nothing is recorded: the same kernels, launched by MLX
     return graphs, plain

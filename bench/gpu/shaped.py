@@ -13,7 +13,7 @@ def drawn(shape, dtype=mx.bfloat16, layers=None):
     asked = Shape.parse(f"shape:{shape}")
     config = asked.config if layers is None else {**asked.config, "num_hidden_layers": layers}
     family = find(config)
-    model = family(family.parse(config, lambda line: None))
+    model = family(family.parse(config))
     random_weights(model, asked.bits, dtype, mode=asked.mode, group_size=asked.group_size)
     return asked, model
 

@@ -54,7 +54,7 @@ def work_of(located: Located, dtype: str | None = None) -> Work:
     chosen = compute_dtype(dtype, mx.float16)
     model = outline(checkpoint.config)
     model.set_dtype(chosen)
-    if not is_packed(checkpoint) or (on_cpu and unpacked_fits(checkpoint, chosen, lambda line: None)):
+    if not is_packed(checkpoint) or (on_cpu and unpacked_fits(checkpoint, chosen)):
         return measured(model, located_config(located), {})
     rename = find(checkpoint.config).rename
     stored = {}

@@ -9,6 +9,7 @@ from types import ModuleType
 
 from ..errors import BadRequest
 from .flags import Parser
+from .logs import add_log_flags, show_log
 from .outcome import guarded
 
 COMMANDS = {
@@ -45,10 +46,12 @@ def dispatch(argv: list[str]) -> int:
     command: ModuleType = import_module(f".{name}", __name__)
     parser = Parser(prog=f"mlxrt {name}", description=COMMANDS[name])
     command.add_flags(parser)
+    add_log_flags(parser)
     try:
         args = parser.parse_args(argv[1:])
     except SystemExit:  # argparse has printed the help; what is wrong comes as BadRequest
         return 0
+    show_log(args.verbose, args.quiet)
     return command.run(args)
 
 

@@ -5,6 +5,7 @@ Reads headers and outlines; nothing is loaded and nothing computed.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -17,6 +18,7 @@ from ..config import EngineConfig
 from ..engine.load import DTYPES, is_packed, unpacked_fits
 from ..kernels import device
 from ..models import CausalLM, find
+from ..models.config import unreported
 from ..weights import Checkpoint, TensorInfo
 from ..weights.formats.gguf.tensors import PACKED
 from ..weights.formats.jang.labels import jang_of
@@ -27,7 +29,6 @@ from ..weights.load.headers import BESIDE, layouts_told, refuted, told_format
 from ..weights.random_models import Shape
 from ..weights.randomise import packs
 from .memory import SequenceCost
-from .terminal import note
 
 CLASSES = ("embedding", "attention", "mlp", "norm", "head", "other")
 STORED = {
@@ -80,7 +81,8 @@ def class_of(name: str) -> str:
 def outlined(config: dict[str, Any], dtype: mx.Dtype | None, quiet: bool = False) -> CausalLM:
     """The model of a config, its unknown keys told, its weights never computed."""
     family = find(config)
-    model = family(family.parse(config, (lambda line: None) if quiet else note))  # type: ignore[call-arg]
+    with unreported() if quiet else nullcontext():
+        model = family(family.parse(config))  # type: ignore[call-arg]
     if dtype is not None:
         model.set_dtype(dtype)
     return model
@@ -139,7 +141,7 @@ def unpacks(checkpoint: Checkpoint, config: EngineConfig, dtype: mx.Dtype) -> bo
         return False
     if config.dequantise is not None:
         return config.dequantise
-    return device.kind() == "cpu" and unpacked_fits(checkpoint, dtype, note)
+    return device.kind() == "cpu" and unpacked_fits(checkpoint, dtype)
 
 
 def measured(

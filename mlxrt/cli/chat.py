@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from .conversation import Conversation
     from .defaults import settled
 
-    with load(DEFAULT if args.model is None else args.model, config, say=note) as engine:
+    with load(DEFAULT if args.model is None else args.model, config) as engine:
         require_template(engine)
         options = settled(dict(engine.source.generation), sampling)
         options |= {name: value for name, value in extra.items() if value is not None}

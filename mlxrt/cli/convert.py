@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import BadRequest, NoTokenizer
 from .flags import Parser, add_engine_flags, engine_config
+from .logs import hidden_log
 from .terminal import amount, note
 
 if TYPE_CHECKING:
@@ -55,11 +56,11 @@ def run(args: argparse.Namespace) -> int:
     from ..weights.source.resolve import locate
 
     recipe = read_recipe(args)
-    located = locate(args.source, revision=config.revision, offline=config.offline, token=config.token, say=note)
+    located = locate(args.source, revision=config.revision, offline=config.offline, token=config.token)
     if located.shape is not None:
         raise BadRequest(f"{args.source} has no weights to convert; give an alias, a folder, a .gguf file or a hub id")
     size = int(args.shard_size * 1e9)
-    done = convert(open_checkpoint(located), args.folder, recipe, note, size, lambda: weighed(args, config))
+    done = convert(open_checkpoint(located), args.folder, recipe, size, lambda: weighed(args, config))
     told = facts(done, {} if args.no_check else compare(args.source, done.folder, config, args.sample))
     print(json.dumps(told) if args.json else "\n".join(lines(told)))
     return 0
@@ -83,7 +84,7 @@ def weighed(args: argparse.Namespace, config: "EngineConfig") -> "Importance":
     if args.no_check:
         note("with --no-check no model is loaded to see its inputs: all weights count alike, which costs accuracy")
         return Importance()
-    with load(args.source, replace(config, kernels="reference"), say=lambda line: None) as engine:
+    with hidden_log(), load(args.source, replace(config, kernels="reference")) as engine:
         return importance(engine, sample_tokens(engine, args.sample))
 
 
@@ -104,11 +105,11 @@ def compare(source: str, folder: Path, config: "EngineConfig", text: str) -> dic
 
     from ..engine.load import load
 
-    with load(source, config, say=lambda line: None) as engine:
+    with hidden_log(), load(source, config) as engine:
         tokens = sample_tokens(engine, text)
         true = engine.score(tokens)
         mx.eval(true)
-    with load(str(folder), config, say=lambda line: None) as engine:
+    with hidden_log(), load(str(folder), config) as engine:
         got = engine.score(tokens)
         share, other = (x - mx.logsumexp(x, axis=-1, keepdims=True) for x in (true, got))
         kl = (mx.exp(share) * (share - other)).sum(axis=-1).mean()

@@ -6,11 +6,10 @@ The first person with a new kind of machine gets the whole report from one comma
 import argparse
 import json
 import platform
-from collections.abc import Callable
 from typing import Any
 
 from .flags import Parser
-from .terminal import amount, note, one_line
+from .terminal import amount, one_line
 
 FINE, WRONG = 0, 1
 
@@ -26,14 +25,14 @@ def run(args: argparse.Namespace) -> int:
     from ..weights.source.cache_dir import cache_root
     from .machine import machine
 
-    kernels = Kernels("auto", gpu_of(backend(), folder=cache_root() / "kernels", say=note))
+    kernels = Kernels("auto", gpu_of(backend(), folder=cache_root() / "kernels"))
     system = {"system": platform.platform(), "python": platform.python_version()}
-    found = machine() | system | {"ops": report(kernels, args.quick, note, args.dtype)}
+    found = machine() | system | {"ops": report(kernels, args.quick, args.dtype)}
     print(json.dumps(found, allow_nan=False) if args.json else "\n".join(one_line(line) for line in lines(found)))
     return WRONG if any(op["verdict"] == "disagrees" for op in found["ops"]) else FINE
 
 
-def report(kernels: Any, quick: bool, say: Callable[[str], None], dtype: str | None = None) -> list[dict[str, Any]]:
+def report(kernels: Any, quick: bool, dtype: str | None = None) -> list[dict[str, Any]]:
     """One entry per op: what computes it here, how near the kernel is to the op's meaning, why where it is not used."""
     from ..kernels import OPS
     from ..kernels.error_report import DTYPES
@@ -41,7 +40,7 @@ def report(kernels: Any, quick: bool, say: Callable[[str], None], dtype: str | N
     from ..weights.source.cache_dir import cache_root
 
     folder = cache_root() / "kernels"
-    verdicts = verify(kernels, [dtype] if dtype else DTYPES, folder, say, FEW if quick else None, anew=True)
+    verdicts = verify(kernels, [dtype] if dtype else DTYPES, folder, FEW if quick else None, anew=True)
     return [entry(name, op, kernels, [v for v in verdicts if v.op == name]) for name, op in OPS.items()]
 
 

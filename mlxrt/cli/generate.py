@@ -10,7 +10,6 @@ from .batch_flags import add_batch_flags, check_batch_flags
 from .flags import Parser, add_engine_flags, add_model_flag, add_sampling_flags, engine_config, sampling_given
 from .outcome import INTERRUPTED
 from .prompt import add_prompt_flags, add_template_flags, read_prompt, read_tools, require_template
-from .terminal import note
 
 if TYPE_CHECKING:
     from ..config import EngineConfig
@@ -40,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from ..engine.load import load
     from ..weights.source.alias import DEFAULT
 
-    with load(DEFAULT if args.model is None else args.model, config, say=note) as engine:
+    with load(DEFAULT if args.model is None else args.model, config) as engine:
         return answer(engine, request_of(engine, args, prompt, template, sampling), args.json)
 
 
@@ -57,7 +56,7 @@ def run_prompts(args: argparse.Namespace, config: "EngineConfig", sampling: dict
         from ..weights.source.alias import DEFAULT
 
         running = vars(args).get("max_running", args.parallel or 8)
-        return load(DEFAULT if args.model is None else args.model, replace(config, max_running=running), say=note)
+        return load(DEFAULT if args.model is None else args.model, replace(config, max_running=running))
 
     return run_batch(args, load_engine, sampling)
 

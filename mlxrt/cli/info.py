@@ -42,7 +42,7 @@ def describe(name: str, config: EngineConfig, free: int) -> dict[str, Any]:
     from ..weights.source.resolve import locate
     from .anatomy import of_checkpoint, of_config, of_shape
 
-    located = locate(name, revision=config.revision, offline=config.offline, token=config.token, say=note)
+    located = locate(name, revision=config.revision, offline=config.offline, token=config.token)
     told: dict[str, Any] = {"name": name, "kind": located.kind}
     if located.shape is not None:
         return told | facts(of_shape(located.shape, config), located.shape.config, free) | {"tokenizer": None}

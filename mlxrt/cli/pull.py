@@ -18,7 +18,7 @@ def run(args: argparse.Namespace) -> int:
     config = engine_config(args)
     from ..weights.source.resolve import fetch
 
-    path, size = fetch(args.model, revision=config.revision, offline=config.offline, verify=args.verify, say=note)
+    path, size = fetch(args.model, revision=config.revision, offline=config.offline, verify=args.verify)
     if args.json:
         print(json.dumps({"model": args.model, "path": str(path), "bytes": size}))
     else:

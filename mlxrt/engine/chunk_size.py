@@ -5,6 +5,7 @@ would take longer than most answers: there a rule stands for the measurement
 (docs/decisions/scheduler-shares-and-chunk.md).
 """
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -13,6 +14,8 @@ import mlx.core as mx
 from ..kernels import device
 from ..models import CausalLM
 from .memory import weigh
+
+log = logging.getLogger("mlxrt")
 
 SIZES = (256, 512, 1024, 2048)
 ENOUGH = 0.92  # of the best rate
@@ -31,7 +34,7 @@ def rule(model: CausalLM) -> int:
     return BUSY if weigh(model) > SMALL else SIZES[1]
 
 
-def choose(model: CausalLM, trial: Callable[[int], mx.array], most: int, say: Callable[[str], None]) -> int:
+def choose(model: CausalLM, trial: Callable[[int], mx.array], most: int) -> int:
     """Tokens of a step, `most` at most. `trial` runs one."""
     if device.kind() == "cpu":
         return min(rule(model), most)
@@ -40,7 +43,9 @@ def choose(model: CausalLM, trial: Callable[[int], mx.array], most: int, say: Ca
         return most
     chunk = pick(rates)
     told = ", ".join(f"{n}: {rate:,.0f}" for n, rate in rates.items())
-    say(f"chunk {chunk}: steps of so many tokens (tokens a second, by tokens in a step: {told}; EngineConfig.chunk)")
+    log.info(
+        f"chunk {chunk}: steps of so many tokens (tokens a second, by tokens in a step: {told}; EngineConfig.chunk)"
+    )
     return chunk
 
 

@@ -4,7 +4,7 @@ Threads come in turns, and each works on the loop's own stream: MLX gives every 
 undone there no other can compute. Knows nothing of prompts, text or conversations.
 """
 
-import sys
+import logging
 import time
 import weakref
 from collections import deque
@@ -39,6 +39,8 @@ from .request import EngineEvent, Event, Finish, Logprobs, Request, Sequence
 from .scheduler import Limits, Scheduler
 from .step import Slice, Step
 
+log = logging.getLogger("mlxrt")
+
 FIRST_PACE = 32  # prompt tokens a step while nobody knows how long they take
 FIXED_CHUNK = 512  # tokens of a prompt in a step where that may not depend on the machine
 
@@ -53,10 +55,6 @@ class Source:
     generation: tuple[tuple[str, Any], ...] = ()  # sampling defaults the model's authors give
 
 
-def tell(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
 class StepLoop:
     def __init__(
         self,
@@ -64,13 +62,12 @@ class StepLoop:
         config: EngineConfig = EngineConfig(),  # noqa: B008  frozen
         tokenizer: Tokenizer | None = None,
         source: Source = Source(),  # noqa: B008  frozen
-        say: Callable[[str], None] = tell,
         on_event: Callable[[EngineEvent], None] | None = None,
     ):
-        self.model, self.config, self.source, self._tokenizer, self._say = model, config, source, tokenizer, say
+        self.model, self.config, self.source, self._tokenizer = model, config, source, tokenizer
         self._turns, self._lane = Turns(), lane.borrow()
         self._return_lane = weakref.finalize(self, lane.give_back, self._lane)  # at the latest when nobody holds us
-        self._desk, self.metrics, self._watch = Desk(self.step), Metrics(), Watch(on_event, say)
+        self._desk, self.metrics, self._watch = Desk(self.step), Metrics(), Watch(on_event)
         self._tickets = self._desk.tickets
         self._flights: list[Flight] = []
         self._numbers = count(-1, -1)
@@ -82,17 +79,17 @@ class StepLoop:
         self._late = 0  # prompt tokens of the step that is still running
         with mx.stream(self._lane):
             mx.eval(model.constants())  # what building it left undone: threads that come later could not
-            self._build(config, say)
+            self._build(config)
 
-    def _build(self, config: EngineConfig, say: Callable[[str], None]) -> None:
-        self.specs = choose(self.model.memory(), config.kv, config.max_kv_size, self.model.dtype, say)
+    def _build(self, config: EngineConfig) -> None:
+        self.specs = choose(self.model.memory(), config.kv, config.max_kv_size, self.model.dtype)
         self.budget = divide(self.model, self.specs, config, config.chunk or pace.longest(self.model))
         memory = plan(self.specs, self.budget.kv, config.max_running)
         self.groups, self.node, self._fits = memory.groups, memory.node, memory.fits
         self.context = self._context(memory.fits)
         compiled = device.kind() != "cpu" if config.compile is None else config.compile
         self._limits = MlxLimits(self.budget, config)
-        self.runner = Runner(self.model, self.specs, self.groups, compiled, say)
+        self.runner = Runner(self.model, self.specs, self.groups, compiled)
         if self.runner.replay is not None and config.memory is not None:
             self.runner.replay.most = min(self.runner.replay.most, self.budget.total // 32)  # the limit is the user's
         reuse = config.prefix_cache and not config.deterministic
@@ -103,15 +100,17 @@ class StepLoop:
         if config.deterministic:
             chunk = min(config.chunk or FIXED_CHUNK, self.budget.chunk)
             limits = replace(limits, chunk=chunk, alone=True)
-            say(f"deterministic: one sequence a step, prompts in steps of {min(chunk, step)} tokens, no prefix reuse")
+            log.info(
+                f"deterministic: one sequence a step, prompts in steps of {min(chunk, step)} tokens, no prefix reuse"
+            )
         self.scheduler = Scheduler(self.empty, self.store, limits)
         self.scheduler.notice = self._notice
         if config.max_stall_ms is not None:
             self.scheduler.pace = FIRST_PACE
         if config.chunk is None and not config.deterministic:
-            chunk = pace.choose(self.model, self._trial, min(self.context - 1, step, self.budget.chunk), say)
+            chunk = pace.choose(self.model, self._trial, min(self.context - 1, step, self.budget.chunk))
             self.scheduler.limits = replace(limits, chunk=chunk)
-        self.disk = self._open_disk(self.store, say) if self.store is not None and config.disk_cache else None
+        self.disk = self._open_disk(self.store) if self.store is not None and config.disk_cache else None
 
     def _trial(self, n: int) -> mx.array:
         """A step of n tokens that nobody asked for."""
@@ -130,11 +129,11 @@ class StepLoop:
             raise WontFit(f"max_context {asked} does not fit: {fits} tokens do; raise kv_memory")
         return min(asked or own, fits)
 
-    def _open_disk(self, store: PrefixStore, say: Callable[[str], None]) -> DiskStore:
+    def _open_disk(self, store: PrefixStore) -> DiskStore:
         if not all(g.spec.portable for g in self.groups):
             raise BadRequest("disk_cache does not apply: a model that runs through mlx-lm keeps its memory there")
         folder, limit = Path(str(self.config.disk_cache)).expanduser().absolute(), nbytes(self.config.disk_cache_bytes)
-        return DiskStore(folder, limit, self.identity(), store, self.runner, self.empty, say)
+        return DiskStore(folder, limit, self.identity(), store, self.runner, self.empty)
 
     # Turns: threads use an engine one after another, and every one of them works on the engine's own stream
 

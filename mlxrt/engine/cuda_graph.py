@@ -10,6 +10,7 @@ output of another kernel, or one of the step's own arrays. Everything else is re
 MLX does not know when these launches are done: whoever lets it read what they write waits first.
 """
 
+import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,8 @@ import mlx.core as mx
 
 from ..kernels.cuda.nvrtc import Launch, Library
 from ..models import CausalLM
+
+log = logging.getLogger("mlxrt")
 
 HOLD = 512 << 20  # bytes
 ENOUGH = 16  # steps of a shape before one is recorded, which takes as long as several: some come once, and go
@@ -71,9 +74,8 @@ class Replay:
         model: CausalLM,
         library: Library,
         device: Device,
-        say: Callable[[str], None],
     ):
-        self._step, self._compiled, self._model, self._say = step, compiled, model, say
+        self._step, self._compiled, self._model = step, compiled, model
         self._library, self._device = library, device
         self._known: OrderedDict[tuple, Recorded] = OrderedDict()
         self._refused: dict[tuple, str] = {}
@@ -229,7 +231,7 @@ class Replay:
                 self._keep(key, self._recorded(launches, tokens, index, pools, live, sides, made, out))
             except NotAlone as reason:
                 if str(reason) not in self._refused.values():
-                    self._say(f"decode steps are launched kernel by kernel: {reason}")
+                    log.info(f"decode steps are launched kernel by kernel: {reason}")
                 self._refused[key] = str(reason)
                 return made, out
             now = self._now = self._known[key]

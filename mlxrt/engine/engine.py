@@ -9,7 +9,7 @@ import mlx.core as mx
 from ..cache import SequenceState
 from ..errors import BadRequest, NoTokenizer, PromptWontFit, WontFit, shown
 from ..text import StopMatcher, Tokenizer
-from .core import Source, StepLoop, tell
+from .core import Source, StepLoop
 from .memory import Cost, activations
 from .output import Ticket, complete
 from .request import Completion, Event, Request, Sequence
@@ -19,7 +19,7 @@ from .session import Session
 from .stats import Stats, collect
 from .step import Slice, Step
 
-__all__ = ["Engine", "Source", "tell"]
+__all__ = ["Engine", "Source"]
 
 
 class Engine(StepLoop):

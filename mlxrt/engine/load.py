@@ -1,6 +1,6 @@
 """From a name to an engine that is ready to answer."""
 
-import sys
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,6 +16,7 @@ from ..errors import NoTokenizer
 from ..kernels import Kernels, backend, device, gpu_of
 from ..kernels.selftest import when_used
 from ..models import CausalLM, find
+from ..models.config import unreported
 from ..text import Tokenizer
 from ..weights import Checkpoint, FolderCheckpoint, GgufCheckpoint, build
 from ..weights.random_models import Shape, random_weights
@@ -24,46 +25,42 @@ from ..weights.source.resolve import Located, locate
 from .engine import Engine, Source
 from .request import EngineEvent
 
-Say = Callable[[str], None]
+log = logging.getLogger("mlxrt")
+
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
-
-
-def tell(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def load(
     name: str,
     config: EngineConfig = EngineConfig(),  # noqa: B008  frozen
     *,
-    say: Say = tell,
     on_event: Callable[[EngineEvent], None] | None = None,
 ) -> Engine:
     """An engine for an alias, a folder, a .gguf file, a hub id or a `shape:`.
 
-    `say` gets every line worth knowing, `on_event` what happens to requests.
+    `on_event` is called with what happens to requests; what is worth knowing is logged as `mlxrt`.
     """
     if device.kind() == "cpu" and blas.slow():
-        say(f"BLAS: {blas.running()}")
-    located = locate(str(name), revision=config.revision, offline=config.offline, token=config.token, say=say)
+        log.warning(f"BLAS: {blas.running()}")
+    located = locate(str(name), revision=config.revision, offline=config.offline, token=config.token)
     if located.shape is not None:
-        model = shaped(located.shape, config, say)
-        return Engine(model, config, source=Source(located.name), say=say, on_event=on_event)
+        model = shaped(located.shape, config)
+        return Engine(model, config, source=Source(located.name), on_event=on_event)
     checkpoint = open_checkpoint(located)
-    model = filled(checkpoint, config, say)
+    model = filled(checkpoint, config)
     tokenizer = tokenizer_of(checkpoint)
     source = Source(
         located.name, tuple(checkpoint.files()), ends(checkpoint, tokenizer), tuple(checkpoint.generation.items())
     )
-    return Engine(model, suited(config, model, say), tokenizer, source, say, on_event)
+    return Engine(model, suited(config, model), tokenizer, source, on_event)
 
 
-def suited(config: EngineConfig, model: CausalLM, say: Say) -> EngineConfig:
+def suited(config: EngineConfig, model: CausalLM) -> EngineConfig:
     """The config without what a model of another library cannot do."""
     if not model.adapted:
         return config
     if config.compile:
-        say("compile does not apply: mlx-lm's modules change their caches while they run")
+        log.warning("compile does not apply: mlx-lm's modules change their caches while they run")
     # Tokens launched ahead of an end could not be taken back out of such a cache: it would not be kept.
     ahead = config.ahead if all(spec.rewinds for spec in model.memory() if isinstance(spec, Foreign)) else 0
     return replace(config, compile=False, ahead=ahead)
@@ -75,30 +72,30 @@ def open_checkpoint(located: Located) -> Checkpoint:
     return opened(located.path, located.name)
 
 
-def filled(checkpoint: Checkpoint, config: EngineConfig, say: Say) -> CausalLM:
+def filled(checkpoint: Checkpoint, config: EngineConfig) -> CausalLM:
     on_cpu = device.kind() == "cpu"
     dtype = DTYPES[config.dtype] if config.dtype else (mx.float32 if on_cpu else None)
     unpack = config.dequantise
     if unpack is None:
-        unpack = on_cpu and is_packed(checkpoint) and unpacked_fits(checkpoint, dtype or mx.float32, say)
-    model = build(checkpoint, dtype=dtype, dequantise=unpack, say=say)
+        unpack = on_cpu and is_packed(checkpoint) and unpacked_fits(checkpoint, dtype or mx.float32)
+    model = build(checkpoint, dtype=dtype, dequantise=unpack)
     if on_cpu and is_packed(checkpoint):
         how = "unpacked to" if unpack else "kept packed, computed in"
-        say(f"{checkpoint.name}: weights {how} {config.dtype or 'float32'} on the CPU (EngineConfig.dequantise)")
-    return finish(model, config, say)
+        log.info(f"{checkpoint.name}: weights {how} {config.dtype or 'float32'} on the CPU (EngineConfig.dequantise)")
+    return finish(model, config)
 
 
 def is_packed(checkpoint: Checkpoint) -> bool:
     return not all(info.dtype in ("F32", "F16", "BF16") for info in checkpoint.sizes().values())
 
 
-def unpacked_fits(checkpoint: Checkpoint, dtype: mx.Dtype, say: Say) -> bool:
+def unpacked_fits(checkpoint: Checkpoint, dtype: mx.Dtype) -> bool:
     """Whether plain matrices leave room for the rest. Half-precision and packed matmuls crawl on a CPU."""
     need = parameters(outline(checkpoint.config)) * dtype.size
     _, free = device.memory()
     if need < 0.7 * free:
         return True
-    say(
+    log.info(
         f"{checkpoint.name}: {need / 1e9:.1f} GB unpacked do not fit {free / 1e9:.1f} GB free; "
         "weights stay packed (slow)"
     )
@@ -108,7 +105,8 @@ def unpacked_fits(checkpoint: Checkpoint, dtype: mx.Dtype, say: Say) -> bool:
 def outline(config: dict[str, Any]) -> CausalLM:
     """The model of a config, its weights never computed."""
     family = find(config)
-    return family(family.parse(config, lambda line: None))  # type: ignore[call-arg]
+    with unreported():
+        return family(family.parse(config))  # type: ignore[call-arg]
 
 
 def parameters(model: CausalLM) -> int:
@@ -116,18 +114,18 @@ def parameters(model: CausalLM) -> int:
     return sum(array.size for _, array in found)
 
 
-def shaped(shape: Shape, config: EngineConfig, say: Say) -> CausalLM:
+def shaped(shape: Shape, config: EngineConfig) -> CausalLM:
     dtype = DTYPES[config.dtype] if config.dtype else (mx.float32 if device.kind() == "cpu" else mx.bfloat16)
     family = find(shape.config)
-    model = family(family.parse(shape.config, say))  # type: ignore[call-arg]
+    model = family(family.parse(shape.config))  # type: ignore[call-arg]
     random_weights(model, shape.bits, dtype, mode=shape.mode, group_size=shape.group_size)
-    return finish(model, config, say)
+    return finish(model, config)
 
 
-def finish(model: CausalLM, config: EngineConfig, say: Say) -> CausalLM:
+def finish(model: CausalLM, config: EngineConfig) -> CausalLM:
     folder = cache_root() / "kernels"
-    kernels = Kernels(config.kernels, gpu_of(backend(), folder=folder, say=say), say)
-    when_used(kernels, folder, say)
+    kernels = Kernels(config.kernels, gpu_of(backend(), folder=folder))
+    when_used(kernels, folder)
     model.fuse(kernels)
     if device.kind() == "cpu":
         turn(model)

@@ -4,6 +4,7 @@ A step is a pure function of arrays. Decode steps replace `live` and only read t
 ahead; a step that writes the pools first waits for the ones in the air, and so writes in place.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,8 +22,9 @@ from .logits import LogitsView
 from .sampler import Sampled, greedy_tokens, sample, takes_best
 from .step import Slice, Step
 
+log = logging.getLogger("mlxrt")
+
 Decode = Callable[..., tuple[tuple[mx.array, ...], dict]]
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Tail:
 
 
 class Runner:
-    def __init__(self, model: CausalLM, specs: list, groups: list[Group], compiled: bool, say: Say = lambda line: None):
+    def __init__(self, model: CausalLM, specs: list, groups: list[Group], compiled: bool):
         self.model, self.groups = model, groups
         self.of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self.source = [s.layer if isinstance(s, Shared) else i for i, s in enumerate(specs)]
@@ -82,12 +84,12 @@ class Runner:
         self.decode = mx.compile(self.next) if self.compiled else self.next
         self.decode_best = mx.compile(self.next_best) if self.compiled else self.next_best
         self.head = mx.compile(model.logits) if self.compiled else model.logits
-        self.replay = self.replaying(say) if self.compiled else None
+        self.replay = self.replaying() if self.compiled else None
         self.block_bytes = {i: groups[g].spec.nbytes() for i, g in self.of.items()}
         self.waits = 0  # steps that had to wait for the device
         self.positions = 0  # tokens run through the model
 
-    def replaying(self, say: Say) -> Replay | None:
+    def replaying(self) -> Replay | None:
         """Where decode steps can be launched without MLX: on CUDA, all memory read by kernels."""
         gpu = self.model.kernels.gpu
         if gpu is None or gpu.library is None or not all(g.spec.pages for g in self.groups):
@@ -95,9 +97,9 @@ class Runner:
         try:
             device = Driver(gpu.library)
         except (OSError, RuntimeError) as error:
-            say(f"decode steps are launched kernel by kernel: CUDA's driver cannot be used ({error})")
+            log.warning(f"decode steps are launched kernel by kernel: CUDA's driver cannot be used ({error})")
             return None
-        return Replay(self.next_best, self.decode_best, self.model, gpu.library, device, say)
+        return Replay(self.next_best, self.decode_best, self.model, gpu.library, device)
 
     def launch(self, step: Step) -> Flight:
         if step.decode and all(s.samples and takes_best(s.seq) for s in step.slices):

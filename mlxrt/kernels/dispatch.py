@@ -5,6 +5,7 @@ so once, with its reason; in `strict` mode it is an error.
 """
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ from .cuda import nvrtc as cuda_compiler
 from .cuda.header import CUDA_HEADER
 from .metal_header import METAL_HEADER
 from .registry import Op, Source
+
+log = logging.getLogger("mlxrt")
 
 MODES = ("auto", "strict", "reference")
 Factory = Callable[..., Any]  # mx.fast.metal_kernel, or something that stands in for it
@@ -115,22 +118,21 @@ def gpu_of(
     name: str,
     make: Factory | None = None,
     folder: Path | None = None,
-    say: Callable[[str], None] = lambda line: None,
 ) -> Gpu | None:
     """`folder`: where kernels that take long to compile are kept for the next process; `say` hears if they cannot be."""
     if name == "metal":
         return Gpu(name, make or mx.fast.metal_kernel, METAL_HEADER)
     if name != "cuda":
         return None
-    kept = cuda_compiler.library(folder, say) if folder is not None and make is None else None
+    kept = cuda_compiler.library(folder) if folder is not None and make is None else None
     return Gpu(name, make or kept or mx.fast.cuda_kernel, CUDA_HEADER)
 
 
 class Kernels:
-    def __init__(self, mode: str = "auto", gpu: Gpu | None = None, say: Callable[[str], None] = lambda line: None):
+    def __init__(self, mode: str = "auto", gpu: Gpu | None = None):
         if mode not in MODES:
             raise BadRequest(f"kernels must be one of {', '.join(MODES)}, not {mode!r}")
-        self.mode, self.gpu, self._say = mode, gpu, say
+        self.mode, self.gpu = mode, gpu
         self.judge: Callable[[Op, str], Any] | None = None  # asked once for an op and dtype, before its first launch
         self._judged: set[tuple[str, str]] = set()
         self.launches_cost = True  # the host's time: a kernel that saves one may take the device longer
@@ -181,7 +183,7 @@ class Kernels:
             raise NoKernel(f"{op.name}: {reason}; use kernels='auto' to compute it with {instead}")
         key = (op.name, reason)
         if key not in self.fallbacks:
-            self._say(f"{op.name} runs as {instead}: {reason}")
+            log.warning(f"{op.name} runs as {instead}: {reason}")
         self.fallbacks[key] = self.fallbacks.get(key, 0) + 1
 
 

@@ -8,10 +8,11 @@ computes the op instead. Knows no model.
 
 import hashlib
 import json
+import logging
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +25,8 @@ from .dispatch import Gpu, Kernels
 from .error_report import cases_of, prove, truth, with_kernels
 from .metal_header import METAL_HEADER
 from .registry import Case, Op
+
+log = logging.getLogger("mlxrt")
 
 FEW = 3  # cases of an op tried at a load; `mlxrt doctor` tries all
 HEADERS = {"metal": METAL_HEADER, "cuda": CUDA_HEADER}
@@ -92,9 +95,9 @@ def examine(op: Op, gpu: Gpu, dtype: str, most: int | None = None) -> Verdict:
     return Verdict(op.name, dtype, True, worst, tried)
 
 
-def when_used(kernels: Kernels, folder: Path, say: Callable[[str], None]) -> None:
+def when_used(kernels: Kernels, folder: Path) -> None:
     """Ask about each kernel before its first launch: a model uses a few of them, and compilers take their time."""
-    kernels.judge = lambda op, dtype: verify(kernels, [dtype], folder, say, ops=[op])
+    kernels.judge = lambda op, dtype: verify(kernels, [dtype], folder, ops=[op])
 
 
 class Record:
@@ -148,7 +151,6 @@ def verify(
     kernels: Kernels,
     dtypes: Iterable[str],
     folder: Path,
-    say: Callable[[str], None],
     most: int | None = FEW,
     anew: bool = False,
     ops: Iterable[Op] | None = None,
@@ -163,31 +165,33 @@ def verify(
     unknown = [pair for pair in todo if anew or record.find(pair[0], gpu, pair[1]) is None]
     if unknown:
         what = f"{len(unknown)} kernels" if len(unknown) > 1 else f"the kernel of {unknown[0][0].name}"
-        say(f"checking {what} on {record.where['device'] or gpu.name}, once for this machine and MLX")
+        log.info(f"checking {what} on {record.where['device'] or gpu.name}, once for this machine and MLX")
     for op, dtype in unknown:
-        try_out(record, op, gpu, dtype, most, say)
+        try_out(record, op, gpu, dtype, most)
     verdicts = [found for op, dtype in todo if (found := record.find(op, gpu, dtype))]
     for verdict in verdicts:
         if not verdict.agrees and verdict.op not in kernels.disabled:
             kernels.disabled[verdict.op] = f"its kernel is wrong on this machine ({verdict.dtype}, {verdict.told})"
-            say(f"{verdict.op}: kernel disabled, plain MLX is used: {verdict.dtype}, {verdict.told}")
+            log.warning(f"{verdict.op}: kernel disabled, plain MLX is used: {verdict.dtype}, {verdict.told}")
     return verdicts
 
 
-def try_out(record: Record, op: Op, gpu: Gpu, dtype: str, most: int | None, say: Callable[[str], None]) -> None:
+def try_out(record: Record, op: Op, gpu: Gpu, dtype: str, most: int | None) -> None:
     """The worst is written down before it can happen: a crash leaves it in the file."""
     record.keep(op, gpu, Verdict(op.name, dtype, False, float("inf"), 0, CRASHED))
-    store(record, say)
+    store(record)
     found = None
     try:
         found = examine(op, gpu, dtype, most)
     finally:
         record.forget(op, gpu, dtype) if found is None else record.keep(op, gpu, found)
-        store(record, say)
+        store(record)
 
 
-def store(record: Record, say: Callable[[str], None]) -> None:
+def store(record: Record) -> None:
     try:
         record.write()
     except OSError as error:
-        say(f"cannot remember kernel verdicts in {record.path}: {error.strerror or error}; they are asked for again")
+        log.warning(
+            f"cannot remember kernel verdicts in {record.path}: {error.strerror or error}; they are asked for again"
+        )

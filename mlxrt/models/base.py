@@ -8,7 +8,7 @@ import mlx.nn as nn
 
 from ..cache.memory import LayerSpec, Shared
 from ..kernels import PLAIN, Kernels
-from .config import ModelConfig, Say
+from .config import ModelConfig
 
 
 def arrays_in(modules: Iterable[nn.Module | None]) -> list[tuple[nn.Module, str]]:
@@ -63,8 +63,8 @@ class CausalLM(Computing):
     OUTGROWS_HALF = False
 
     @classmethod
-    def parse(cls, raw: dict, say: Say) -> ModelConfig:
-        return cls.Config.parse(raw, say)
+    def parse(cls, raw: dict) -> ModelConfig:
+        return cls.Config.parse(raw)
 
     def memory(self) -> list[LayerSpec | Shared]:
         """One spec per layer: the whole of what a model says about caching."""

@@ -3,14 +3,35 @@
 Every key is used, known to say nothing about the arithmetic, known and pinned to the values we compute, or printed.
 """
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 from ..errors import BadCheckpoint, UnsupportedModel, shown
 from .rope import Rope, read_rope
 
-Say = Callable[[str], None]
+log = logging.getLogger("mlxrt")
+_reports: ContextVar[bool] = ContextVar("reports", default=True)
+
+
+@contextmanager
+def unreported() -> Iterator[None]:
+    """Parse a config whose lines are logged elsewhere: `info` and `convert` build a model more than once."""
+    token = _reports.set(False)
+    try:
+        yield
+    finally:
+        _reports.reset(token)
+
+
+def report(line: str) -> None:
+    """Log what of a config has no effect, or another one than it says."""
+    if _reports.get():
+        log.warning(line)
+
 
 # Keys that say nothing about the arithmetic of a forward pass.
 NOISE = frozenset(
@@ -65,7 +86,7 @@ class ModelConfig:
     windows: tuple[int | None, ...] = ()  # per layer, made from the keys above
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any], say: Say, pinned: Mapping[str, tuple] = PINNED) -> Self:
+    def parse(cls, raw: Mapping[str, Any], pinned: Mapping[str, tuple] = PINNED) -> Self:
         values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw and f.name not in cls.made}
         for f in fields(cls):
             if f.name in values:
@@ -80,7 +101,7 @@ class ModelConfig:
                 )
         known = {f.name for f in fields(cls)} - cls.made | NOISE | cls.noise | ROPE_KEYS | set(pinned)
         for key in sorted(set(raw) - known):
-            say(f"config.json: {shown(key)} is unknown to mlxrt and has no effect")
+            report(f"config.json: {shown(key)} is unknown to mlxrt and has no effect")
         return cls(**values, rope=None)._complete(raw)  # type: ignore[arg-type]
 
     def _complete(self, raw) -> Self:

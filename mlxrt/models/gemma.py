@@ -14,7 +14,7 @@ import mlx.nn as nn
 from ..cache.memory import FullKV, Plain, WindowKV
 from ..errors import BadCheckpoint, shown
 from .base import Fusible
-from .config import PINNED, ModelConfig, Say, needs
+from .config import PINNED, ModelConfig, needs
 from .fused_linear import plus_normed, product, product_of_sum
 from .layers import Attention, Decoder, DecoderLM, GatedMLP
 from .rope import RoPE, Rope, read_rope
@@ -35,8 +35,8 @@ class GemmaConfig(ModelConfig):
     ropes: tuple[Rope, ...] = ()  # per layer
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any], say: Say, pinned: Mapping[str, tuple] | None = None) -> Self:
-        return super().parse(raw, say, pinned or cls.pinned)
+    def parse(cls, raw: Mapping[str, Any], pinned: Mapping[str, tuple] | None = None) -> Self:
+        return super().parse(raw, pinned or cls.pinned)
 
     def _complete(self, raw) -> Self:
         super()._complete(raw)

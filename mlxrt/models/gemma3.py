@@ -54,13 +54,13 @@ class Gemma3(Gemma):
     rename = staticmethod(text_name)
 
     @classmethod
-    def parse(cls, raw, say):
+    def parse(cls, raw):
         if raw.get("model_type") != "gemma3":
-            return cls.Config.parse(raw, say)
-        text = text_part(raw, say)
+            return cls.Config.parse(raw)
+        text = text_part(raw)
         if not TELLING & set(text):
             text = LEFT_OUT | text
-        return cls.Config.parse(text, say, {**cls.Config.pinned, "final_logit_softcapping": (None,)})
+        return cls.Config.parse(text, {**cls.Config.pinned, "final_logit_softcapping": (None,)})
 
     def block(self, c, i):
         return Sandwich(c, GemmaAttention(c, i, qk_norm=True), GemmaMLP(c.hidden_size, c.intermediate_size))

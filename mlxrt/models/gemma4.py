@@ -54,8 +54,8 @@ class Gemma4(Gemma):
     DROPS = (*CausalLM.DROPS, *TOWERS)
 
     @classmethod
-    def parse(cls, raw, say):
-        return cls.Config.parse(text_part(raw, say) if raw.get("model_type") == "gemma4" else raw, say)
+    def parse(cls, raw):
+        return cls.Config.parse(text_part(raw) if raw.get("model_type") == "gemma4" else raw)
 
     def block(self, c, i):
         return Gemma4MoEBlock(c, i) if c.enable_moe_block else Gemma4Block(c, i)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from ..errors import BadCheckpoint, UnsupportedModel, shown
-from .config import Say, checked, needs
+from .config import checked, needs, report
 from .gemma import FULL, GEMMA, SLIDING, GemmaConfig, rope_section
 
 OVERRIDES = ("num_key_value_heads", "head_dim")
@@ -37,11 +37,13 @@ class Gemma4Config(GemmaConfig):
     sources: tuple[int | None, ...] = ()  # whose keys and values a layer reads; None: its own
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any], say: Say, pinned: Mapping[str, tuple] | None = None) -> Self:
+    def parse(cls, raw: Mapping[str, Any], pinned: Mapping[str, tuple] | None = None) -> Self:
         types = raw.get("layer_types")
         if isinstance(types, list) and types[-1:] == [SLIDING]:
-            say("config.json: the last of layer_types slides; every Gemma 4 ends in full attention, so this one does")
-        return super().parse(raw, say, pinned)
+            report(
+                "config.json: the last of layer_types slides; every Gemma 4 ends in full attention, so this one does"
+            )
+        return super().parse(raw, pinned)
 
     def _complete(self, raw) -> Self:
         super()._complete(raw)

@@ -37,14 +37,14 @@ class MiniMaxM2Config(MoEConfig):
     )
 
     @classmethod
-    def parse(cls, raw, say, pinned=PINNED):
+    def parse(cls, raw, pinned=PINNED):
         pinned = {key: values for key, values in pinned.items() if key != "partial_rotary_factor"} | SWITCHES
         kinds = raw.get("attn_type_list")
         if kinds is not None and (not isinstance(kinds, list) or any(kind != 1 for kind in kinds)):
             raise UnsupportedModel(
                 f"config.json: attn_type_list = {shown(kinds)}: only 1, full attention, is in this family"
             )
-        return super().parse(raw, say, pinned)
+        return super().parse(raw, pinned)
 
     def read_rope(self, raw):
         return read_rope(raw, self.head_dim, self.max_position_embeddings, partial=True)

@@ -24,7 +24,7 @@ from ..cache.memory import Foreign
 from ..cache.memory.external import arrays_of
 from ..errors import BadCheckpoint, UnsupportedModel, shown
 from .base import CausalLM
-from .config import Say
+from .config import report
 
 # What mlx-lm's constructors raise for a config they cannot use: they check nothing themselves.
 REFUSALS = (
@@ -90,7 +90,7 @@ class MlxLm(CausalLM):
         self.module.eval()
 
     @classmethod
-    def parse(cls, raw: dict, say: Say) -> AdaptedConfig:  # type: ignore[override]
+    def parse(cls, raw: dict) -> AdaptedConfig:  # type: ignore[override]
         kind = raw["model_type"]
         if raw.get("model_file") is not None:
             raise UnsupportedModel(
@@ -100,7 +100,7 @@ class MlxLm(CausalLM):
         context = next((n for key in CONTEXT_KEYS if whole(n := first(raw, [key]), MOST_TOKENS)), None)
         if context is None:
             context = UNLIMITED
-            say(f"config.json names no context length; sequences may have {context} tokens (max_context)")
+            report(f"config.json names no context length; sequences may have {context} tokens (max_context)")
         return AdaptedConfig(kind, vocabulary(raw), context, raw)
 
     def __call__(self, tokens, views):

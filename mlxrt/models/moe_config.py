@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from ..errors import BadCheckpoint, shown
-from .config import PINNED, ModelConfig, Say
+from .config import PINNED, ModelConfig
 
 ROUTING_NOISE = frozenset({"router_aux_loss_coef", "router_jitter_noise", "aux_loss_alpha"})  # of training only
 
@@ -23,8 +23,8 @@ class MoEConfig(ModelConfig):
     num_experts_per_tok: int = field(kw_only=True)
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any], say: Say, pinned: Mapping[str, tuple] = PINNED) -> Self:
-        return super().parse(respelled(raw, cls.spellings), say, pinned)
+    def parse(cls, raw: Mapping[str, Any], pinned: Mapping[str, tuple] = PINNED) -> Self:
+        return super().parse(respelled(raw, cls.spellings), pinned)
 
     def _complete(self, raw) -> Self:
         if self.num_experts_per_tok > self.num_experts:

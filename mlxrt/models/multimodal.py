@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import BadCheckpoint, shown
-from .config import NOISE, Say
+from .config import NOISE, report
 
 TOWERS = (
     (
@@ -29,14 +29,14 @@ STAMPS = frozenset({"jang_config", "jang", "jang_norms_pre_shifted"})
 INNER = re.compile(r"(?:model\.)?language_model\.(?:model\.)?(lm_head\.)?(.*)", re.DOTALL)
 
 
-def text_part(raw: Mapping[str, Any], say: Say) -> dict[str, Any]:
+def text_part(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The config of the text model, with what the file says around it."""
     inner = raw.get("text_config")
     if not isinstance(inner, Mapping):
         kind = raw.get("model_type")
         raise BadCheckpoint(f"config.json: {shown(kind)} needs text_config, an object; found {shown(inner)}")
     for key in sorted(set(raw) - OUTER - NOISE):
-        say(f"config.json: {shown(key)} is unknown to mlxrt and has no effect")
+        report(f"config.json: {shown(key)} is unknown to mlxrt and has no effect")
     text = dict(inner)
     if "tie_word_embeddings" in raw:  # the head belongs to the whole, so the outer word counts
         text["tie_word_embeddings"] = raw["tie_word_embeddings"]

@@ -48,8 +48,8 @@ class Qwen35(Hybrid):
     rename = staticmethod(text_name)
 
     @classmethod
-    def parse(cls, raw, say):
-        return cls.Config.parse(text_part(raw, say) if "text_config" in raw else raw, say)
+    def parse(cls, raw):
+        return cls.Config.parse(text_part(raw) if "text_config" in raw else raw)
 
 
 class Qwen35Moe(Qwen35):

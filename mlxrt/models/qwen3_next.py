@@ -14,7 +14,7 @@ from ..cache.memory import FullKV, Plain
 from ..errors import BadCheckpoint, UnsupportedModel, shown
 from ..kernels import Entry
 from .base import CausalLM, Fusible
-from .config import PINNED, ModelConfig, Say, needs
+from .config import PINNED, ModelConfig, needs
 from .fused_linear import product
 from .gated_delta import GatedDeltaNet
 from .layers import Attention, DecoderLM, GatedMLP
@@ -48,8 +48,8 @@ class HybridConfig(ModelConfig):
     by_jang: bool = False  # written by JANG, which leaves norms as they were or adds the 1
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any], say: Say, pinned: Mapping[str, tuple] | None = None) -> Self:
-        return super().parse(raw, say, pinned or cls.pinned)
+    def parse(cls, raw: Mapping[str, Any], pinned: Mapping[str, tuple] | None = None) -> Self:
+        return super().parse(raw, pinned or cls.pinned)
 
     def _complete(self, raw):
         if self.linear_num_value_heads % self.linear_num_key_heads:

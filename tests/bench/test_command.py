@@ -141,7 +141,7 @@ class Server(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(folder):
-    with mlxrt.load(str(folder), say=lambda line: None) as engine, ThreadingHTTPServer(("", 0), Server) as made:
+    with mlxrt.load(str(folder)) as engine, ThreadingHTTPServer(("", 0), Server) as made:
         made.engine, made.lock, made.spoil = engine, threading.Lock(), lambda text: text
         thread = threading.Thread(target=made.serve_forever)
         thread.start()

@@ -86,7 +86,7 @@ def test_one_configuration_is_one_engine(ours):
 
 
 def test_a_submitted_request_is_taken_event_by_event(folder):
-    with mlxrt.load(str(folder), say=lambda line: None) as engine:
+    with mlxrt.load(str(folder)) as engine:
         want = engine.generate(PROMPT, max_tokens=5, ignore_eos=True).tokens
         id = engine.submit(
             mlxrt.Request(tokens=tuple(PROMPT), params=mlxrt.SamplingParams(max_tokens=5, ignore_eos=True))

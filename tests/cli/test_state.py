@@ -16,7 +16,7 @@ def cache_folder(tmp_path, monkeypatch):
 def saved(folder, tmp_path):
     """single, bundle and store, made by one conversation."""
     config = mlxrt.EngineConfig(disk_cache=str(tmp_path / "store"))
-    with mlxrt.load(str(folder), config, say=lambda line: None) as engine:
+    with mlxrt.load(str(folder), config) as engine:
         session = engine.session(max_tokens=4)
         session.say("a question that is long enough to fill more than one block of tokens").text  # noqa: B018
         session.save(tmp_path / "single")

@@ -8,6 +8,8 @@ from mlxrt.cache.memory import FullKV, Quantised, RingKV, WindowKV
 from tests.models.toy import make
 from tests.oracle import truth
 
+from ..log_lines import capture_log
+
 P = tuple(range(5, 45))
 
 
@@ -29,8 +31,8 @@ class AsChosen:
 
 @pytest.mark.parametrize("kv", ["q8", "q6", "q4", "q3", "q2", "k8v4"])
 def test_quantised_kinds_equal_recomputation_with_the_same_bits(kv):
-    said = []
-    engine = Engine(make("wfs"), EngineConfig(kv=kv, chunk=7), say=said.append)
+    said = capture_log()
+    engine = Engine(make("wfs"), EngineConfig(kv=kv, chunk=7))
     assert len(said) == 1 and said[0].startswith(f"kv {kv}: ")
     assert ("k8v4 differs far less" in said[0]) == (kv in ("q4", "q3", "q2"))
     assert all(isinstance(s.codec, Quantised) for s in engine.specs if isinstance(s, FullKV))
@@ -40,8 +42,8 @@ def test_quantised_kinds_equal_recomputation_with_the_same_bits(kv):
 
 
 def test_a_window_on_full_attention_equals_recomputation_under_that_mask():
-    said = []
-    engine = Engine(make("wf"), EngineConfig(max_kv_size=16), say=said.append)
+    said = capture_log()
+    engine = Engine(make("wf"), EngineConfig(max_kv_size=16))
     assert len(said) == 1 and "max_kv_size 16" in said[0]
     assert [type(s) for s in engine.specs] == [WindowKV, RingKV] * 2
     want = truth(AsChosen(engine), P, 40)
@@ -61,7 +63,7 @@ def test_memory_really_shrinks():
     model.set_dtype(mx.bfloat16)
     sizes = {}
     for kv in ("full", "q8", "q4"):
-        engine = Engine(model, EngineConfig(kv=kv), say=lambda line: None)
+        engine = Engine(model, EngineConfig(kv=kv))
         engine.generate(tuple(i % 90 for i in range(1000)), max_tokens=2)
         sizes[kv] = sum(p.nbytes for pool in engine.runner.pools.values() for p in pool)
     assert sizes["q8"] <= 0.57 * sizes["full"] and sizes["q4"] <= 0.32 * sizes["full"]
@@ -78,7 +80,7 @@ def test_memory_really_shrinks():
 )
 def test_what_does_not_apply_is_refused(kinds, options, words):
     with pytest.raises(mlxrt.BadRequest, match=words):
-        Engine(make(kinds), EngineConfig(**options), say=lambda line: None)
+        Engine(make(kinds), EngineConfig(**options))
 
 
 def test_heads_that_cannot_be_quantised_are_refused():
@@ -87,7 +89,7 @@ def test_heads_that_cannot_be_quantised_are_refused():
             return [FullKV(2, 24) for _ in range(4)]
 
     with pytest.raises(mlxrt.UnsupportedModel, match="head_dim 24"):
-        Engine(Odd(make("f").config), EngineConfig(kv="q8"), say=lambda line: None)
+        Engine(Odd(make("f").config), EngineConfig(kv="q8"))
 
 
 def test_a_batch_of_very_different_lengths_holds_what_it_must():

@@ -300,7 +300,7 @@ def test_bad_configurations(model, options):
 
 def test_a_place_taken_away_while_decoding_is_noticed_at_the_next_step():
     """A step does not look at every block again, but it must see that one was revoked."""
-    engine = Engine(make("f", size=32), EngineConfig(ahead=0), say=lambda line: None)
+    engine = Engine(make("f", size=32), EngineConfig(ahead=0))
     with pytest.raises(mlxrt.EvictedBlock), engine.stream(tuple(range(5, 45)), max_tokens=20) as stream:
         for i, _ in enumerate(stream):
             assert i < 5

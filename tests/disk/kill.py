@@ -37,7 +37,7 @@ def open_engine(folder: Path, **options) -> Engine:
     config = dataclasses.replace(toy.CONFIG, vocab_size=258, num_hidden_layers=2)
     model = type("Toy", (toy.Toy,), {"kinds": "wf"})(config)
     model.fuse()
-    return Engine(model, EngineConfig(**options), Tokenizer.from_folder(folder / WORDS), say=lambda line: None)
+    return Engine(model, EngineConfig(**options), Tokenizer.from_folder(folder / WORDS))
 
 
 def child(folder: Path, seed: int) -> None:

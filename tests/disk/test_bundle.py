@@ -192,7 +192,7 @@ def test_refusals_name_the_field(engine, llm, tokenizer, tmp_path):
     path = tmp_path / "state"
     talk(engine, "hello").save(path)
     with pytest.raises(mlxrt.BadSnapshot, match="another cache"):
-        Session.restore(Engine(llm, EngineConfig(kv="q8"), tokenizer, say=lambda line: None), path)
+        Session.restore(Engine(llm, EngineConfig(kv="q8"), tokenizer), path)
     with pytest.raises(mlxrt.BadSnapshot, match="another tokenizer"):
         folder = tmp_path / "words"
         folder.mkdir()

@@ -10,6 +10,8 @@ from mlxrt.cache.memory import Quantised
 from tests.models.toy import KINDS, VOCAB, make
 from tests.oracle import truth
 
+from ..log_lines import capture_log
+
 TEXT = tuple((7 * i * i + 3 * i) % VOCAB for i in range(70))
 
 
@@ -20,14 +22,14 @@ def cache_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def said():
-    return []
+    return capture_log()
 
 
 @pytest.fixture
 def opened(tmp_path, said):
     def make_engine(model, **options):
         options = {"disk_cache": str(tmp_path / "store"), "chunk": 16} | options
-        return Engine(model, EngineConfig(**options), say=said.append)
+        return Engine(model, EngineConfig(**options))
 
     return make_engine
 

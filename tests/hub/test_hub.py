@@ -16,6 +16,7 @@ from mlxrt.errors import BadCheckpoint, HubError
 from mlxrt.weights.source.hub import verify
 from mlxrt.weights.source.hub_errors import check_endpoint
 
+from ..log_lines import capture_log
 from .stand_in import Hub, commit_of, serving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,11 +54,12 @@ CHILD = """
 import json, sys
 from mlxrt.errors import MlxrtError
 from mlxrt.weights.source.resolve import fetch, locate
+from tests.log_lines import capture_log
 for order in json.loads(sys.argv[1]):
-    said = []
+    said = capture_log()
     call = fetch if order.pop("pull", False) else locate
     try:
-        found = call(order.pop("name"), say=said.append, **order)
+        found = call(order.pop("name"), **order)
     except MlxrtError as error:
         answer = {"error": type(error).__name__, "line": str(error)}
     else:
@@ -292,16 +294,16 @@ def test_an_address_that_is_one(monkeypatch):
 def test_verify_reads_every_byte_again(hub, user):
     got = user.load("us/model", pull=True, verify=True)
     assert got.error == "", got.line
-    said: list[str] = []
+    said = capture_log()
     for name in ("model.safetensors", "config.json"):
         blob = (got.path / name).resolve()
         kept = blob.read_bytes()
         blob.write_bytes(b"X" + kept[1:])
         with pytest.raises(BadCheckpoint) as caught:
-            verify(got.path, said.append)
+            verify(got.path)
         assert name in str(caught.value) and str(blob) in str(caught.value)
         blob.write_bytes(kept)
-    verify(got.path, said.append)
+    verify(got.path)
     assert said == []
 
 

@@ -12,6 +12,8 @@ from mlxrt.weights.source import hub, pinned
 from mlxrt.weights.source.hub import Repository
 from mlxrt.weights.source.resolve import Located, fetch, locate
 
+from ..log_lines import capture_log
+
 
 @pytest.fixture
 def asked(monkeypatch, tmp_path) -> list:
@@ -29,13 +31,13 @@ def test_a_folder_and_a_file_come_first(asked, tmp_path, monkeypatch):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     monkeypatch.setenv("HOME", str(tmp_path))
-    said: list[str] = []
+    said = capture_log()
     for name in ("plain", "owner/name", str(tmp_path / "plain"), "~/plain"):
-        found = locate(name, say=said.append)
+        found = locate(name)
         assert (found.name, found.kind) == (name, "folder") and found.path.samefile(os.path.expanduser(name))
-    assert locate("a.gguf", say=said.append).kind == "gguf"
+    assert locate("a.gguf").kind == "gguf"
     assert said == []
-    assert locate("smollm2", say=said.append).kind == "folder" and "alias" in said[0], "a shadowed alias is said"
+    assert locate("smollm2").kind == "folder" and "alias" in said[0], "a shadowed alias is said"
     assert asked == []
 
 
@@ -127,7 +129,7 @@ def test_no_name_escapes_the_types(name):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hub, "cached", lambda repo: None)
         try:
-            found = locate(name, offline=True, say=lambda line: None)
+            found = locate(name, offline=True)
         except MlxrtError as error:
             assert "\n" not in str(error)
         else:

@@ -54,7 +54,7 @@ def answer(mlxrt, folder: Path) -> tuple[str, str]:
     for unpack in (False, True):
         try:
             config = mlxrt.EngineConfig(dequantise=unpack, kv_memory="64M")
-            with mlxrt.load(str(folder), config, say=lambda line: None) as engine:
+            with mlxrt.load(str(folder), config) as engine:
                 np.save(folder / f"logits{int(unpack)}.npy", np.array(engine.score(TOKENS)))
             verdicts.add("ok")
         except mlxrt.MlxrtError as error:
@@ -75,7 +75,7 @@ def truth(kind: str, seed: int, known: dict) -> np.ndarray:
 
         with tempfile.TemporaryDirectory() as place:
             plain = sound(kind, seed).write_true(Path(place) / "true")
-            with mlxrt.load(str(plain), say=lambda line: None) as engine:
+            with mlxrt.load(str(plain)) as engine:
                 known[kind, seed] = np.array(engine.score(TOKENS))
     return known[kind, seed]
 

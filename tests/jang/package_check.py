@@ -86,7 +86,7 @@ def measure(python: str, bundle: Path, work: Path, seed: int) -> float:
     true = float_logits(config, decoded(python, bundle, config, work), tokens)
     worst = 0.0
     for unpack in (True, False):
-        with mlxrt.load(str(bundle), mlxrt.EngineConfig(dequantise=unpack), say=lambda line: None) as engine:
+        with mlxrt.load(str(bundle), mlxrt.EngineConfig(dequantise=unpack)) as engine:
             worst = max(worst, close(np.array(engine.score(tokens)), true))
     return worst
 
@@ -95,9 +95,9 @@ def decodes_ours(python: str, source: Path, work: Path, recipe: Recipe) -> float
     """Our bundle's matrices as the package decodes them, against our own: the largest relative difference."""
     folder = work / "ours"
     shutil.rmtree(folder, ignore_errors=True)
-    convert_ours(FolderCheckpoint(source), folder, recipe, lambda line: None)
+    convert_ours(FolderCheckpoint(source), folder, recipe)
     config = json.loads((folder / "config.json").read_text())
-    theirs, ours = decoded(python, folder, config, work), open_plain(FolderCheckpoint(folder), lambda line: None)
+    theirs, ours = decoded(python, folder, config, work), open_plain(FolderCheckpoint(folder))
     assert set(theirs) == {ours.stored_name(name) for name in ours.shapes}
     worst = 0.0
     for name in ours.shapes:
@@ -110,7 +110,7 @@ def same_codes(theirs: Path, source: Path, work: Path, profile: str) -> bool:
     """Whether our encoder gives the package's codes and norms; its experts are padded, those are left out."""
     folder = work / "ours"
     shutil.rmtree(folder, ignore_errors=True)
-    convert_ours(FolderCheckpoint(source), folder, Recipe("jangtq", profile=profile), lambda line: None)
+    convert_ours(FolderCheckpoint(source), folder, Recipe("jangtq", profile=profile))
     ours, others = FolderCheckpoint(folder).load(), FolderCheckpoint(theirs).load()
     names = [name for name in others if ".tq_" in name]
     return bool(names) and all(

@@ -125,7 +125,7 @@ def test_fault_is_one_line_that_names_it(fault, tmp_path):
     folder = bundle.write(tmp_path / "bundle")
     for unpack in (False, True):
         with pytest.raises(mlxrt.MlxrtError) as caught:
-            mlxrt.load(str(folder), mlxrt.EngineConfig(dequantise=unpack), say=lambda line: None)
+            mlxrt.load(str(folder), mlxrt.EngineConfig(dequantise=unpack))
         assert told in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -136,7 +136,7 @@ def test_missing_shard(tmp_path):
     said["weight_map"]["model.norm.weight"] = "model-00002-of-00002.jang.safetensors"
     index.write_text(json.dumps(said))
     with pytest.raises(mlxrt.MlxrtError, match="1 of 2 shards are missing"):
-        mlxrt.load(str(folder), say=lambda line: None)
+        mlxrt.load(str(folder))
 
 
 def test_sidecar_is_compared(tmp_path):
@@ -153,10 +153,10 @@ def test_sidecar_is_compared(tmp_path):
         given = {name: spoil(array, 0.5) if name == change else array for name, array in right.items()}
         save_file(given, folder / "jangtq_runtime.safetensors")
         if told is None:
-            mlxrt.load(str(folder), say=lambda line: None).close()
+            mlxrt.load(str(folder)).close()
         else:
             with pytest.raises(mlxrt.MlxrtError, match=told):
-                mlxrt.load(str(folder), say=lambda line: None)
+                mlxrt.load(str(folder))
     save_file({"levels": right["codebook.96.2"]}, folder / "jangtq_runtime.safetensors")
     with pytest.raises(mlxrt.MlxrtError, match="levels"):
-        mlxrt.load(str(folder), say=lambda line: None)
+        mlxrt.load(str(folder))

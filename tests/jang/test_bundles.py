@@ -15,9 +15,8 @@ SHARED = Path(os.environ.get("MLXRT_SHARED", Path(__file__).resolve().parents[3]
 LIMIT = 1e-4
 
 
-def logits(folder: Path, unpack: bool, tokens: list[int], said: list[str] | None = None) -> np.ndarray:
-    say = (lambda line: None) if said is None else said.append
-    with mlxrt.load(str(folder), mlxrt.EngineConfig(dequantise=unpack), say=say) as engine:
+def logits(folder: Path, unpack: bool, tokens: list[int]) -> np.ndarray:
+    with mlxrt.load(str(folder), mlxrt.EngineConfig(dequantise=unpack)) as engine:
         return np.array(engine.score(tokens))
 
 

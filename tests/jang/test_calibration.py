@@ -20,15 +20,15 @@ from mlxrt.weights.convert.importance import Importance
 from mlxrt.weights.convert.recipe import Recipe
 from mlxrt.weights.convert.tensors import open_plain
 
+from ..log_lines import capture_log
 from . import sources
 
 TOKENS = np.random.default_rng(1).integers(3, 90, 24).tolist()
-quiet = lambda line: None  # noqa: E731
 PARITY = Path(__file__).parents[1] / "parity"
 
 
 def opened(folder: Path, **config) -> mlxrt.Engine:
-    return mlxrt.load(str(folder), mlxrt.EngineConfig(dtype="float32", kernels="reference", **config), say=quiet)
+    return mlxrt.load(str(folder), mlxrt.EngineConfig(dtype="float32", kernels="reference", **config))
 
 
 def model(folder: Path, config: dict) -> Path:
@@ -39,7 +39,7 @@ def model(folder: Path, config: dict) -> Path:
 @pytest.mark.parametrize("config", [sources.qwen3(), sources.llama(), sources.qwen3_moe(), sources.minimax()])
 def test_every_matrix_that_is_coded_has_its_inputs(config, tmp_path):
     folder = model(tmp_path / "m", config)
-    plain = open_plain(FolderCheckpoint(folder), quiet)
+    plain = open_plain(FolderCheckpoint(folder))
     recipe = Recipe("codebook", codes=16, length=4, experts=plain.experts)
     coded = {n: s[-1] for n, s in plain.shapes.items() if recipe.choose(n, s).form == "codebook"}
     with opened(folder) as engine:
@@ -55,7 +55,7 @@ def test_every_matrix_that_is_coded_has_its_inputs(config, tmp_path):
 def test_every_family_is_seen(name):
     """Whatever a family's MLPs are called and whoever calls them: no matrix that is coded is missed."""
     try:
-        plain = open_plain(FolderCheckpoint(PARITY / name), quiet)
+        plain = open_plain(FolderCheckpoint(PARITY / name))
     except mlxrt.UnsupportedModel:
         pytest.skip("this family is not converted")
     recipe = Recipe("codebook", codes=16, length=2, experts=plain.experts)
@@ -124,7 +124,7 @@ def test_the_command_weighs_and_says_when_it_does_not(tmp_path, capsys):
         counts = importance(engine, sample_tokens(engine, "any"))
     name = "codebook-layer-001-down_proj.safetensors"
     made = [load_file(tmp_path / at / name)["indices"] for at in "ab"]
-    w = open_plain(FolderCheckpoint(folder), quiet).tensor("model.layers.1.mlp.experts.down_proj.weight")
+    w = open_plain(FolderCheckpoint(folder)).tensor("model.layers.1.mlp.experts.down_proj.weight")
     true = encode.codebook(w, 4, 64, counts("model.layers.1.mlp.experts.down_proj.weight", w.shape[-1]))["indices"]
     assert np.array_equal(made[0], np.array(true)) and not np.array_equal(made[1], made[0]) and weighed["kl"] > 0
 
@@ -137,7 +137,7 @@ def test_a_conversion_with_another_sample_does_not_go_on(tmp_path, monkeypatch, 
 
     def go(token: int) -> None:
         counts = Importance.of([token], squares)
-        module.convert(FolderCheckpoint(folder), tmp_path / "out", recipe, quiet, weigh=lambda: counts)
+        module.convert(FolderCheckpoint(folder), tmp_path / "out", recipe, weigh=lambda: counts)
 
     written = module.write_shard
 
@@ -155,23 +155,23 @@ def test_a_conversion_with_another_sample_does_not_go_on(tmp_path, monkeypatch, 
 
 
 def test_a_matrix_that_the_sample_did_not_reach_is_named(tmp_path):
-    folder, said = model(tmp_path / "m", sources.qwen3()), []
+    folder, said = model(tmp_path / "m", sources.qwen3()), capture_log()
     counts = Importance.of([1], {"model.layers.0.mlp.up_proj.weight": mx.ones(192)})
     recipe = Recipe("codebook", codes=16, length=4)
-    module.convert(FolderCheckpoint(folder), tmp_path / "out", recipe, said.append, weigh=lambda: counts)
+    module.convert(FolderCheckpoint(folder), tmp_path / "out", recipe, weigh=lambda: counts)
     assert any("did not reach 5 matrices" in line for line in said)
 
 
 def test_nothing_is_weighed_for_a_folder_that_is_there_or_a_format_that_does_not_ask(tmp_path):
-    folder, calls = model(tmp_path / "m", sources.qwen3()), []
+    folder, calls = model(tmp_path / "m", sources.qwen3()), capture_log()
 
     def weigh() -> Importance:
         calls.append(1)
         return Importance()
 
     with pytest.raises(mlxrt.BadRequest, match="exists"):
-        module.convert(FolderCheckpoint(folder), folder, Recipe("codebook"), quiet, weigh=weigh)
-    module.convert(FolderCheckpoint(folder), tmp_path / "out", Recipe("mlx"), quiet, weigh=weigh)
+        module.convert(FolderCheckpoint(folder), folder, Recipe("codebook"), weigh=weigh)
+    module.convert(FolderCheckpoint(folder), tmp_path / "out", Recipe("mlx"), weigh=weigh)
     assert not calls
 
 

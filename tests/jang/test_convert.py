@@ -16,6 +16,7 @@ from mlxrt.weights.convert import convert
 from mlxrt.weights.convert.recipe import Recipe
 from mlxrt.weights.convert.tensors import open_plain
 
+from ..log_lines import capture_log
 from . import definition as of
 from . import sources
 from .float_model import close
@@ -24,11 +25,10 @@ from .test_bundles import logits
 
 PARITY = Path(__file__).parents[1] / "parity"
 TOKENS = np.random.default_rng(1).integers(3, 60, 24).tolist()
-quiet = lambda line: None  # noqa: E731
 
 
 def written(source: Path, folder: Path, recipe: Recipe, **options) -> dict[str, np.ndarray]:
-    convert.convert(FolderCheckpoint(source), folder, recipe, quiet, **options)
+    convert.convert(FolderCheckpoint(source), folder, recipe, **options)
     made = {}
     for path in sorted(folder.glob("*.safetensors")):
         under = f"{path.stem}/" if path.name.startswith("codebook-") else ""
@@ -38,7 +38,7 @@ def written(source: Path, folder: Path, recipe: Recipe, **options) -> dict[str, 
 
 
 def plain(folder: Path) -> dict[str, np.ndarray]:
-    model = open_plain(FolderCheckpoint(folder), quiet)
+    model = open_plain(FolderCheckpoint(folder))
     return {name: np.array(model.tensor(name).astype(mx.float32)) for name in model.shapes}
 
 
@@ -134,14 +134,14 @@ def test_stopped_conversion_goes_on(moe, tmp_path, monkeypatch):
 
     monkeypatch.setattr(convert, "write_shard", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
-        convert.convert(FolderCheckpoint(moe), tmp_path / "out", Recipe("jang"), quiet, shard_bytes=20_000)
+        convert.convert(FolderCheckpoint(moe), tmp_path / "out", Recipe("jang"), shard_bytes=20_000)
     monkeypatch.setattr(convert, "write_shard", write)
     assert not (tmp_path / "out").exists()
     before = {path: path.stat().st_mtime_ns for path in done}
     with pytest.raises(mlxrt.MlxrtError, match="another conversion"):
-        convert.convert(FolderCheckpoint(moe), tmp_path / "out", Recipe("jang", profile="JANG_2L"), quiet)
-    said: list[str] = []
-    convert.convert(FolderCheckpoint(moe), tmp_path / "out", Recipe("jang"), said.append, shard_bytes=20_000)
+        convert.convert(FolderCheckpoint(moe), tmp_path / "out", Recipe("jang", profile="JANG_2L"))
+    said = capture_log()
+    convert.convert(FolderCheckpoint(moe), tmp_path / "out", Recipe("jang"), shard_bytes=20_000)
     assert sum("is there already" in line for line in said) == 2
     assert {(tmp_path / "out" / path.name).stat().st_mtime_ns for path in done} == set(before.values())
     files = sorted(path.name for path in (tmp_path / "whole").iterdir())
@@ -154,7 +154,7 @@ def test_stopped_conversion_goes_on(moe, tmp_path, monkeypatch):
 def test_existing_folder_is_left_alone(moe, tmp_path):
     (tmp_path / "out").mkdir()
     with pytest.raises(mlxrt.MlxrtError, match="exists"):
-        convert.convert(FolderCheckpoint(moe), tmp_path / "out", Recipe("jang"), quiet)
+        convert.convert(FolderCheckpoint(moe), tmp_path / "out", Recipe("jang"))
 
 
 def test_tiers(moe):

@@ -12,6 +12,7 @@ from mlxrt.models.quantized.hadamard_linear import TurnedLinear
 from mlxrt.models.quantized.lut_linear import CodedExpertLinear, CodedLinear, Coding
 from mlxrt.models.quantized.rotation import Rotation, binary_blocks
 
+from ..log_lines import capture_log
 from ..metal_sim import NoCompiler, Simulator
 from ..metal_sim.toolchain import compiler
 
@@ -101,10 +102,10 @@ def test_experts_that_are_coded_otherwise_are_not_joined(simulated):
 
 
 def test_rows_that_do_not_end_with_a_word_are_plain_and_it_is_said(simulated):
-    said: list[str] = []
+    said = capture_log()
     mx.random.seed(9)
     layer, x = filled(CodedLinear(Coding.jangtq(2, 40, 7), 24)), mx.random.normal((2, 40))
-    kernels = Kernels("auto", gpu(), said.append)
+    kernels = Kernels("auto", gpu())
     agrees(layer, kernels, x)
     assert said == ["matvec runs as plain MLX: rows of 40 codes"] and "matvec" not in kernels.used
     with pytest.raises(NoKernel, match="rows of 40 codes"):

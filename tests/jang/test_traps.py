@@ -14,6 +14,7 @@ from mlxrt.models import sanitize_moe as expert_layouts
 from mlxrt.weights.formats.quantized import Layout, hint, layout_of
 from mlxrt.weights.load import layouts
 
+from ..log_lines import capture_log
 from . import definition as of
 from .float_model import close
 from .makers import KINDS
@@ -74,18 +75,18 @@ def test_without_its_rule_the_bundle_is_misread(kind, tmp_path, monkeypatch):
 
 
 def test_contradiction_is_said_once(tmp_path):
-    said: list[str] = []
-    logits(KINDS["wrong_config"](seed=2).write(tmp_path), True, TOKENS, said)
+    said = capture_log()
+    logits(KINDS["wrong_config"](seed=2).write(tmp_path), True, TOKENS)
     [line] = [line for line in said if "contradicts" in line]
     assert "8 modules" in line and "affine 8 bit group 64" in line and "4 bit group 128" in line
 
 
 def test_labels_that_lie_are_said(tmp_path):
-    said: list[str] = []
-    logits(KINDS["coded_singly"](seed=2).write(tmp_path / "a"), False, TOKENS, said)
+    said = capture_log()
+    logits(KINDS["coded_singly"](seed=2).write(tmp_path / "a"), False, TOKENS)
     assert any("bf16" in line and "6 modules are JANGTQ" in line for line in said)
     said.clear()
-    logits(KINDS["coded"](seed=2).write(tmp_path / "b"), False, TOKENS, said)
+    logits(KINDS["coded"](seed=2).write(tmp_path / "b"), False, TOKENS)
     assert any("mxtq_bits says 2 for down_proj, 2 modules have 4" in line for line in said)
 
 
@@ -146,9 +147,9 @@ def test_loading_leaves_other_models_alone(tmp_path):
     """A float model answers the same to the last bit before, while and after a JANGTQ model is loaded."""
     bundle = KINDS["coded"](seed=3)
     plain, folder = bundle.write_true(tmp_path / "true"), bundle.write(tmp_path / "bundle")
-    with mlxrt.load(str(plain), say=lambda line: None) as first:
+    with mlxrt.load(str(plain)) as first:
         before = np.array(first.score(TOKENS))
-        with mlxrt.load(str(folder), mlxrt.EngineConfig(dequantise=False), say=lambda line: None) as other:
+        with mlxrt.load(str(folder), mlxrt.EngineConfig(dequantise=False)) as other:
             other.score(TOKENS)
             assert np.array_equal(np.array(first.score(TOKENS)), before)
         assert np.array_equal(np.array(first.score(TOKENS)), before)

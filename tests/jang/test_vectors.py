@@ -119,7 +119,7 @@ def test_vectors():
 def test_first_version(tmp_path):
     shutil.copytree(HERE / "first_version", tmp_path / "m")
     (tmp_path / "m" / "config.json").write_text('{"model_type": "qwen3"}')
-    arrays = read_streams(FolderCheckpoint(tmp_path / "m").load(), mx.float32, say=lambda line: None)
+    arrays = read_streams(FolderCheckpoint(tmp_path / "m").load(), mx.float32)
     bits = set()
     for path, true in under("first").items():
         width = 32 * arrays[f"{path}.weight"].shape[-1] // true.shape[-1]

@@ -9,6 +9,8 @@ from mlxrt.kernels import gpu_of
 from mlxrt.kernels.cuda import nvrtc as cuda_compiler
 from mlxrt.kernels.cuda.nvrtc import Library, compiled, cuda_text, tool
 
+from ..log_lines import capture_log
+
 needs_tool = pytest.mark.skipif(
     tool() is None, reason="NVIDIA's compiler is not here: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"
 )
@@ -81,8 +83,8 @@ def test_the_name_in_the_text_is_the_name_that_is_launched(tmp_path, compiler):
 
 def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path, compiler):
     (tmp_path / "file").write_text("")
-    run, said = Runs(), []
-    library = Library(tmp_path / "file", "sm_90", said.append, run)
+    run, said = Runs(), capture_log()
+    library = Library(tmp_path / "file", "sm_90", run)
     for n in (3, 4):
         launch(library, n)
     assert len(run.asked) == 2
@@ -94,8 +96,8 @@ def test_where_compiled_kernels_do_not_run_mlx_compiles(tmp_path, monkeypatch):
     monkeypatch.setattr(mx, "device_info", lambda: {"architecture": "sm_90"})
     monkeypatch.setattr(cuda_compiler, "tool", lambda: ("there", tmp_path))
     monkeypatch.setattr(cuda_compiler, "compiled", lambda text, architecture: b"code")
-    said = []
-    assert gpu_of("cuda", folder=tmp_path, say=said.append)._make is mx.fast.cuda_kernel
+    said = capture_log()
+    assert gpu_of("cuda", folder=tmp_path)._make is mx.fast.cuda_kernel
     assert len(said) == 1 and said[0].startswith("MLX compiles kernels anew in every process: ")
 
 

@@ -8,6 +8,7 @@ from mlxrt.cli import doctor, main
 from mlxrt.engine import load as loader
 from mlxrt.kernels import OPS, gpu_of
 
+from ..log_lines import capture_log
 from ..metal_sim import Simulator
 from ..weights.tiny_files import CONFIG, float_weights, write_folder
 
@@ -60,19 +61,19 @@ def on_gpu(monkeypatch):
     return stand_in
 
 
-def answer(folder, said, rows=1, **config):
+def answer(folder, rows=1, **config):
     """`rows` requests at once, all the same."""
     options = mlxrt.EngineConfig(dequantise=False, **config)
-    with mlxrt.load(str(folder), options, say=said.append) as engine:
+    with mlxrt.load(str(folder), options) as engine:
         request = mlxrt.Request(tokens=tuple(PROMPT), params=mlxrt.SamplingParams(max_tokens=6))
         [tokens] = {c.tokens for c in engine.generate([request] * rows)}
         return tokens, engine
 
 
 def test_generation_by_kernels_is_generation_by_plain_mlx(folder, on_gpu):
-    plain, _ = answer(folder, [], kernels="reference")
-    sim, said = on_gpu(), []
-    tokens, engine = answer(folder, said)
+    plain, _ = answer(folder, kernels="reference")
+    sim = on_gpu()
+    tokens, engine = answer(folder)
     assert tokens == plain
     assert not sim.errors()
     kernels = engine.runner.model.kernels
@@ -87,7 +88,7 @@ def test_a_short_request_beside_a_long_one(folder, on_gpu):
     options = dict(dequantise=False, max_context=1200)
 
     def both(**config):
-        with mlxrt.load(str(folder), mlxrt.EngineConfig(**options, **config), say=lambda line: None) as engine:
+        with mlxrt.load(str(folder), mlxrt.EngineConfig(**options, **config)) as engine:
             return [c.tokens for c in engine.generate(asked)], engine.runner.model.kernels
 
     plain, _ = both(kernels="reference")
@@ -102,11 +103,11 @@ WRONG = [("matvec", "mlxrt_matvec", 1), ("attend_entry", "mlxrt_enter_attend", 1
 
 @pytest.mark.parametrize(("op", "text", "rows"), WRONG)
 def test_a_wrong_kernel_is_disabled_named_and_generation_stays_right(folder, on_gpu, op, text, rows):
-    plain, _ = answer(folder, [], kernels="reference")
+    plain, _ = answer(folder, kernels="reference")
     on_gpu(text)
     for load in ("first", "second"):  # tried, then remembered
-        said = []
-        tokens, engine = answer(folder, said, rows)
+        said = capture_log()
+        tokens, engine = answer(folder, rows)
         kernels = engine.runner.model.kernels
         assert tokens == plain, load
         assert list(kernels.disabled) == [op]
@@ -118,7 +119,7 @@ def test_a_wrong_kernel_is_disabled_named_and_generation_stays_right(folder, on_
 def test_strict_refuses_to_run_without_a_kernel(folder, on_gpu):
     on_gpu("mlxrt_matvec")
     with pytest.raises(mlxrt.MlxrtError, match="matvec: its kernel is wrong on this machine"):
-        answer(folder, [], kernels="strict")
+        answer(folder, kernels="strict")
 
 
 def test_doctor_names_the_wrong_one(on_gpu, monkeypatch, tmp_path, capsys):

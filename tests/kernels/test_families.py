@@ -53,12 +53,12 @@ def made(name, kernels, kv="full", dtype=mx.float32, **sizes):
     raw = shape_config(name)
     raw |= {key: value for key, value in (SMALL | sizes).items() if raw.get(key) is not None}
     family = find(raw)
-    model = family(family.parse(raw, lambda line: None))
+    model = family(family.parse(raw))
     mx.random.seed(3)
     random_weights(model, 4, dtype)
     model.fuse(kernels)
     config = EngineConfig(max_context=256, prefix_cache=False, kv=kv, compile=False, ahead=0)
-    return Engine(model, config, source=Source(name), say=lambda line: None)
+    return Engine(model, config, source=Source(name))
 
 
 def answer(engine, n):

@@ -33,12 +33,12 @@ def engines(folder, monkeypatch):  # noqa: F811
         monkeypatch.setattr(loader, "backend", lambda: "metal")
         monkeypatch.setattr(loader, "gpu_of", lambda name, **_: gpu_of(name, shelf))
         options = mlxrt.EngineConfig(dequantise=False, max_context=512, **config)
-        engine = mlxrt.load(str(folder), options, say=lambda line: None)
+        engine = mlxrt.load(str(folder), options)
         runner = engine.runner
         runner.compiled = True  # tables as wide as a compiled step wants them; the step itself cannot be compiled here
         device, said = Bench(), []
         if again:
-            runner.replay = Replay(runner.next_best, runner.decode_best, runner.model, shelf, device, said.append)
+            runner.replay = Replay(runner.next_best, runner.decode_best, runner.model, shelf, device)
         made.append(engine)
         return engine, device, said
 
@@ -74,7 +74,7 @@ def test_steps_of_these_families_are_nothing_but_kernels(name):
     shelf, said = Shelf(Simulator(checked=False)), []
     with made(name, Kernels("strict", gpu_of("metal", shelf))) as engine:
         runner, device = engine.runner, Bench()
-        runner.replay = Replay(runner.next_best, runner.decode_best, runner.model, shelf, device, said.append)
+        runner.replay = Replay(runner.next_best, runner.decode_best, runner.model, shelf, device)
         assert [answer(engine, 9) for _ in range(3)] == [expected] * 3
     assert not said and device.launched == 2 * 8 - 1  # all but those of the first answer, and the one that was recorded
 
@@ -90,7 +90,7 @@ def test_steps_of_many_rows_are_nothing_but_kernels(name):
             runner = engine.runner
             runner.compiled = True
             if again:
-                runner.replay = Replay(runner.next_best, runner.decode_best, runner.model, shelf, device, said.append)
+                runner.replay = Replay(runner.next_best, runner.decode_best, runner.model, shelf, device)
             answers.append([[c.tokens for c in engine.generate(asked)] for _ in range(3)])
     assert answers[0] == answers[1] and not said and device.launched
     assert {"matmul", "add_norm"} <= set(kernels.used) and ("grouped_product" in kernels.used) == ("a3b" in name)

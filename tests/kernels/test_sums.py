@@ -20,6 +20,7 @@ from mlxrt.models import find
 from mlxrt.models.fused_linear import product_of_sum
 from mlxrt.weights.random_models import random_weights
 
+from ..log_lines import capture_log
 from ..metal_sim import Simulator
 from .test_bundle import Counting
 
@@ -48,7 +49,7 @@ def gemma(name, kernels):
     folder, changes, *_ = GEMMAS[name]
     raw = json.loads((CONFIGS / folder / "config.json").read_text()) | SIZES | changes
     family = find(raw)
-    model = family(family.parse(raw, lambda line: None))
+    model = family(family.parse(raw))
     random_weights(model, 4, mx.float32)
     mx.random.seed(1)
     drawn = [
@@ -68,7 +69,7 @@ def simulated(sim=None):
 
 def decoded(model, count=8):
     config = EngineConfig(max_context=128, chunk=64, compile=False, ahead=0, prefix_cache=False)
-    with Engine(model, config, source=Source("tiny"), say=lambda line: None) as engine:
+    with Engine(model, config, source=Source("tiny")) as engine:
         return engine.generate(ask(PROMPT, count)).tokens
 
 
@@ -103,8 +104,8 @@ def test_numbers_are_those_of_two_launches(dtype):
 
 def aloud() -> tuple[Kernels, list[str]]:
     """Kernels that may fall back, and what they say then."""
-    said: list[str] = []
-    return Kernels("auto", gpu_of("metal", Simulator(portable=True).metal_kernel), said.append), said
+    said = capture_log()
+    return Kernels("auto", gpu_of("metal", Simulator(portable=True).metal_kernel)), said
 
 
 def layer(rows, bias=False):

@@ -11,6 +11,7 @@ from mlxrt.kernels.dispatch import computed_in
 from mlxrt.kernels.error_report import DTYPES, cases_of, compare, with_kernels
 from mlxrt.kernels.selftest import FEW, Record, examine, launched, verify, when_used
 
+from ..log_lines import capture_log
 from ..metal_sim import Simulator
 
 TWICE = Source(
@@ -43,13 +44,13 @@ def two_ops(monkeypatch):
 
 
 def machine() -> tuple[Kernels, Simulator, list[str]]:
-    sim, said = Simulator(), []
-    return Kernels("auto", gpu_of("metal", sim.metal_kernel), said.append), sim, said
+    sim, said = Simulator(), capture_log()
+    return Kernels("auto", gpu_of("metal", sim.metal_kernel)), sim, said
 
 
 def test_the_wrong_one_is_disabled_named_and_not_used(two_ops, tmp_path):
     kernels, _, said = machine()
-    found = verify(kernels, ["float32"], tmp_path, said.append)
+    found = verify(kernels, ["float32"], tmp_path)
     assert {v.op: v.agrees for v in found} == {"right": True, "wrong": False}
     assert list(kernels.disabled) == ["wrong"]
     told = [line for line in said if line.startswith("wrong: kernel disabled")]
@@ -63,19 +64,19 @@ def test_the_wrong_one_is_disabled_named_and_not_used(two_ops, tmp_path):
 
 def test_the_second_load_remembers(two_ops, tmp_path):
     first, _, _ = machine()
-    verify(first, ["float32"], tmp_path, lambda line: None)
+    verify(first, ["float32"], tmp_path)
     second, sim, said = machine()
-    verify(second, ["float32"], tmp_path, said.append)
+    verify(second, ["float32"], tmp_path)
     assert not sim.launches
     assert list(second.disabled) == ["wrong"]
     assert [line for line in said if "disabled" in line]  # said at every load
-    verify(second, ["float32", "float16"], tmp_path, said.append)
+    verify(second, ["float32", "float16"], tmp_path)
     assert sim.launches  # another dtype is another question
 
 
 def test_another_text_or_machine_is_asked_again(two_ops, tmp_path, monkeypatch):
     kernels, _, _ = machine()
-    verify(kernels, ["float32"], tmp_path, lambda line: None)
+    verify(kernels, ["float32"], tmp_path)
     for change in (
         ("HEADERS", {"metal": "// another header"}),
         ("platform", type("P", (), {"system": str, "release": str})),
@@ -83,15 +84,15 @@ def test_another_text_or_machine_is_asked_again(two_ops, tmp_path, monkeypatch):
         with monkeypatch.context() as m:
             m.setattr(verdicts, *change)
             fresh, sim, said = machine()
-            verify(fresh, ["float32"], tmp_path, said.append)
+            verify(fresh, ["float32"], tmp_path)
             assert sim.launches and said[0].startswith("checking 2 kernels")
 
 
 def test_a_text_that_does_not_compile_is_a_wrong_one(monkeypatch, tmp_path):
     broken = toy("broken", 2, Source("broken", ("x",), ("y",), "thread_position_in_threadgroup; no such thing"))
     monkeypatch.setattr("mlxrt.kernels.error_report.OPS", {"broken": broken})
-    kernels, _, said = machine()
-    verify(kernels, ["bfloat16"], tmp_path, said.append)
+    kernels, _, _ = machine()
+    verify(kernels, ["bfloat16"], tmp_path)
     assert "broken" in kernels.disabled
 
 
@@ -107,12 +108,12 @@ def test_a_crash_while_trying_disables_the_kernel_next_time(two_ops, tmp_path, m
     with monkeypatch.context() as m:
         m.setattr(verdicts, "examine", dies)
         with pytest.raises(KeyboardInterrupt):
-            verify(kernels, ["float32"], tmp_path, lambda line: None)
+            verify(kernels, ["float32"], tmp_path)
     record = Record(tmp_path, kernels.gpu)
     assert not record.verdicts  # an interruption is no verdict
     record.path.write_bytes(left["right"])
-    after, _, said = machine()
-    verify(after, ["float32"], tmp_path, said.append)
+    after, _, _ = machine()
+    verify(after, ["float32"], tmp_path)
     assert "process ended" in after.disabled["right"]
 
 
@@ -120,7 +121,7 @@ def test_a_crash_while_trying_disables_the_kernel_next_time(two_ops, tmp_path, m
 def test_a_spoiled_record_is_asked_for_again(two_ops, tmp_path, text):
     kernels, sim, _ = machine()
     Record(tmp_path, kernels.gpu).path.write_text(text)
-    verify(kernels, ["float32"], tmp_path, lambda line: None)
+    verify(kernels, ["float32"], tmp_path)
     assert sim.launches and list(kernels.disabled) == ["wrong"]
     assert len(json.loads(Record(tmp_path, kernels.gpu).path.read_text())["verdicts"]) == 2
 
@@ -128,13 +129,13 @@ def test_a_spoiled_record_is_asked_for_again(two_ops, tmp_path, text):
 def test_no_place_to_remember_is_said(two_ops, tmp_path):
     (tmp_path / "file").write_text("")
     kernels, _, said = machine()
-    verify(kernels, ["float32"], tmp_path / "file", said.append)
+    verify(kernels, ["float32"], tmp_path / "file")
     assert list(kernels.disabled) == ["wrong"]
     assert any(line.startswith("cannot remember kernel verdicts") for line in said)
 
 
 def test_nothing_is_tried_without_a_gpu(tmp_path):
-    assert verify(Kernels("auto", None), ["float32"], tmp_path, lambda line: None) == []
+    assert verify(Kernels("auto", None), ["float32"], tmp_path) == []
 
 
 def test_trying_leaves_the_random_state_alone():
@@ -187,7 +188,7 @@ def test_what_would_never_be_launched_is_not_tried():
 def test_a_kernel_is_asked_about_when_it_is_first_used(two_ops, tmp_path):
     right, wrong = toy("right", 2, TWICE), toy("wrong", 2, THRICE)
     kernels, sim, said = machine()
-    when_used(kernels, tmp_path, said.append)
+    when_used(kernels, tmp_path)
     assert not sim.launches and not said
     x = mx.arange(32).astype(mx.float32)
     for _ in range(2):

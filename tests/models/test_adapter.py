@@ -18,6 +18,7 @@ from mlxrt.errors import BadCheckpoint, BadRequest, BadSnapshot, CannotRewind, N
 from mlxrt.models import FAMILIES, find
 from mlxrt.models.mlx_lm_adapter import MlxLm, cut_limit
 
+from ..log_lines import capture_log
 from .foreign_configs import VOCAB, tiny
 
 # Every cache of every layer can be cut: any stored prefix is reused.
@@ -33,7 +34,7 @@ BUDGET = EngineConfig(kv_memory="64M", ahead=0)
 @cache
 def model(kind: str) -> MlxLm:
     config = tiny(kind)
-    made = MlxLm(MlxLm.parse(config, lambda line: None))
+    made = MlxLm(MlxLm.parse(config))
     assert sum(array.size for _, array in tree_flatten(made.parameters())) < 3_000_000
     mx.random.seed(7)
 
@@ -51,7 +52,7 @@ def truth(kind: str, prompt, n: int) -> tuple[int, ...]:
 
 
 def quiet(kind: str, config: EngineConfig = BUDGET) -> Engine:
-    return Engine(model(kind), config, say=lambda line: None)
+    return Engine(model(kind), config)
 
 
 PROMPT = (3, 5, 7, 9, 11, 13, 2, 4, 6, 8, 33, 44, 55)
@@ -215,8 +216,8 @@ def write(folder, kind: str, **changes):
 
 @pytest.mark.parametrize("kind", ["gpt2", "mamba2", "qwen2_moe"])
 def test_a_folder_loads_and_answers(tmp_path, kind):
-    lines = []
-    with mlxrt.load(str(write(tmp_path, kind)), EngineConfig(kv_memory="64M"), say=lines.append) as engine:
+    lines = capture_log()
+    with mlxrt.load(str(write(tmp_path, kind)), EngineConfig(kv_memory="64M")) as engine:
         assert engine.generate(list(PROMPT), max_tokens=8).tokens == truth(kind, PROMPT, 8)
         assert engine.config.ahead == (0 if kind == "mamba2" else 1)
     assert any("runs through mlx-lm" in line for line in lines)
@@ -226,7 +227,7 @@ def test_a_packed_folder_stays_packed_and_equals_mlx_lm(tmp_path):
     import mlx.nn as nn
     from mlx_lm.utils import load_model, save_model
 
-    made = MlxLm(MlxLm.parse(tiny("qwen2_moe"), lambda line: None))
+    made = MlxLm(MlxLm.parse(tiny("qwen2_moe")))
     nn.quantize(made.module, 32, 4)
     save_model(tmp_path, made.module)
     (tmp_path / "model.safetensors.index.json").unlink()
@@ -235,7 +236,7 @@ def test_a_packed_folder_stays_packed_and_equals_mlx_lm(tmp_path):
     theirs, _ = load_model(tmp_path)
     expected = tuple(int(t) for t, _ in generate_step(mx.array(PROMPT), theirs, max_tokens=8))
     for dequantise in (False, True):
-        with mlxrt.load(str(tmp_path), EngineConfig(kv_memory="64M", dequantise=dequantise), say=[].append) as engine:
+        with mlxrt.load(str(tmp_path), EngineConfig(kv_memory="64M", dequantise=dequantise)) as engine:
             assert engine.generate(list(PROMPT), max_tokens=8).tokens == expected
             experts = engine.model.module.layers[0].mlp.switch_mlp.up_proj
             assert (experts.weight.dtype == mx.uint32) is not dequantise
@@ -255,7 +256,7 @@ def test_bad_configs_and_files_are_typed(tmp_path):
     ):  # fmt: skip
         (folder / "config.json").write_text(json.dumps(tiny("phi3") | change))
         with pytest.raises((BadCheckpoint, UnsupportedModel)):
-            mlxrt.load(str(folder), say=[].append)
+            mlxrt.load(str(folder))
     (folder / "config.json").write_text(json.dumps(tiny("phi3") | {"model_file": "evil.py"}))
     with pytest.raises(UnsupportedModel, match="run code"):
-        mlxrt.load(str(folder), say=[].append)
+        mlxrt.load(str(folder))

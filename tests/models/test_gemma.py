@@ -19,6 +19,7 @@ from mlxrt.models.multimodal import text_name
 from mlxrt.weights import FolderCheckpoint, build
 
 from .. import parity_adapter as adapter
+from ..log_lines import capture_log
 
 HERE = Path(__file__).parents[1] / "parity"
 SHARED = Path(__file__).parents[3] / "shared/fixtures/parity"
@@ -30,8 +31,8 @@ def config_of(arch, variant="config.json"):
     return json.loads((HERE / arch / variant).read_text())
 
 
-def parse(raw, say=lambda line: None):
-    return find(raw).parse(raw, say)
+def parse(raw):
+    return find(raw).parse(raw)
 
 
 @pytest.fixture(params=ARCHS)
@@ -81,8 +82,8 @@ def test_both_spellings_are_one_config(arch):
 
 def test_nothing_is_said_about_known_keys(arch):
     for variant in ("config.json", "alt/config.v5.json"):
-        said = []
-        parse(config_of(arch, variant), said.append)
+        said = capture_log()
+        parse(config_of(arch, variant))
         assert said == []
 
 
@@ -90,7 +91,7 @@ def test_bfloat16_stays(arch, monkeypatch):
     """With bfloat16 weights, every module answers in bfloat16. Only the router's weights, one per expert, do not."""
     seen = {}
     config = mlxrt.EngineConfig(dtype="bfloat16", kv_memory="64M")
-    with mlxrt.load(str(HERE / arch), config, say=lambda line: None) as engine:
+    with mlxrt.load(str(HERE / arch), config) as engine:
         for kind in {type(module) for module in engine.model.modules()} - {type(engine.model), list}:
             if "__call__" in vars(kind):
                 monkeypatch.setattr(kind, "__call__", spied(kind.__call__, kind.__name__, seen))
@@ -121,7 +122,7 @@ def copied(arch, folder, change):
 
 def scored(folder):
     config = mlxrt.EngineConfig(dtype="float32", kv_memory="64M")
-    with mlxrt.load(str(folder), config, say=lambda line: None) as engine:
+    with mlxrt.load(str(folder), config) as engine:
         return np.array(engine.score(list(range(20))))
 
 
@@ -184,11 +185,8 @@ def test_packed(arch, tmp_path):
             raw["quantization"][path] = eight
     (tmp_path / "config.json").write_text(json.dumps(raw))
     mx.save_safetensors(str(tmp_path / TENSORS), made)
-    said = []
-    plain, packed = (
-        build(FolderCheckpoint(tmp_path), dtype=mx.float32, dequantise=whole, say=said.append)
-        for whole in (True, False)
-    )
+    said = capture_log()
+    plain, packed = (build(FolderCheckpoint(tmp_path), dtype=mx.float32, dequantise=whole) for whole in (True, False))
     assert packed.model.layers[0].mlp.gate_proj.bits == 8
     assert packed.model.layers[-1].mlp.down_proj.weight.dtype == mx.uint32
     assert said == []

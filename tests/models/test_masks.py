@@ -23,11 +23,11 @@ def scores(name: str) -> list[mx.array]:
     raw = shape_config(name)
     raw |= {key: value for key, value in SMALL.items() if raw.get(key) is not None}
     family = find(raw)
-    model = family(family.parse(raw, lambda line: None))
+    model = family(family.parse(raw))
     mx.random.seed(5)
     random_weights(model, None, mx.float32)
     config = EngineConfig(max_context=256, chunk=40)
-    with Engine(model, config, source=Source(name), say=lambda line: None) as engine:
+    with Engine(model, config, source=Source(name)) as engine:
         first = engine.generate(Request(tokens=PROMPT, params=SamplingParams(max_tokens=6, ignore_eos=True)))
         again = Request(tokens=(*PROMPT[:70], 9, 8, 7), params=SamplingParams(max_tokens=6, ignore_eos=True))
         return [engine.score(list(PROMPT)), mx.array(first.tokens), mx.array(engine.generate(again).tokens)]

@@ -19,6 +19,8 @@ from mlxrt.weights.random_models import shape_config
 from tests.oracle import Dense
 from tests.parity_adapter import Stepper, batch, engine_of, logits
 
+from ..log_lines import capture_log
+
 FIXTURES = Path(__file__).parents[1] / "parity"
 ARCHS = ("qwen3_moe", "mixtral", "minimax_m2", "gpt_oss")
 META = {arch: json.loads((FIXTURES / arch / "meta.json").read_text()) for arch in ARCHS}
@@ -55,10 +57,6 @@ def made(tmp_path):
         return folder
 
     return make
-
-
-def quiet(line):
-    return None
 
 
 def off(found, wanted):
@@ -106,7 +104,7 @@ def test_greedy_together(made, arch):
 
 def test_gpt_oss_experts_stay_packed(made):
     tokens, ref = reference("gpt_oss")["len33.tokens"].tolist(), reference("gpt_oss")["len33.logits"]
-    model = build(FolderCheckpoint(made("gpt_oss")), dtype=mx.float32, say=quiet)
+    model = build(FolderCheckpoint(made("gpt_oss")), dtype=mx.float32)
     for layer in model.model.layers:
         for name in ("gate_proj", "up_proj", "down_proj"):
             module = layer.mlp.experts[name]
@@ -170,7 +168,7 @@ def test_affine_stacks_stay_packed(made):
     found = []
     for pack in (True, False):
         folder = made("gpt_oss", "dense", lambda arrays, pack=pack: quantised(arrays, pack))
-        model = build(FolderCheckpoint(folder), dtype=mx.float32, say=quiet)
+        model = build(FolderCheckpoint(folder), dtype=mx.float32)
         held = [name for name, array in tree_flatten(model.parameters()) if array.dtype == mx.uint32]
         assert len(held) == (4 * len(model.model.layers) if pack else 0)
         model.fuse()
@@ -203,7 +201,7 @@ def dense_logits(model, tokens):
 @pytest.mark.parametrize("length", [1, 40])
 @pytest.mark.parametrize("arch, variant", [*((arch, "base") for arch in ARCHS), ("minimax_m2", "fp8")])
 def test_nothing_widens_the_residual_stream(made, arch, variant, length):
-    model = build(FolderCheckpoint(made(arch, variant)), dtype=mx.bfloat16, say=quiet)
+    model = build(FolderCheckpoint(made(arch, variant)), dtype=mx.bfloat16)
     model.fuse()
     h = model.model.embed_tokens(mx.arange(length))
     for layer, spec in zip(model.model.layers, model.memory()):
@@ -215,15 +213,15 @@ def test_nothing_widens_the_residual_stream(made, arch, variant, length):
 
 
 def test_minimax_routes_in_float32(made):
-    model = build(FolderCheckpoint(made("minimax_m2")), dtype=mx.bfloat16, say=quiet)
+    model = build(FolderCheckpoint(made("minimax_m2")), dtype=mx.bfloat16)
     mlp = model.model.layers[0].mlp
     assert mlp.gate.weight.dtype == mlp.e_score_correction_bias.dtype == mx.float32
     assert mlp.experts.gate_proj.weight.dtype == model.model.layers[0].self_attn.q_norm.weight.dtype == mx.bfloat16
 
 
 def test_fp8_says_what_it_costs(made):
-    said = []
-    build(FolderCheckpoint(made("minimax_m2", "fp8")), dtype=mx.bfloat16, say=said.append)
+    said = capture_log()
+    build(FolderCheckpoint(made("minimax_m2", "fp8")), dtype=mx.bfloat16)
     assert len(said) == 1 and "FP8" in said[0] and "bfloat16" in said[0]
 
 
@@ -241,22 +239,22 @@ def test_fp8_says_what_it_costs(made):
 def test_damaged_gpt_oss_tensors(made, name, array, words):
     folder = made("gpt_oss", change=lambda arrays: arrays | {f"model.layers.1.mlp.experts.{name}": array})
     with pytest.raises(BadCheckpoint, match=words):
-        build(FolderCheckpoint(folder), say=quiet)
+        build(FolderCheckpoint(folder))
 
 
 # Configs
 
 
-def parse(arch, said=None, **changes):
+def parse(arch, **changes):
     raw = told(arch) | changes
     raw = {key: value for key, value in raw.items() if value != "absent"}
-    return find(raw).parse(raw, (said if said is not None else []).append)
+    return find(raw).parse(raw)
 
 
 @pytest.mark.parametrize("arch, variant", ROWS)
 def test_every_key_is_known(arch, variant):
-    raw, said = told(arch, variant), []
-    find(raw).parse(raw, said.append)
+    raw, said = told(arch, variant), capture_log()
+    find(raw).parse(raw)
     assert said == []
 
 
@@ -266,8 +264,8 @@ TOTALS = {"qwen3-30b-a3b": 30.5, "gpt-oss-20b": 20.9, "gpt-oss-120b": 116.8, "mi
 
 @pytest.mark.parametrize("name, billions", TOTALS.items())
 def test_published(name, billions):
-    raw, said = shape_config(name), []
-    find(raw).parse(raw, said.append)
+    raw, said = shape_config(name), capture_log()
+    find(raw).parse(raw)
     assert said == []
     assert parameters(outline(raw)) / 1e9 == pytest.approx(billions, rel=0.01)
 

@@ -18,6 +18,8 @@ from mlxrt.weights.random_models import shape_config
 from tests.oracle import Dense
 from tests.parity_adapter import Stepper, batch, engine_of, logits
 
+from ..log_lines import capture_log
+
 FIXTURES = Path(__file__).parents[1] / "parity"
 ARCHS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 SLACK = 64  # tokens that may be computed again after a cut: one checkpoint's stride
@@ -206,13 +208,13 @@ def test_packed(made, arch):
 
     tokens = reference(arch)["len33.tokens"].tolist()
     folder = made(arch, "base", pack)
-    model = build(FolderCheckpoint(folder), dtype=mx.float32, say=lambda line: None)
+    model = build(FolderCheckpoint(folder), dtype=mx.float32)
     held = {name for name, a in tree_flatten(model.parameters()) if a.dtype == mx.uint32}
     assert any("linear_attn.in_proj_qkv" in name for name in held) and any("q_proj" in name for name in held)
     assert arch == "qwen3_5" or any("experts.gate_proj" in name for name in held)
     found = dense_logits(model, tokens)
     shutil.rmtree(folder)
-    plain = build(FolderCheckpoint(made(arch, "base", rounded)), dtype=mx.float32, say=lambda line: None)
+    plain = build(FolderCheckpoint(made(arch, "base", rounded)), dtype=mx.float32)
     assert off(found, dense_logits(plain, tokens)) < 1e-3
 
 
@@ -224,7 +226,7 @@ def dense_logits(model, tokens):
 @pytest.mark.parametrize("length", [1, 40])
 @pytest.mark.parametrize("arch", ARCHS)
 def test_nothing_widens_the_residual_stream(made, arch, length):
-    model = build(FolderCheckpoint(made(arch)), dtype=mx.bfloat16, say=lambda line: None)
+    model = build(FolderCheckpoint(made(arch)), dtype=mx.bfloat16)
     model.fuse()
     h = model.model.embed_tokens(mx.arange(length))
     for layer, spec in zip(model.model.layers, model.memory()):
@@ -244,21 +246,21 @@ def test_what_is_compared_is_fused(made):
 # Configs
 
 
-def parse(arch, said=None, text=None, **changes):
+def parse(arch, text=None, **changes):
     raw = json.loads((FIXTURES / arch / "config.json").read_text())
     target = raw["text_config"] if text else raw
     for key, value in ((text or {}) | changes).items():
         target[key] = value
         if value == "absent":
             del target[key]
-    return find(raw).parse(raw, (said if said is not None else []).append)
+    return find(raw).parse(raw)
 
 
 @pytest.mark.parametrize("arch, variant", variants())
 def test_every_key_is_known(arch, variant):
     told = "config.json" if variant == "base" else f"alt/config.{variant}.json"
     raw, said = json.loads((FIXTURES / arch / told).read_text()), []
-    find(raw).parse(raw, said.append)
+    find(raw).parse(raw)
     assert said == []
 
 
@@ -330,8 +332,8 @@ def test_damaged_values_are_refused(arch, changes, words):
 
 def test_an_unknown_key_is_printed_once():
     for changes in ({"flux": 1}, {"text": {"flux": 1}}):
-        said = []
-        parse("qwen3_5", said, **changes)
+        said = capture_log()
+        parse("qwen3_5", **changes)
         assert len(said) == 1 and "flux" in said[0]
 
 
@@ -350,7 +352,7 @@ def test_misshapen_tensors_are_named(made, name, damage):
     folder = made("qwen3_next", change=lambda arrays: arrays | {name: damage(arrays[name])})
     stem = re.escape(re.sub(r"(qkvz|ba)\.weight$", "", name))  # what is taken apart is named by its parts
     with pytest.raises(BadCheckpoint, match=stem):
-        build(FolderCheckpoint(folder), dtype=mx.float32, say=print)
+        build(FolderCheckpoint(folder), dtype=mx.float32)
 
 
 def attention(h, heads, kv, d):
@@ -376,7 +378,7 @@ def experts(h, count, width, shared):
     ],
 )  # fmt: skip
 def test_published_shapes(name, total):
-    raw, said = shape_config(name), []
+    raw, said = shape_config(name), capture_log()
     family = find(raw)
-    model = family(family.parse(raw, said.append))  # lazy: nothing is allocated
+    model = family(family.parse(raw))  # lazy: nothing is allocated
     assert (sum(a.size for _, a in tree_flatten(model.parameters())), said) == (total, [])

@@ -53,7 +53,7 @@ class Play:
             compile=p.compiled,
             prefix_cache=p.reuse,
         )
-        engine = Engine(kinds.model(p.kind), config, kinds.tokenizer(), say=lambda line: None, on_event=self.watch)
+        engine = Engine(kinds.model(p.kind), config, kinds.tokenizer(), on_event=self.watch)
         engine.scheduler.clock = lambda: float(self.now)
         launch = engine.runner.launch
 

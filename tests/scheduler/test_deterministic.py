@@ -12,7 +12,7 @@ from tests.oracle import truth
 def engine(kind: str, **options) -> tuple[Engine, dict[int, list[tuple]]]:
     """An engine, and every step it launches: request -> [(start, stop, tokens in the tail before it)]."""
     config = EngineConfig(deterministic=True, **{"chunk": 16, "kv_memory": kinds.memory_for(kind, 2000), **options})
-    made = Engine(kinds.model(kind), config, kinds.tokenizer(), say=lambda line: None)
+    made = Engine(kinds.model(kind), config, kinds.tokenizer())
     steps: dict[int, list[tuple]] = {}
     launch = made.runner.launch
 
@@ -80,7 +80,7 @@ def test_conversations_are_those_of_any_engine():
             session = made.session()
             return [e.token for text in ("abc", "and then?") for e in session.say(text, max_tokens=9)]
 
-    plain = Engine(kinds.model("gemma"), EngineConfig(chunk=16), kinds.tokenizer(), say=lambda line: None)
+    plain = Engine(kinds.model("gemma"), EngineConfig(chunk=16), kinds.tokenizer())
     assert talk(engine("gemma")[0]) == talk(plain)
 
 

@@ -16,6 +16,8 @@ from tests.machine.kinds import tokenizer
 from tests.models.toy import KINDS, VOCAB, make
 from tests.oracle import truth
 
+from ..log_lines import capture_log
+
 
 def prompt(k: int, n: int = 12) -> tuple[int, ...]:
     return tuple((k * 31 + j * 7) % VOCAB for j in range(n))
@@ -163,12 +165,12 @@ def test_a_failing_text_ends_its_own_request_only():
 
 
 def test_a_failing_watcher_is_left_out(model):
-    lines = []
+    lines = capture_log()
 
     def fail(event):
         raise KeyError("mine")
 
-    engine = Engine(model, say=lines.append, on_event=fail)
+    engine = Engine(model, on_event=fail)
     assert engine.generate(prompt(1), max_tokens=3).tokens == truth(model, prompt(1), 3)
     assert len(lines) == 1 and "not called any more" in lines[0]
 

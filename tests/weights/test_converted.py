@@ -11,6 +11,7 @@ from mlxrt.errors import BadCheckpoint, MlxrtError, UnsupportedModel
 from mlxrt.kernels.ops.bitpack import pack, unpack_fields
 from mlxrt.weights import FolderCheckpoint, build
 
+from ..log_lines import capture_log
 from . import other_packers as packers
 from .tiny_files import CONFIG, MATRICES, float_weights, write_folder
 
@@ -31,8 +32,8 @@ def folder(tmp_path, given: dict, draw, parts_of):
     return write_folder(tmp_path, arrays, CONFIG | {"quantization_config": given}), truth
 
 
-def loaded(path, dequantise=False, say=None):
-    return build(FolderCheckpoint(path), dtype=mx.float32, dequantise=dequantise, say=say or (lambda line: None))
+def loaded(path, dequantise=False):
+    return build(FolderCheckpoint(path), dtype=mx.float32, dequantise=dequantise)
 
 
 def matrix(module) -> np.ndarray:
@@ -80,8 +81,8 @@ def test_gptq_act_order_is_unpacked_and_said(tmp_path):
     given = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
     path, truth = folder(tmp_path, given, drawing(4, 32, shuffled=True), lambda d: packers.gptq(d, less=1, index=True))
     check(path, truth, packed=False)
-    lines = []
-    loaded(path, say=lines.append)
+    lines = capture_log()
+    loaded(path)
     assert any("14 matrices" in line and "out of order" in line for line in lines)
 
 
@@ -169,8 +170,8 @@ def test_compressed_bytes(tmp_path, form, scales):
     if form == "float-quantized":
         as_float8(path, [f"{p}.weight" for p in PACKED])
     check(path, truth, packed=False)
-    lines = []
-    loaded(path, say=lines.append)
+    lines = capture_log()
+    loaded(path)
     assert any("14 matrices of bytes" in line for line in lines)
 
 

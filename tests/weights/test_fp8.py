@@ -42,7 +42,7 @@ def test_values(shape, block):
     scale = np.random.default_rng(1).random(scales).astype(np.float32) + 0.1
     said = []
     arrays = {"a.weight": mx.array(codes), "a.weight_scale_inv": mx.array(scale), "b": mx.ones(3)}
-    found = unpack_fp8(arrays, config(weight_block_size=list(block)), mx.float32, said.append)
+    found = unpack_fp8(arrays, config(weight_block_size=list(block)), mx.float32)
     assert set(found) == {"a.weight", "b"} and found["a.weight"].dtype == mx.float32
     want = scaled(codes, scale.astype(np.float64), block)
     np.testing.assert_allclose(np.array(found["a.weight"]), want, rtol=1e-7)
@@ -52,14 +52,14 @@ def test_values(shape, block):
 def test_one_scale_for_all():
     codes = drawn((5, 7))
     arrays = {"a.weight": mx.array(codes), "a.weight_scale_inv": mx.array(0.3)}
-    found = unpack_fp8(arrays, config(), mx.float32, lambda line: None)
+    found = unpack_fp8(arrays, config(), mx.float32)
     np.testing.assert_allclose(np.array(found["a.weight"]), e4m3(codes) * np.float32(0.3), rtol=1e-7)
 
 
 def test_powers_of_two_stay_packed():
     codes, scale = drawn((2, 140, 192)), 2.0 ** np.random.default_rng(1).integers(-9, 5, (2, 2, 2))
     arrays = {"a.weight": mx.array(codes), "a.weight_scale_inv": mx.array(scale.astype(np.float32))}
-    found = unpack_fp8(arrays, config(), mx.bfloat16, lambda line: None)
+    found = unpack_fp8(arrays, config(), mx.bfloat16)
     assert found["a.weight"].dtype == mx.uint32 and found["a.scales"].dtype == mx.uint8
     plain = mx.dequantize(found["a.weight"], found["a.scales"], None, 32, 8, "mxfp8", dtype=mx.float32)
     assert np.array_equal(np.array(plain), scaled(codes, scale, (128, 128)))
@@ -68,7 +68,7 @@ def test_powers_of_two_stay_packed():
 def test_one_other_scale_unpacks_all():
     arrays = {"a.weight": mx.array(drawn((4, 64))), "a.weight_scale_inv": mx.array([[2.0]])}
     arrays |= {"b.weight": mx.array(drawn((4, 64))), "b.weight_scale_inv": mx.array([[3.0]])}
-    found = unpack_fp8(arrays, config(), mx.bfloat16, lambda line: None)
+    found = unpack_fp8(arrays, config(), mx.bfloat16)
     assert {a.dtype for a in found.values()} == {mx.bfloat16}
 
 

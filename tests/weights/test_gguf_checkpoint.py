@@ -14,6 +14,8 @@ from mlxrt.weights import FolderCheckpoint, GgufCheckpoint, build
 from mlxrt.weights.formats.gguf.tensors import convert, stored_rows
 from tests.weights.tiny_files import CONFIG, add_tensor, float_weights, gguf_name, write_folder, write_gguf
 
+from ..log_lines import capture_log
+
 PACKED = ("Q4_0", "Q4_1", "Q8_0")
 
 
@@ -26,8 +28,8 @@ def parameters(model) -> dict:
 def test_same_model_as_the_folder(tmp_path, arch, tied):
     config = CONFIG | {"model_type": arch, "tie_word_embeddings": tied}
     weights = float_weights(config)
-    said = []
-    ours = build(GgufCheckpoint(write_gguf(tmp_path / "x.gguf", weights, config)), say=said.append)
+    said = capture_log()
+    ours = build(GgufCheckpoint(write_gguf(tmp_path / "x.gguf", weights, config)))
     theirs = build(FolderCheckpoint(write_folder(tmp_path, weights, config)))
     assert parameters(ours).keys() == parameters(theirs).keys() and said == []
     for name, array in parameters(theirs).items():
@@ -53,9 +55,9 @@ def test_bit_exactly_what_mx_load_gives(tmp_path, kind):
 def test_values_of_every_kind(tmp_path, kind):
     """Quantised rows, q and k permuted by the converter: equal to the gguf package's dequantiser on unpermuted rows."""
     weights = float_weights()
-    said = []
+    said = capture_log()
     checkpoint = GgufCheckpoint(write_gguf(tmp_path / "x.gguf", weights, kind=kind))
-    model = build(checkpoint, dtype=mx.float32, dequantise=True, say=said.append)
+    model = build(checkpoint, dtype=mx.float32, dequantise=True)
     assert len(said) == (kind in ("Q5_0", "Q5_1")) and all(f"16 {kind}" in line for line in said)
     type_ = gguf.GGMLQuantizationType[kind]
     for name, value in weights.items():
@@ -76,8 +78,8 @@ def test_kinds_that_only_the_gguf_package_reads(tmp_path, kind):
     path = write_gguf(
         tmp_path / "x.gguf", weights, config, extra=lambda w: w.add_tensor("output.weight", raw, raw_dtype=type_)
     )
-    said = []
-    loaded = GgufCheckpoint(path).load(said.append)["lm_head.weight"]
+    said = capture_log()
+    loaded = GgufCheckpoint(path).load()["lm_head.weight"]
     assert loaded.dtype == mx.float16 and len(said) == 1 and f"1 {kind}" in said[0]
     np.testing.assert_array_equal(np.array(loaded), gguf.quants.dequantize(raw, type_).astype(np.float16))
 
@@ -89,7 +91,7 @@ def test_kind_that_nobody_reads(tmp_path):
         tmp_path / "x.gguf", weights, extra=lambda w: w.add_tensor("output_norm.weight", np.zeros(128, np.int32))
     )
     with pytest.raises(UnsupportedModel, match=r"output_norm.weight is of the GGUF kind I32"):
-        GgufCheckpoint(path).load(lambda line: None)
+        GgufCheckpoint(path).load()
 
 
 def test_packed_scales_beyond_float16(tmp_path):
@@ -175,9 +177,9 @@ def test_what_changes_the_arithmetic_is_refused_or_said(tmp_path):
     assert window["model_type"] == "mistral" and window["sliding_window"] == 32
     with pytest.raises(UnsupportedModel, match="for which layers"):
         keys(tmp_path, lambda w: w.add_sliding_window(32), CONFIG | {"model_type": "qwen3"})
-    said = []
+    said = capture_log()
     path = write_gguf(tmp_path / "y.gguf", float_weights(), extra=lambda w: w.add_uint32("llama.new_thing", 1))
-    build(GgufCheckpoint(path), say=said.append)
+    build(GgufCheckpoint(path))
     assert len(said) == 1 and "llama.new_thing" in said[0]
 
 

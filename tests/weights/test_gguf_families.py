@@ -20,6 +20,8 @@ from tests.parity_adapter import batch, logits
 from tests.weights.llama_cpp_files import convert, tensors
 from tests.weights.llama_cpp_files import read as spelled
 
+from ..log_lines import capture_log
+
 FIXTURES = Path(__file__).parents[1] / "parity"
 ROWS = [
     ("gemma2", "base"), ("gemma2", "v5"), ("gemma3_text", "base"), ("gemma3_text", "v5"), ("gemma3_mm", "base"),
@@ -45,10 +47,6 @@ def made(tmp_path):
     return make
 
 
-def quiet(line):
-    return None
-
-
 def reference(arch, variant):
     known = json.loads((FIXTURES / arch / "meta.json").read_text())["variants"].get(variant, {})
     return dict(np.load(FIXTURES / arch / known.get("ref", "ref.npz")))
@@ -69,9 +67,9 @@ def test_hugging_faces_logits(made, tmp_path, arch, variant):
 
 @pytest.mark.parametrize("arch, variant", ROWS)
 def test_same_model_as_the_folder(made, tmp_path, arch, variant):
-    folder, said = made(arch, variant), []
-    theirs = build(FolderCheckpoint(folder), dtype=mx.float32, say=quiet)
-    ours = build(GgufCheckpoint(convert(folder, tmp_path / "x.gguf")), dtype=mx.float32, say=said.append)
+    folder, said = made(arch, variant), capture_log()
+    theirs = build(FolderCheckpoint(folder), dtype=mx.float32)
+    ours = build(GgufCheckpoint(convert(folder, tmp_path / "x.gguf")), dtype=mx.float32)
     assert said == []
     left, right = (dict(tree_flatten(m.parameters())) for m in (ours, theirs))
     assert left.keys() == right.keys()
@@ -93,8 +91,8 @@ def test_stacks_of_experts(tmp_path, kind, arch):
     random, type_ = np.random.default_rng(1), gguf.GGMLQuantizationType[kind]
     folder = stacked(tmp_path, arch, random)
     checkpoint = GgufCheckpoint(convert(folder, tmp_path / "x.gguf", kind=kind))
-    model = build(checkpoint, dtype=mx.float32, say=quiet)
-    plain = dict(tree_flatten(build(checkpoint, dtype=mx.float32, dequantise=True, say=quiet).parameters()))
+    model = build(checkpoint, dtype=mx.float32)
+    plain = dict(tree_flatten(build(checkpoint, dtype=mx.float32, dequantise=True).parameters()))
     given = spelled(json.loads((folder / "config.json").read_text()))
     arrays = {k: np.array(v) for k, v in mx.load(str(folder / "model.safetensors")).items()}
     compared = 0
@@ -243,7 +241,7 @@ def test_rope_factors_where_layers_turn_differently_are_left_over(made, tmp_path
 
     path = convert(made("gemma3_text"), tmp_path / "x.gguf", extra=factors)
     with pytest.raises(BadCheckpoint, match=r"no place for 1 tensors \(rope_freqs.weight\)"):
-        build(GgufCheckpoint(path), say=quiet)
+        build(GgufCheckpoint(path))
 
 
 def test_two_names_of_one_tensor(made, tmp_path):
@@ -254,15 +252,15 @@ def test_two_names_of_one_tensor(made, tmp_path):
     with pytest.raises(
         BadCheckpoint, match=r"two tensors of .* are model\.layers\.0\.post_attention_layernorm\.weight"
     ):
-        build(GgufCheckpoint(path), say=quiet)
+        build(GgufCheckpoint(path))
 
 
 @pytest.mark.parametrize("arch, wide", [("gemma3_text", True), ("gpt_oss", True), ("mixtral", False)])
 def test_float16_that_activations_outgrow(made, tmp_path, arch, wide):
-    folder, said = made(arch, "dense" if arch == "gpt_oss" else "base"), []
+    folder, said = made(arch, "dense" if arch == "gpt_oss" else "base"), capture_log()
     path = convert(folder, tmp_path / "x.gguf", kind="F16")
-    model = build(GgufCheckpoint(path), say=said.append)
+    model = build(GgufCheckpoint(path))
     assert model.dtype == (mx.bfloat16 if wide else mx.float16)
     assert len(said) == wide and all("computed in bfloat16" in line for line in said)
-    assert build(GgufCheckpoint(path), dtype=mx.float16, say=said.append).dtype == mx.float16  # as told
+    assert build(GgufCheckpoint(path), dtype=mx.float16).dtype == mx.float16  # as told
     assert len(said) == wide

@@ -11,6 +11,8 @@ from mlxrt.weights.formats.quantized import Layout, PackedEmbedding
 from tests.weights import layout_truth
 from tests.weights.tiny_files import CONFIG, float_weights, write_folder
 
+from ..log_lines import capture_log
+
 AFFINE = [("affine", bits, group) for bits in (1, 2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
 BLOCKS = [("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)]
 
@@ -50,13 +52,13 @@ def check(model, truth: dict, vocab: int) -> None:
 def test_layout(tmp_path, layout):
     arrays, truth = pack(float_weights(), lambda path: layout)
     checkpoint = FolderCheckpoint(write_folder(tmp_path, arrays))
-    said = []
-    model = build(checkpoint, say=said.append)
+    said = capture_log()
+    model = build(checkpoint)
     assert said == []
     module = model.model.layers[1].mlp.down_proj
     assert isinstance(module, nn.QuantizedLinear) and (module.mode, module.bits, module.group_size) == layout
     check(model, truth, CONFIG["vocab_size"])
-    check(build(checkpoint, dequantise=True, say=said.append), truth, CONFIG["vocab_size"])
+    check(build(checkpoint, dequantise=True), truth, CONFIG["vocab_size"])
 
 
 @pytest.mark.parametrize("dequantise", [False, True])
@@ -103,8 +105,8 @@ def test_embedding_gathers_rows_before_dequantising():
 def test_config_is_only_a_hint_and_a_contradiction_is_said_once(tmp_path):
     arrays, truth = pack(float_weights(), lambda path: ("affine", 4, 32))
     config = CONFIG | {"quantization": {"bits": 8, "group_size": 64, "lm_head": {"bits": 4, "group_size": 32}}}
-    said = []
-    model = build(FolderCheckpoint(write_folder(tmp_path, arrays, config)), say=said.append)
+    said = capture_log()
+    model = build(FolderCheckpoint(write_folder(tmp_path, arrays, config)))
     check(model, truth, CONFIG["vocab_size"])
     assert len(said) == 1 and "15 modules" in said[0] and "affine 4 bit group 32" in said[0] and "8 bit" in said[0]
 

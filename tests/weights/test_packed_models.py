@@ -45,7 +45,7 @@ def packed(config: dict, choose) -> tuple[dict[str, mx.array], dict[str, mx.arra
 
 def scores(folder, **options):
     config = mlxrt.EngineConfig(dtype="float32", kv_memory="16M", **options)
-    engine = mlxrt.load(str(folder), config, say=lambda line: None)
+    engine = mlxrt.load(str(folder), config)
     with engine:
         kinds = {
             path: module.weight.dtype

@@ -8,6 +8,7 @@ gap {prompt, pair} -> how far the second token's logit lies below the first's af
 encode {text}, decode {tokens}, losses {windows, first, config}, logits error {prompt, config}: see the methods.
 """
 
+import logging
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,15 +22,25 @@ from mlxrt.bench.machine import library
 from mlxrt.bench.sides.serving import Clock, serve
 
 
+def record_log(lines: list[str]) -> None:
+    """Append every line that mlxrt logs from now on."""
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("mlxrt")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+
+
 class Ours:
     def __init__(self, setting: dict[str, Any]):
         import mlx.core as mx
 
         self.setting, self.lines = setting, list[str]()
+        record_log(self.lines)
         began = time.perf_counter()
         config = mlxrt.EngineConfig(**setting.get("config", {}))
         mx.reset_peak_memory()
-        self.first = mlxrt.load(setting["model"], config, say=self.lines.append)
+        self.first = mlxrt.load(setting["model"], config)
         self.load_s = time.perf_counter() - began
         self.load_peak = mx.get_peak_memory()
         self.engines = {"{}": self.first}
@@ -70,7 +81,7 @@ class Ours:
             bits = rest.pop("weight_bits", None)
             model = first.model if bits is None else self.rounded(bits)
             made = mlxrt.EngineConfig(**rest)
-            self.engines[key] = mlxrt.Engine(model, made, first._tokenizer, first.source, self.lines.append)
+            self.engines[key] = mlxrt.Engine(model, made, first._tokenizer, first.source)
         return self.engines[key]
 
     def rounded(self, bits: int) -> Any:
@@ -81,7 +92,7 @@ class Ours:
         from mlxrt.weights.randomise import packs
         from mlxrt.weights.source.resolve import locate
 
-        model = filled(open_checkpoint(locate(self.setting["model"])), self.first.config, self.lines.append)
+        model = filled(open_checkpoint(locate(self.setting["model"])), self.first.config)
         for module in model.modules():
             if "weight" in module and "scales" not in module and packs(module, 64):
                 weight = module.weight
@@ -150,7 +161,7 @@ class Ours:
         tokens, cached = [], 0
         with tempfile.TemporaryDirectory() as folder:
             config = mlxrt.EngineConfig(disk_cache=folder)
-            made = partial(mlxrt.Engine, first.model, config, first._tokenizer, first.source, self.lines.append)
+            made = partial(mlxrt.Engine, first.model, config, first._tokenizer, first.source)
             with made() as before:
                 before.generate(ask(history, max_tokens))
             clock = Clock()

@@ -32,7 +32,7 @@ def imports(contest: Contest) -> Waits:
 
 def loads(contest: Contest) -> Waits:
     name = contest.subject.located.name
-    found: Waits = {OURS: partial(statement_seconds, f"import mlxrt; mlxrt.load({name!r}, say=lambda line: None)")}
+    found: Waits = {OURS: partial(statement_seconds, f"import mlxrt; mlxrt.load({name!r})")}
     folder = mlx_lm_setting(contest.subject.located).get("folder")
     if "mlx-lm" in contest.sides and folder and contest.ours.told["tokenizer"]:
         found["mlx-lm"] = partial(statement_seconds, f"from mlx_lm import load; load({folder!r})")

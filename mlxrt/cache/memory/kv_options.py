@@ -3,7 +3,7 @@
 Whatever is chosen here changes the arithmetic, so it says so.
 """
 
-from collections.abc import Callable
+import logging
 from dataclasses import replace
 
 import mlx.core as mx
@@ -13,6 +13,8 @@ from .codec import GROUPS, Quantised
 from .layer_spec import LayerSpec, Shared
 from .paged import FullKV
 from .rotating import RingKV
+
+log = logging.getLogger("mlxrt")
 
 # name -> bits of keys and values; None: as the model computes them
 KV: dict[str, tuple[int, int] | None] = {
@@ -30,7 +32,7 @@ KEEP = 4  # first tokens that stay visible when a window is put on full attentio
 Specs = list[LayerSpec | Shared]
 
 
-def choose(specs: Specs, kv: str, max_kv_size: int | None, dtype: mx.Dtype, say: Callable[[str], None]) -> Specs:
+def choose(specs: Specs, kv: str, max_kv_size: int | None, dtype: mx.Dtype) -> Specs:
     if kv not in KV:
         raise BadRequest(f"kv must be one of {', '.join(KV)}, not {kv!r}")
     if bits := KV[kv]:
@@ -38,10 +40,12 @@ def choose(specs: Specs, kv: str, max_kv_size: int | None, dtype: mx.Dtype, say:
         if not any(isinstance(s, FullKV) for s in specs):
             raise BadRequest(f"kv {kv} does not apply: mlxrt keeps no keys and values for this model")
         better = "; keys need their bits more than values do: k8v4 differs far less" if bits[0] < 6 else ""
-        say(f"kv {kv}: keys in {bits[0]} bits, values in {bits[1]}; answers may differ from those with kv full{better}")
+        log.warning(
+            f"kv {kv}: keys in {bits[0]} bits, values in {bits[1]}; answers may differ from those with kv full{better}"
+        )
     if max_kv_size is not None:
         specs = windowed(specs, max_kv_size)
-        say(
+        log.warning(
             f"max_kv_size {max_kv_size}: full-attention layers see the first {KEEP} tokens and the last "
             f"{max_kv_size - KEEP}; answers to longer texts differ from the model's own"
         )

@@ -4,6 +4,7 @@ Nothing that goes wrong here may change an answer or end a request: a record tha
 counted, told, removed and computed again, and a disk that cannot be written is told once and left alone.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from .checksummed import inspect_sealed
 from .disk_index import Shelf
 from .record import Address, Record, addresses, read_record, write_record
 from .resume_plan import Route, find_route
+
+log = logging.getLogger("mlxrt")
 
 BATCH = 1 << 28  # bytes read from the device at once
 Place = tuple[int, int]  # group, node
@@ -49,9 +52,8 @@ class DiskStore:
         store: PrefixStore,
         runner: Runner,
         empty: Callable[[], tuple[LayerState, ...]],
-        say: Callable[[str], None],
     ):
-        self.identity, self.store, self.runner, self.empty, self.say = identity, store, runner, empty, say
+        self.identity, self.store, self.runner, self.empty = identity, store, runner, empty
         self.digest = identity_digest(identity)
         self.shelf = Shelf(folder, self.digest, identity, nbytes)
         self.hits = self.misses = self.tokens = self.corrupt = self.evicted = self.written = 0
@@ -156,7 +158,7 @@ class DiskStore:
         with suppress(OSError):  # not ours to remove: it stays, and is refused again
             file.unlink(missing_ok=True)
         self.shelf.lose(file)
-        self.say(f"disk cache: a record was not used and is removed: {reason}")
+        log.warning(f"disk cache: a record was not used and is removed: {reason}")
 
     def _fill(self, records: dict[Place, Record], path: list[Address], tokens: Sequence[int]) -> None:
         """Write the pieces into blocks, all of a layer at once, and give them to the store."""
@@ -193,7 +195,7 @@ class DiskStore:
             self.evicted += self.shelf.trim()
         except (OSError, BadRequest) as error:
             self._writable = False
-            self.say(f"disk cache: nothing more is written to {self.shelf.root}: {error}")
+            log.warning(f"disk cache: nothing more is written to {self.shelf.root}: {error}")
         return written
 
     def _batches(self, path: list[Address], nodes: list[Node]) -> Iterator[list[tuple[Address, Node]]]:

@@ -7,6 +7,7 @@ a model. It runs compiled ones just as well. The compiler is the one MLX itself 
 import ctypes
 import hashlib
 import importlib.util
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,8 @@ from typing import Any
 
 import mlx.core as mx
 
+log = logging.getLogger("mlxrt")
+
 TYPES = {
     mx.bfloat16: "__nv_bfloat16", mx.float16: "__half", mx.float32: "float", mx.uint32: "unsigned int",
     mx.int32: "int", mx.uint8: "unsigned char", mx.int8: "signed char", mx.uint16: "unsigned short",
@@ -26,7 +29,6 @@ TYPES = {
 }  # fmt: skip
 INCLUDES = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
 NO_TOOL = "NVIDIA's compiler is not here: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"
-Say = Callable[[str], None]
 Tool = tuple[ctypes.CDLL, Path]  # the compiler, and the folder of CUDA's headers
 
 
@@ -114,8 +116,8 @@ class Launch:
 class Library:
     """Compiled kernels in a folder, by their text. Stands where mx.fast.cuda_kernel would."""
 
-    def __init__(self, folder: Path, architecture: str, say: Say, run: Callable[..., Any] | None = None):
-        self.folder, self.architecture, self._say = folder / architecture, architecture, say
+    def __init__(self, folder: Path, architecture: str, run: Callable[..., Any] | None = None):
+        self.folder, self.architecture, self._keeps = folder / architecture, architecture, True
         self.run = run or mx.fast.precompiled_cuda_kernel
         self._ready: dict[str, tuple[str, bytes]] = {}  # by text: the kernel's name and its code
         self._record: tuple[int, list[Launch]] | None = None  # for whom: other threads launch for other engines
@@ -186,17 +188,20 @@ class Library:
                 out.write(code)
             os.replace(partial, path)
         except OSError as error:
-            self._say(f"cannot keep compiled kernels in {path.parent}: {error.strerror or error}")
-            self._say = lambda line: None  # once is enough
+            if self._keeps:  # once is enough
+                log.warning(f"cannot keep compiled kernels in {path.parent}: {error.strerror or error}")
+            self._keeps = False
 
 
-def library(folder: Path, say: Say) -> Library | None:
+def library(folder: Path) -> Library | None:
     """Where compiled kernels are found to run here, by one that is tried; None: leave compiling to MLX, and say so."""
     architecture = str(mx.device_info().get("architecture", ""))
     if tool() is None or not architecture.startswith("sm_"):
-        say(f"MLX compiles kernels anew in every process: {NO_TOOL if tool() is None else f'device {architecture!r}'}")
+        log.info(
+            f"MLX compiles kernels anew in every process: {NO_TOOL if tool() is None else f'device {architecture!r}'}"
+        )
         return None
-    made = Library(folder, architecture, say)
+    made = Library(folder, architecture)
     trial = made("mlxrt_trial", ["x"], ["y"], "y[threadIdx.x] = x[threadIdx.x] + N;")
     x = mx.arange(32).astype(mx.float32)
     try:
@@ -208,5 +213,5 @@ def library(folder: Path, say: Say) -> Library | None:
     except (RuntimeError, ValueError) as error:  # an MLX, driver or compiler it does not work with
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
     if reason:
-        say(f"MLX compiles kernels anew in every process: {reason}")
+        log.info(f"MLX compiles kernels anew in every process: {reason}")
     return None if reason else made

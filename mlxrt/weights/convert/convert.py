@@ -6,6 +6,7 @@ its place), so a conversion that was stopped goes on behind it. Knows no arithme
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import BadRequest
-from ..formats.checkpoint import Checkpoint, Say
+from ..formats.checkpoint import Checkpoint
 from ..formats.hadamard import FEWEST_BITS, UNTURNED
 from ..formats.quantized import FLOATS
 from ..formats.safetensors import read_header
@@ -24,6 +25,8 @@ from .importance import Importance
 from .labels import config_text, labels_text
 from .recipe import Choice, Recipe
 from .tensors import PlainModel, check_finite, open_plain
+
+log = logging.getLogger("mlxrt")
 
 SHARD = 4 << 30
 JOURNAL = "convert.json"
@@ -55,26 +58,25 @@ def convert(
     checkpoint: Checkpoint,
     folder: Path,
     recipe: Recipe,
-    say: Say,
     shard_bytes: int = SHARD,
     weigh: Callable[[], Importance] = Importance,
 ) -> Converted:
     """Write `checkpoint` into the new `folder`. `weigh` is asked where codebooks are learned, which alone use it."""
     if folder.exists():
         raise BadRequest(f"{folder} exists; give a folder that is not there yet")
-    plain = open_plain(checkpoint, say)
+    plain = open_plain(checkpoint)
     recipe = Recipe(**{**vars(recipe), "experts": plain.experts})
     pieces = plan(plain, recipe, shard_bytes)
     partial = folder.with_name(f"{folder.name}.partial")
     learned = [piece.name for piece in pieces if piece.choice.form == "codebook"]
     importance = weigh() if learned else Importance()
     if importance.digest and (unseen := [name for name in learned if name not in importance.squares]):
-        say(f"the sample did not reach {len(unseen)} matrices ({unseen[0]}): their weights count alike")
-    start(partial, checkpoint, recipe, pieces, importance.digest, say)
+        log.info(f"the sample did not reach {len(unseen)} matrices ({unseen[0]}): their weights count alike")
+    start(partial, checkpoint, recipe, pieces, importance.digest)
     files = sorted({piece.file for piece in pieces})
     for number, file in enumerate(files, 1):
         if (partial / file).exists():
-            say(f"{number} of {len(files)}: {file} is there already")
+            log.info(f"{number} of {len(files)}: {file} is there already")
             continue
         mine = [piece for piece in pieces if piece.file == file]
         made: dict[str, mx.array] = {}
@@ -82,8 +84,8 @@ def convert(
             made |= tensors(plain, piece, recipe, importance)
             mx.eval(made)  # one by one: what encoding needs in between is freed before the next
         write_shard(partial / file, made)
-        say(f"{number} of {len(files)}: {file}, {len(mine)} tensors")
-    return finish(partial, folder, checkpoint, plain, recipe, pieces, say)
+        log.info(f"{number} of {len(files)}: {file}, {len(mine)} tensors")
+    return finish(partial, folder, checkpoint, plain, recipe, pieces)
 
 
 def plan(plain: PlainModel, recipe: Recipe, shard_bytes: int) -> list[Piece]:
@@ -118,7 +120,7 @@ def stored_bytes(shape: tuple[int, ...], choice: Choice) -> int:
     return count * choice.bits // 8
 
 
-def start(partial: Path, checkpoint: Checkpoint, recipe: Recipe, pieces: list[Piece], weighed: str, say: Say) -> None:
+def start(partial: Path, checkpoint: Checkpoint, recipe: Recipe, pieces: list[Piece], weighed: str) -> None:
     """The folder for a new conversion, or the one that an earlier run of the same left."""
     stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in checkpoint.files()]
     what = json.dumps([stats, asdict(recipe), [asdict(piece) for piece in pieces], weighed], default=str)
@@ -127,7 +129,7 @@ def start(partial: Path, checkpoint: Checkpoint, recipe: Recipe, pieces: list[Pi
         known = (partial / JOURNAL).read_text() if (partial / JOURNAL).is_file() else ""
         if known != digest:
             raise BadRequest(f"{partial} holds another conversion that was stopped; remove it or give another folder")
-        say(f"going on where {partial} was left")
+        log.info(f"going on where {partial} was left")
         return
     partial.mkdir(parents=True)
     (partial / JOURNAL).write_text(digest)
@@ -180,7 +182,6 @@ def finish(
     plain: PlainModel,
     recipe: Recipe,
     pieces: list[Piece],
-    say: Say,
 ) -> Converted:
     """Labels, index and tokenizer; then the folder gets its name."""
     headers = {file: read_header(partial / file) for file in sorted({piece.file for piece in pieces})}
@@ -198,7 +199,7 @@ def finish(
         texts["generation_config.json"] = checkpoint.generation
     for name, said in texts.items():
         (partial / name).write_text(json.dumps(said, indent=1, ensure_ascii=False), encoding="utf-8")
-    checkpoint.save_tokenizer(partial, say)
+    checkpoint.save_tokenizer(partial)
     (partial / JOURNAL).unlink()
     os.replace(partial, folder)
     return Converted(folder, parameters, nbytes)

@@ -12,12 +12,12 @@ import mlx.core as mx
 
 from ...errors import BadCheckpoint, UnsupportedModel, shown
 from ...models import CausalLM, find
-from ...models.config import ModelConfig
+from ...models.config import ModelConfig, unreported
 from ...models.moe_config import MoEConfig
 from ...models.qwen3_next import HybridConfig
 from ...models.sanitize_hybrid import gains_are_whole
 from ...models.sanitize_moe import stack_experts
-from ..formats.checkpoint import Checkpoint, Say
+from ..formats.checkpoint import Checkpoint
 from ..formats.fp8 import has_fp8, unpack_fp8
 from ..formats.jang import labels as jang
 from ..formats.quantized import FLOATS, refuse_methods
@@ -64,20 +64,21 @@ class PlainModel:
         return {"jang_norms_pre_shifted": gains_are_whole(self.config, dict(self.arrays))}
 
 
-def open_plain(checkpoint: Checkpoint, say: Say) -> PlainModel:
+def open_plain(checkpoint: Checkpoint) -> PlainModel:
     """Reads headers; tensors come when they are used."""
     family = find(checkpoint.config)
     if family.adapted:
         kind = shown(checkpoint.config.get("model_type"))
         raise UnsupportedModel(f"{kind} is computed by mlx-lm's module; convert it with mlx_lm.convert")
     refuse_methods(checkpoint.config)
-    config = family.parse(checkpoint.config, lambda line: None)
+    with unreported():
+        config = family.parse(checkpoint.config)
     bundle = jang.jang_of(checkpoint.config)
-    loaded, dtype = load(checkpoint, None, say)
+    loaded, dtype = load(checkpoint, None)
     arrays = select(family, loaded, jang.DROPS if bundle else ())
     dtype = dtype or main_dtype(arrays)
     if has_fp8(arrays):
-        arrays = unpack_fp8(arrays, checkpoint.config, dtype, say)
+        arrays = unpack_fp8(arrays, checkpoint.config, dtype)
     if isinstance(config, MoEConfig):
         arrays = stack_experts(arrays, config.num_experts)
     hints = Hints(in_our_names(checkpoint.config, family.rename), bundle)

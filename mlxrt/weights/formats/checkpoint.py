@@ -3,9 +3,7 @@
 Knows no file format and no architecture: folder.py and gguf.py supply the first, mlxrt.models the second.
 """
 
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,14 +13,8 @@ import mlx.core as mx
 if TYPE_CHECKING:
     from ...text import Tokenizer
 
-Say = Callable[[str], None]
 
 LARGEST_DIMENSION = 2**31 - 1  # MLX keeps a dimension in 32 bits and wraps silently beyond
-
-
-def tell(line: str) -> None:
-    """Where lines go when the caller gives no place: stderr, so that stdout stays the answer's."""
-    print(line, file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -47,7 +39,7 @@ class Checkpoint(ABC):
         """Every tensor as stored, from the headers; nothing is loaded."""
 
     @abstractmethod
-    def load(self, say: Say = tell) -> dict[str, mx.array]:
+    def load(self) -> dict[str, mx.array]:
         """Every tensor; a quantised X.weight comes packed with X.scales and, when affine, X.biases."""
 
     def beside(self, name: str) -> dict[str, mx.array] | None:
@@ -59,7 +51,7 @@ class Checkpoint(ABC):
         """The tokenizer stored with the weights; NoTokenizer when there is none."""
 
     @abstractmethod
-    def save_tokenizer(self, folder: Path, say: Say) -> None:
+    def save_tokenizer(self, folder: Path) -> None:
         """The tokenizer's files into another folder, for a converter; a line where they cannot be had."""
 
     @abstractmethod

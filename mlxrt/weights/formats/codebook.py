@@ -4,6 +4,7 @@ One file per layer and projection (codebook-layer-003-up_proj.safetensors), or o
 matrices. Refuses to guess: a code without a vector is an error.
 """
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from ...errors import BadCheckpoint, UnsupportedModel, shown
 from ...kernels.ops.codebook import expand
 from ...models.moe import ExpertLinear
 from ...models.quantized.codebook_linear import VectorExpertLinear, VectorLinear
-from .checkpoint import LARGEST_DIMENSION, Say
+from .checkpoint import LARGEST_DIMENSION
 from .int_matrix import described
 from .quantized import FLOATS
 from .weight_format import Stored
+
+log = logging.getLogger("mlxrt")
 
 Arrays = dict[str, mx.array]
 
@@ -98,7 +101,7 @@ def tensor_names(file: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, 
     return {"codebook": f"{path}.codebook", "indices": f"{path}.codes"}
 
 
-def listed(config: Mapping[str, Any], arrays: Arrays, say: Say) -> Arrays:
+def listed(config: Mapping[str, Any], arrays: Arrays) -> Arrays:
     """The matrices that codebook_config.json lists, as X.codes [out, in / g] and X.codebook."""
     given = config.get(LISTS)
     if given is None:
@@ -112,7 +115,7 @@ def listed(config: Mapping[str, Any], arrays: Arrays, say: Say) -> Arrays:
     used: set[str] = set()
     for entry in entries:
         path, codes, codebook, names = listed_matrix(entry, arrays)
-        made |= arranged(path, codes, codebook, sizes_of(path, entry), say)
+        made |= arranged(path, codes, codebook, sizes_of(path, entry))
         used |= names
     return {name: array for name, array in arrays.items() if name not in used} | made
 
@@ -139,7 +142,7 @@ def sizes_of(path: str, entry: Mapping[str, Any]) -> tuple[int, int]:
     return shape[0], shape[1]
 
 
-def arranged(path: str, codes: mx.array, codebook: mx.array, shape: tuple[int, int], say: Say) -> Arrays:
+def arranged(path: str, codes: mx.array, codebook: mx.array, shape: tuple[int, int]) -> Arrays:
     """Codes row by row; a matrix whose vectors reach across rows is unpacked, since no row can be read alone."""
     rows, columns = shape
     if codebook.ndim != 2 or not codebook.size or codes.dtype not in WHOLE:
@@ -153,5 +156,5 @@ def arranged(path: str, codes: mx.array, codebook: mx.array, shape: tuple[int, i
     if columns % length == 0:
         return {f"{path}.codes": codes.reshape(rows, columns // length), f"{path}.codebook": codebook}
     check_values(path, codes, codebook)
-    say(f"{path}: vectors of {length} reach across rows of {columns}; it is kept unpacked")
+    log.info(f"{path}: vectors of {length} reach across rows of {columns}; it is kept unpacked")
     return {f"{path}.weight": codebook[codes.flatten()].reshape(rows, columns)}

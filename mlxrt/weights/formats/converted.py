@@ -4,6 +4,7 @@ A matrix MLX has no layout for (columns out of order, odd groups, float8 with an
 is said. Refuses to know architectures: whatever has such tensors is read.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,8 +13,9 @@ import mlx.core as mx
 from ...errors import BadCheckpoint, UnsupportedModel, shown
 from . import awq, gptq
 from . import compressed_tensors as compressed
-from .checkpoint import Say
 from .int_matrix import Arrays, Codes, described
+
+log = logging.getLogger("mlxrt")
 
 Reader = Callable[[str, Mapping[str, Any], Arrays], Codes]
 READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
@@ -32,7 +34,7 @@ def method_of(config: Mapping[str, Any]) -> str | None:
     return method if isinstance(method, str) and method in READERS else None
 
 
-def convert(arrays: Arrays, config: Mapping[str, Any], dtype: mx.Dtype, say: Say) -> Arrays:
+def convert(arrays: Arrays, config: Mapping[str, Any], dtype: mx.Dtype) -> Arrays:
     """Every tensor of a checkpoint, its matrices as X.weight, X.scales and X.biases, or as plain X.weight."""
     method = method_of(config)
     if method is None:
@@ -41,7 +43,7 @@ def convert(arrays: Arrays, config: Mapping[str, Any], dtype: mx.Dtype, say: Say
     read, parts = READERS[method]
     if method == "compressed-tensors":
         check_format(given)
-        arrays = plain_bytes(arrays, dtype, say)
+        arrays = plain_bytes(arrays, dtype)
     first = f".{parts[0]}"
     made: Arrays = {}
     whole = []
@@ -58,7 +60,7 @@ def convert(arrays: Arrays, config: Mapping[str, Any], dtype: mx.Dtype, say: Say
         for part in parts:
             arrays.pop(f"{path}.{part}", None)
     if whole:
-        say(
+        log.info(
             f"{method}: {len(whole)} matrices ({shown(whole[0])} ...) have columns out of order or groups "
             "that MLX has no layout for; they are kept unpacked"
         )
@@ -74,7 +76,7 @@ def check_format(given: Mapping[str, Any]) -> None:
         )
 
 
-def plain_bytes(arrays: Arrays, dtype: mx.Dtype, say: Say) -> Arrays:
+def plain_bytes(arrays: Arrays, dtype: mx.Dtype) -> Arrays:
     """The matrices of one number a byte, unpacked: their scales are no powers of two, which is all mxfp8 has."""
     paths = [n.removesuffix(".weight_scale") for n in arrays if n.endswith(".weight_scale")]
     paths = [path for path in paths if f"{path}.weight" in arrays]
@@ -87,7 +89,7 @@ def plain_bytes(arrays: Arrays, dtype: mx.Dtype, say: Say) -> Arrays:
         if (given := arrays.pop(f"{path}.input_scale", None)) is not None and given.size != 1:
             raise BadCheckpoint(f"{path}.input_scale: expected one number, found {described(given)}")
     if paths:
-        say(
+        log.info(
             f"compressed-tensors: {len(paths)} matrices of bytes are unpacked (MLX has no layout for their scales); "
             "activations are not quantised"
         )

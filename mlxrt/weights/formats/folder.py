@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from ...errors import BadCheckpoint, ModelNotFound, UnsupportedModel, shown
 from . import codebook
-from .checkpoint import Checkpoint, Say, TensorInfo, tell
+from .checkpoint import Checkpoint, TensorInfo
 from .fp8 import SCALE
 from .jang import labels as jang
 from .json_text import parse_object
@@ -96,7 +96,7 @@ class FolderCheckpoint(Checkpoint):
             sizes |= tensors
         return sizes
 
-    def load(self, say: Say = tell) -> dict[str, mx.array]:
+    def load(self) -> dict[str, mx.array]:
         sizes = self.sizes()
         for tensor, info in sizes.items():
             if info.dtype == "F8_E4M3" and (tensor + SCALE in sizes or f"{tensor}_scale" in sizes):
@@ -132,7 +132,7 @@ class FolderCheckpoint(Checkpoint):
 
         return Tokenizer.from_folder(self.path)
 
-    def save_tokenizer(self, folder: Path, say: Say) -> None:
+    def save_tokenizer(self, folder: Path) -> None:
         for name in TEXT_FILES:
             if (self.path / name).is_file():
                 shutil.copyfile(self.path / name, folder / name)

@@ -3,6 +3,7 @@
 Knows names, bytes and scales; refuses to know which module a matrix belongs to.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,8 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import BadCheckpoint, UnsupportedModel, shown
-from .checkpoint import Say
+
+log = logging.getLogger("mlxrt")
 
 Arrays = dict[str, mx.array]
 
@@ -24,7 +26,7 @@ def has_fp8(arrays: Arrays) -> bool:
     return any(name.endswith(SCALE) for name in arrays)
 
 
-def unpack_fp8(arrays: Arrays, config: Mapping[str, Any], dtype: mx.Dtype, say: Say) -> Arrays:
+def unpack_fp8(arrays: Arrays, config: Mapping[str, Any], dtype: mx.Dtype) -> Arrays:
     """Every FP8 matrix in a form MLX computes with, exactly: mxfp8 where all scales are powers of two, else `dtype`."""
     block = block_of(config)
     names = [name.removesuffix(SCALE) for name in arrays if name.endswith(SCALE)]
@@ -39,7 +41,7 @@ def unpack_fp8(arrays: Arrays, config: Mapping[str, Any], dtype: mx.Dtype, say: 
         else:
             arrays[name] = (mx.from_fp8(codes, mx.float32) * spread(scale, codes.shape, block)).astype(dtype)
     word, size = ("mxfp8", 33 / 32) if fits else (str(dtype).removeprefix("mlx.core."), dtype.size)
-    say(f"{len(names)} FP8 matrices, {stored / 1e9:.2f} GB, are held as {word}, {stored * size / 1e9:.2f} GB")
+    log.info(f"{len(names)} FP8 matrices, {stored / 1e9:.2f} GB, are held as {word}, {stored * size / 1e9:.2f} GB")
     return arrays
 
 

@@ -3,6 +3,7 @@
 Refuses to know file formats and architectures; it only compares names, shapes and dtypes.
 """
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +15,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from ...errors import BadCheckpoint, shown
 from ...models import CausalLM, find
-from ..formats.checkpoint import Checkpoint, Say, tell
+from ..formats.checkpoint import Checkpoint
 from ..formats.codebook import listed
 from ..formats.converted import convert, method_of
 from ..formats.fp8 import SCALE, has_fp8, unpack_fp8
@@ -25,46 +26,44 @@ from ..formats.quantized import FLOATS, Layout, contradictions, kind, refuse_met
 from ..formats.weight_format import Stored
 from .layouts import Hints, find_layouts
 
+log = logging.getLogger("mlxrt")
+
 Arrays = dict[str, mx.array]
 HEAD, TABLE = "lm_head.", "embed_tokens."
 AS_STORED = (".norms", ".codebook")  # read into float32 where they are used: a cast to bfloat16 would lose bits
 
 
-def build(
-    checkpoint: Checkpoint, *, dtype: mx.Dtype | None = None, dequantise: bool = False, say: Say = tell
-) -> CausalLM:
+def build(checkpoint: Checkpoint, *, dtype: mx.Dtype | None = None, dequantise: bool = False) -> CausalLM:
     """The model of a checkpoint, its weights in memory; `dequantise` gives plain matrices for packed ones."""
     family = find(checkpoint.config)
     if family.adapted:
         from .mlx_lm import fill_foreign
 
         refuse_methods(checkpoint.config)
-        return fill_foreign(checkpoint, dtype=dtype, dequantise=dequantise, say=say)
-    return fill(family, checkpoint, dtype=dtype, dequantise=dequantise, say=say)
+        return fill_foreign(checkpoint, dtype=dtype, dequantise=dequantise)
+    return fill(family, checkpoint, dtype=dtype, dequantise=dequantise)
 
 
-def fill(
-    family: type[CausalLM], checkpoint: Checkpoint, *, dtype: mx.Dtype | None, dequantise: bool, say: Say
-) -> CausalLM:
+def fill(family: type[CausalLM], checkpoint: Checkpoint, *, dtype: mx.Dtype | None, dequantise: bool) -> CausalLM:
     """`build` for a family that is already known."""
     refuse_methods(checkpoint.config)
-    config = family.parse(checkpoint.config, say)
+    config = family.parse(checkpoint.config)
     check_depth(checkpoint, family.rename)
     model = family(config)  # type: ignore[call-arg]  # every family takes its config; nn.Module takes nothing
-    loaded, dtype = load(checkpoint, dtype, say, family)
+    loaded, dtype = load(checkpoint, dtype, family)
     bundle = jang.jang_of(checkpoint.config)
     arrays = select(family, loaded, jang.DROPS if bundle else ())
     if has_fp8(arrays):
-        dtype = dtype or fitting_dtype(family, arrays, say)
-        arrays = unpack_fp8(arrays, checkpoint.config, dtype, say)
+        dtype = dtype or fitting_dtype(family, arrays)
+        arrays = unpack_fp8(arrays, checkpoint.config, dtype)
     arrays = family.arrange(config, arrays)
     drop_tied_head(model, arrays)
-    dtype = dtype or fitting_dtype(family, arrays, say)
+    dtype = dtype or fitting_dtype(family, arrays)
     hints = Hints(in_our_names(checkpoint.config, family.rename), bundle)
     layouts = find_layouts(model, arrays, hints)
     for line in contradicted(hints, layouts):
-        say(line)
-    plain = layouts if dequantise else tables(model, layouts, say)
+        log.warning(line)
+    plain = layouts if dequantise else tables(model, layouts)
     arrays = dequantised(arrays, plain, dtype)
     packed = {path: layout for path, layout in layouts.items() if path not in plain}
     place(model, replace(model, arrays, packed, dtype), dtype)
@@ -79,32 +78,32 @@ def contradicted(hints: Hints, layouts: Mapping[str, Stored]) -> Iterable[str]:
         yield from hints.jang.contradictions(layouts)
 
 
-def tables(model: nn.Module, layouts: Mapping[str, Stored], say: Say) -> dict[str, Stored]:
+def tables(model: nn.Module, layouts: Mapping[str, Stored]) -> dict[str, Stored]:
     """Embeddings in layouts that have no embedding of their own: these are unpacked."""
     modules = dict(model.named_modules())
     found = {p: x for p, x in layouts.items() if isinstance(modules[p], nn.Embedding) and not isinstance(x, Layout)}
     for path, layout in found.items():
-        say(f"{path} is {layout}; as an embedding it is kept unpacked")
+        log.info(f"{path} is {layout}; as an embedding it is kept unpacked")
     return found
 
 
 def load(
-    checkpoint: Checkpoint, dtype: mx.Dtype | None, say: Say, family: type[CausalLM] = CausalLM
+    checkpoint: Checkpoint, dtype: mx.Dtype | None, family: type[CausalLM] = CausalLM
 ) -> tuple[Arrays, mx.Dtype | None]:
     """Every tensor, those of other quantisers as MLX's; and the dtype, which is chosen before new floats are made."""
-    arrays = checkpoint.load(say)
+    arrays = checkpoint.load()
     if jang.jang_of(checkpoint.config) is not None:
         jang.check_finite(arrays)
         if (sidecar := checkpoint.beside(jang.SIDECAR)) is not None:
             check_sidecar(jang.SIDECAR, sidecar)
-    arrays = listed(checkpoint.config, arrays, say)
+    arrays = listed(checkpoint.config, arrays)
     if has_streams(arrays):
-        dtype = dtype or fitting_dtype(family, arrays, say)
-        return read_streams(arrays, dtype, say), dtype
+        dtype = dtype or fitting_dtype(family, arrays)
+        return read_streams(arrays, dtype), dtype
     if method_of(checkpoint.config) is None:
         return arrays, dtype
-    dtype = dtype or fitting_dtype(family, arrays, say)
-    return convert(arrays, checkpoint.config, dtype, say), dtype
+    dtype = dtype or fitting_dtype(family, arrays)
+    return convert(arrays, checkpoint.config, dtype), dtype
 
 
 def check_depth(checkpoint: Checkpoint, rename: Callable[[str], str]) -> None:
@@ -153,12 +152,12 @@ def drop_tied_head(model: nn.Module, arrays: Arrays) -> None:
         del arrays[name]
 
 
-def fitting_dtype(family: type[CausalLM], arrays: Arrays, say: Say) -> mx.Dtype:
+def fitting_dtype(family: type[CausalLM], arrays: Arrays) -> mx.Dtype:
     """The dtype of the weights, unless the family's activations do not fit into it."""
     dtype = main_dtype(arrays)
     if dtype != mx.float16 or not family.OUTGROWS_HALF:
         return dtype
-    say("the weights are float16, computed in bfloat16: the activations of this family outgrow float16")
+    log.warning("the weights are float16, computed in bfloat16: the activations of this family outgrow float16")
     return mx.bfloat16
 
 

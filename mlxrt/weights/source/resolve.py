@@ -3,9 +3,8 @@
 It knows the forms a name can take and in which order they are tried; it opens nothing.
 """
 
+import logging
 import os
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,11 +15,9 @@ from . import hub, pinned
 from .alias import ALIASES
 from .hub import Repository
 
+log = logging.getLogger("mlxrt")
+
 FORMS = "a folder, a .gguf file, owner/name[@revision] or owner/name:FILE.gguf on the hub, shape:NAME[@4bit]"
-
-
-def tell(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,6 @@ class Terms:
     token: str | None = None
     refresh: bool = False  # ask the hub even when the cache has an answer
     verify: bool = False  # read every byte again
-    say: Callable[[str], None] = tell
 
 
 def locate(
@@ -51,10 +47,9 @@ def locate(
     revision: str | None = None,
     offline: bool = False,
     token: str | None = None,
-    say: Callable[[str], None] = tell,
 ) -> Located:
     """Find a model, fetching it when it is not here. What the cache holds is used without asking anybody."""
-    return find(name, Terms(revision, offline or offline_by_environment(), token, say=say))
+    return find(name, Terms(revision, offline or offline_by_environment(), token))
 
 
 def fetch(
@@ -64,10 +59,9 @@ def fetch(
     offline: bool = False,
     token: str | None = None,
     verify: bool = False,
-    say: Callable[[str], None] = tell,
 ) -> tuple[Path, int]:
     """What `mlxrt pull` does: the newest version into the cache, if wanted every byte verified; its path and bytes."""
-    terms = Terms(revision, offline or offline_by_environment(), token, refresh=True, verify=verify, say=say)
+    terms = Terms(revision, offline or offline_by_environment(), token, refresh=True, verify=verify)
     located = find(name, terms)
     if located.path is None:
         raise BadRequest(f"{name} is made from random numbers when it is loaded; there is nothing to pull")
@@ -91,7 +85,7 @@ def find(name: str, terms: Terms) -> Located:
         return local(name, path, terms)
     if name in ALIASES:
         refuse_hub_options(name, terms)
-        found = pinned.obtain(ALIASES[name], offline=terms.offline, say=terms.say, verify=terms.verify)
+        found = pinned.obtain(ALIASES[name], offline=terms.offline, verify=terms.verify)
         return Located(name, "gguf", found)
     if name.startswith("shape:"):
         refuse_hub_options(name, terms)
@@ -108,7 +102,7 @@ def known() -> str:
 def local(name: str, path: Path, terms: Terms) -> Located:
     refuse_hub_options(name, terms)
     if name in ALIASES:
-        terms.say(f"{name} is a file or folder here and an alias; taking {path.absolute()}")
+        log.warning(f"{name} is a file or folder here and an alias; taking {path.absolute()}")
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelNotFound(f"{name} is a file, but no .gguf; for safetensors give the folder with config.json")
@@ -125,9 +119,9 @@ def remote(name: str, repo: Repository, terms: Terms) -> Located:
     if terms.revision and repo.revision and terms.revision != repo.revision:
         raise BadRequest(f"{name} names revision {repo.revision}, but {terms.revision} was given too; give one")
     repo = Repository(repo.id, repo.revision or terms.revision, repo.file)
-    path = hub.download(repo, offline=terms.offline, token=terms.token, say=terms.say, refresh=terms.refresh)
+    path = hub.download(repo, offline=terms.offline, token=terms.token, refresh=terms.refresh)
     if terms.verify:
-        hub.verify(path, terms.say)
+        hub.verify(path)
     return Located(name, "gguf" if repo.file else "folder", path)
 
 

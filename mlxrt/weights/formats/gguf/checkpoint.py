@@ -4,6 +4,7 @@ Refuses to know the byte layout (gguf_directory, gguf_tensors), what the metadat
 architectures are like (gguf_families).
 """
 
+import logging
 import re
 import sys
 from collections import Counter
@@ -15,11 +16,13 @@ import mlx.core as mx
 import numpy as np
 
 from ....errors import BadCheckpoint, NoTokenizer, UnsupportedModel, shown
-from ..checkpoint import Checkpoint, Say, TensorInfo, tell
+from ..checkpoint import Checkpoint, TensorInfo
 from .config import synthesise
 from .families import FAMILIES
 from .header import TensorRecord, read_directory
 from .tensors import PLAIN, convert, needs_dequantising, stored_rows, unpermute
+
+log = logging.getLogger("mlxrt")
 
 if TYPE_CHECKING:
     from ....text import Tokenizer
@@ -55,11 +58,11 @@ class GgufCheckpoint(Checkpoint):
     def records(self) -> list[TensorRecord]:
         return [r for r in self.directory.tensors.values() if r.name != FREQUENCIES or not self.has_factors()]
 
-    def load(self, say: Say = tell) -> dict[str, mx.array]:
+    def load(self) -> dict[str, mx.array]:
         records: Iterable[TensorRecord] = self.records()
         if slow := Counter(r.kind for r in records if needs_dequantising(r)):
             kinds = ", ".join(f"{count} {kind}" for kind, count in slow.most_common())
-            say(
+            log.info(
                 f"{self.name}: MLX has no kernel for these GGUF kinds: {kinds}; dequantising them to float16 on the CPU"
             )
             records = watched(records)
@@ -113,7 +116,7 @@ class GgufCheckpoint(Checkpoint):
             )
         return Tokenizer.from_gguf(self.metadata)
 
-    def save_tokenizer(self, folder: Path, say: Say) -> None:
+    def save_tokenizer(self, folder: Path) -> None:
         from ....text import Tokenizer
         from ....text.gguf_folder import write_folder
 
@@ -122,7 +125,9 @@ class GgufCheckpoint(Checkpoint):
             return
         for name in ("tokenizer.json", "tokenizer_config.json"):
             (folder / name).unlink(missing_ok=True)
-        say(f"{self.name}: its vocabulary has no form as tokenizer.json; copy the original's tokenizer files beside")
+        log.warning(
+            f"{self.name}: its vocabulary has no form as tokenizer.json; copy the original's tokenizer files beside"
+        )
 
     def files(self) -> list[Path]:
         return [self.path]

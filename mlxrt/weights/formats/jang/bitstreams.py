@@ -4,14 +4,18 @@ Read into MLX's affine layout, value for value. Widths that change inside a matr
 code fits more bits, and its scale and bias stay. Refuses to know architectures.
 """
 
+import logging
+
 import mlx.core as mx
 import numpy as np
 
 from ....errors import BadCheckpoint, shown
 from ....kernels.ops.bitpack import pack
-from ..checkpoint import LARGEST_DIMENSION, Say
+from ..checkpoint import LARGEST_DIMENSION
 from ..int_matrix import Arrays, described
 from ..quantized import AFFINE_BITS, FLOATS
+
+log = logging.getLogger("mlxrt")
 
 PARTS = ("qweight", "scales", "biases", "zeros", "bits", "bit_map", "block_offsets", "shape")
 BLOCK = 64
@@ -22,7 +26,7 @@ def has_streams(arrays: Arrays) -> bool:
     return any(name.endswith(".qweight") and array.dtype == mx.uint8 for name, array in arrays.items())
 
 
-def read_streams(arrays: Arrays, dtype: mx.Dtype, say: Say) -> Arrays:
+def read_streams(arrays: Arrays, dtype: mx.Dtype) -> Arrays:
     """Every tensor, the streams as X.weight, X.scales and X.biases, or as plain X.weight where rows share blocks."""
     made: Arrays = {}
     plain = []
@@ -38,7 +42,9 @@ def read_streams(arrays: Arrays, dtype: mx.Dtype, say: Say) -> Arrays:
         for part in PARTS:
             arrays.pop(f"{path}.{part}", None)
     if plain:
-        say(f"JANG 1: {len(plain)} matrices ({shown(plain[0])} ...) have blocks across rows; they are kept unpacked")
+        log.info(
+            f"JANG 1: {len(plain)} matrices ({shown(plain[0])} ...) have blocks across rows; they are kept unpacked"
+        )
     if twice := sorted(made.keys() & arrays.keys()):
         raise BadCheckpoint(f"{shown(twice[0])} is in the checkpoint twice: as a stream and as itself")
     return arrays | made
