@@ -32,22 +32,22 @@ test: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -rs $(HANGS) $(PYTEST)
 
 # Every kernel in every case, dtype and thread order, in the Metal simulator (needs g++). Who notices a kernel that is
-# wrong: python -m tests.kernels.mutate (docs/add-a-kernel.md).
+# wrong: python -m tests.long.mutate_kernels (docs/add-a-kernel.md).
 test-kernels: $(READY)
-	@MLXRT_KERNEL_CASES=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -rs $(HANGS) tests/kernels tests/metal_sim $(PYTEST)
+	@MLXRT_KERNEL_CASES=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -rs $(HANGS) tests/kernels tests/support/metal_sim $(PYTEST)
 
 # What takes minutes or downloads: see docs/numbers.md. Every line fails on a difference.
 test-all: test $(PEERS)
-	@$(BIN)/python -m tests.fuzz.run_fuzz --count 2000
-	@$(BIN)/python -m tests.jang.fuzz --count 1000
+	@$(BIN)/python -m tests.long.fuzz_checkpoints --count 2000
+	@$(BIN)/python -m tests.long.fuzz_jang --count 1000
 	@$(BIN)/python -m bench.jang_quality
 	@$(BIN)/python tests/text/token_vectors.py
-	@$(BIN)/python tests/hub/check_macos_resolve.py
-	@$(BIN)/python -m tests.machine.run --programs 3000
-	@$(BIN)/python -m tests.machine.faults
-	@$(BIN)/python -m tests.scheduler.run --programs 2000
-	@$(BIN)/python -m tests.scheduler.soak
-	@$(BIN)/python -m tests.disk.kill --saves 200
+	@$(BIN)/python tests/long/check_macos_resolve.py
+	@$(BIN)/python -m tests.long.state_machine --programs 3000
+	@$(BIN)/python -m tests.long.planted_faults
+	@$(BIN)/python -m tests.long.scheduler --programs 2000
+	@$(BIN)/python -m tests.long.soak
+	@$(BIN)/python -m tests.long.kill_during_save --saves 200
 	@$(BIN)/python -m bench.peer_tokens
 	@$(BIN)/python -m bench.perplexity
 	@if [ -d ../shared/fixtures/parity ]; then \

@@ -6,7 +6,7 @@ import pytest
 
 import mlxrt  # noqa: F401
 
-from .log_lines import stop_capturing
+from .support.log_lines import stop_capturing
 
 
 @pytest.fixture

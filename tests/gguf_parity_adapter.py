@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from tests import parity_adapter
-from tests.weights.llama_cpp_files import convert
+from tests.support.llama_cpp_files import convert
 
 KEPT = tempfile.TemporaryDirectory(prefix="mlxrt-gguf-")
 

@@ -12,8 +12,8 @@ import time
 import mlx.core as mx
 
 from mlxrt import Engine, EngineConfig, Request, SamplingParams
-from tests.models.toy import KINDS, make
-from tests.oracle import logits
+from tests.support.oracle import logits
+from tests.support.toy_models import KINDS, make
 
 quiet = dict()
 

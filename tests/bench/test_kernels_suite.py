@@ -10,8 +10,8 @@ from mlxrt.bench.sides.kernels import KernelBench
 from mlxrt.bench.statistics import Patience
 from mlxrt.bench.suites import cases
 from mlxrt.bench.suites.kernels import PLAIN
-from tests.metal_sim import NoCompiler, Simulator
-from tests.metal_sim.toolchain import compiler
+from tests.support.metal_sim import NoCompiler, Simulator
+from tests.support.metal_sim.toolchain import compiler
 
 
 def test_without_a_gpu_it_says_so():

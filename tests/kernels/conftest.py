@@ -2,8 +2,8 @@
 
 import pytest
 
-from ..metal_sim import NoCompiler
-from ..metal_sim.toolchain import cache_folder, compiler
+from ..support.metal_sim import NoCompiler
+from ..support.metal_sim.toolchain import cache_folder, compiler
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ from mlxrt.kernels import OPS, gpu_of
 from mlxrt.kernels.cuda.nvrtc import tool
 from mlxrt.kernels.error_report import cases_of
 
-from .nvrtc import Compiled, complaints
-from .test_bundle import constants, laid
+from ..support.kernels.nvrtc import Compiled, complaints
+from .test_constant_buffer import constants, laid
 
 pytestmark = pytest.mark.skipif(
     tool() is None, reason="NVIDIA's compiler is not here: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"

@@ -6,9 +6,9 @@ from mlxrt.kernels import OPS, gpu_of
 from mlxrt.kernels.error_report import DTYPES, cases_of, prove, truth
 from mlxrt.kernels.registry import OPS as REGISTRY
 
-from ..metal_sim import ASCENDING, DESCENDING, Simulator
-from ..metal_sim.lint import lint
-from .mutants import mutants, pieces
+from ..support.kernels.mutants import mutants, pieces
+from ..support.metal_sim import ASCENDING, DESCENDING, Simulator
+from ..support.metal_sim.lint import lint
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "add-a-kernel.md"
 

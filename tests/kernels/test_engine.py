@@ -8,9 +8,9 @@ from mlxrt.cli import doctor, main
 from mlxrt.engine import load as loader
 from mlxrt.kernels import OPS, gpu_of
 
-from ..log_lines import capture_log
-from ..metal_sim import Simulator
-from ..weights.tiny_files import CONFIG, float_weights, write_folder
+from ..support.log_lines import capture_log
+from ..support.metal_sim import Simulator
+from ..support.tiny_files import CONFIG, float_weights, write_folder
 
 QWEN = CONFIG | {
     "model_type": "qwen3",

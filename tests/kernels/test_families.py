@@ -9,7 +9,7 @@ from mlxrt.kernels import Kernels, gpu_of
 from mlxrt.models import find
 from mlxrt.weights.random_models import random_weights, shape_config
 
-from ..metal_sim import Simulator
+from ..support.metal_sim import Simulator
 
 LAYERS = 4
 SMALL = {

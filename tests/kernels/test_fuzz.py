@@ -7,8 +7,8 @@ import pytest
 
 from mlxrt.kernels import OPS
 
-from ..metal_sim import ASCENDING
-from .fuzz import DRAWS, look
+from ..long.fuzz_kernels import DRAWS, look
+from ..support.metal_sim import ASCENDING
 
 
 @pytest.mark.parametrize("name", DRAWS)

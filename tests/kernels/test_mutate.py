@@ -6,9 +6,9 @@ import pytest
 
 from mlxrt.kernels import OPS
 
-from .hunt import REFUSED, SURVIVED, alarms, hunt
-from .mutants import Mutant, Piece, functions, mutants, pieces, together
-from .mutate import Result, all_mutants, explanations, judge
+from ..long.mutate_kernels import Result, all_mutants, explanations, judge
+from ..support.kernels.mutants import Mutant, Piece, functions, mutants, pieces, together
+from ..support.kernels.try_mutant import REFUSED, SURVIVED, alarms, hunt
 
 TEXT = """
     uint lane = thread_index_in_simdgroup; // lane < 3 is a comment

@@ -11,9 +11,9 @@ import pytest
 from mlxrt.kernels import OPS, backend, gpu_of
 from mlxrt.kernels.error_report import DTYPES, cases_of, leaves, prove, truth, with_kernels
 
-from ..metal_sim import ASCENDING, DESCENDING, Simulator, spaces
-from ..metal_sim.lint import lint
-from .cases import all_cases
+from ..support.kernels.cases import all_cases
+from ..support.metal_sim import ASCENDING, DESCENDING, Simulator, spaces
+from ..support.metal_sim.lint import lint
 
 EVERYTHING = os.environ.get("MLXRT_KERNEL_CASES") == "all"
 

@@ -18,8 +18,8 @@ from mlxrt.errors import BadCheckpoint, BadRequest, BadSnapshot, CannotRewind, N
 from mlxrt.models import FAMILIES, find
 from mlxrt.models.mlx_lm_adapter import MlxLm, cut_limit
 
-from ..log_lines import capture_log
-from .foreign_configs import VOCAB, tiny
+from ..support.log_lines import capture_log
+from .mlx_lm_configs import VOCAB, tiny
 
 # Every cache of every layer can be cut: any stored prefix is reused.
 PLAIN = """cohere deepseek deepseek_v3 dots1 ernie4_5 exaone gemma glm glm4 gpt2 gpt_bigcode gpt_neox gptj granite

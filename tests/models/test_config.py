@@ -5,7 +5,7 @@ import pytest
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
 from mlxrt.models import find
 
-from ..log_lines import capture_log
+from ..support.log_lines import capture_log
 
 RAW = {
     "model_type": "llama",

@@ -19,7 +19,7 @@ from mlxrt.models.multimodal import text_name
 from mlxrt.weights import FolderCheckpoint, build
 
 from .. import parity_adapter as adapter
-from ..log_lines import capture_log
+from ..support.log_lines import capture_log
 
 HERE = Path(__file__).parents[1] / "parity"
 SHARED = Path(__file__).parents[3] / "shared/fixtures/parity"

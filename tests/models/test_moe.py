@@ -15,7 +15,7 @@ from mlxrt.models.moe import (
     softmax_then_choose,
 )
 from mlxrt.models.sanitize_moe import rename_experts, stack_experts
-from tests.weights import layout_truth
+from tests.support import layout_truth
 
 E, DIM, HIDDEN = 5, 64, 32
 LAYOUTS = [("affine", bits, 32) for bits in (2, 3, 4, 5, 6, 8)] + [("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)]

@@ -16,10 +16,10 @@ from mlxrt.models.moe import PackedExpertLinear
 from mlxrt.weights.formats.folder import FolderCheckpoint
 from mlxrt.weights.load.fill import build
 from mlxrt.weights.random_models import shape_config
-from tests.oracle import Dense
 from tests.parity_adapter import Stepper, batch, engine_of, logits
+from tests.support.oracle import Dense
 
-from ..log_lines import capture_log
+from ..support.log_lines import capture_log
 
 FIXTURES = Path(__file__).parents[1] / "parity"
 ARCHS = ("qwen3_moe", "mixtral", "minimax_m2", "gpt_oss")

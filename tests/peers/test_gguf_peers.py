@@ -14,7 +14,7 @@ import pytest
 
 from mlxrt.bench.side import Side
 from mlxrt.weights import GgufCheckpoint, build
-from tests.weights.llama_cpp_files import convert
+from tests.support.llama_cpp_files import convert
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("xllamacpp") is None, reason="pip install xllamacpp: llama.cpp is not here"

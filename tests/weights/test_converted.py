@@ -11,9 +11,9 @@ from mlxrt.errors import BadCheckpoint, MlxrtError, UnsupportedModel
 from mlxrt.kernels.ops.bitpack import pack, unpack_fields
 from mlxrt.weights import FolderCheckpoint, build
 
-from ..log_lines import capture_log
-from . import other_packers as packers
-from .tiny_files import CONFIG, MATRICES, float_weights, write_folder
+from ..support import other_packers as packers
+from ..support.log_lines import capture_log
+from ..support.tiny_files import CONFIG, MATRICES, float_weights, write_folder
 
 PACKED = [f"model.layers.{i}.{name}" for i in range(2) for name in MATRICES]
 

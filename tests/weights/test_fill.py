@@ -7,7 +7,7 @@ from mlx.utils import tree_flatten
 
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
 from mlxrt.weights import FolderCheckpoint, build
-from tests.weights.tiny_files import CONFIG, float_weights, write_folder
+from tests.support.tiny_files import CONFIG, float_weights, write_folder
 
 TIED = CONFIG | {"tie_word_embeddings": True}
 

@@ -10,7 +10,7 @@ import pytest
 from mlxrt.errors import BadCheckpoint, ModelNotFound, NoTokenizer, UnsupportedModel
 from mlxrt.weights import FolderCheckpoint, build
 from mlxrt.weights.formats.folder import INDEX
-from tests.weights.tiny_files import CONFIG, float_weights, write_folder
+from tests.support.tiny_files import CONFIG, float_weights, write_folder
 
 DEEP = b'{"model_type":' + b"[" * 900 + b"]" * 900 + b"}"
 

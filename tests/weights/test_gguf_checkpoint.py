@@ -12,9 +12,9 @@ from mlx.utils import tree_flatten
 from mlxrt.errors import BadCheckpoint, NoTokenizer, UnsupportedModel
 from mlxrt.weights import FolderCheckpoint, GgufCheckpoint, build
 from mlxrt.weights.formats.gguf.tensors import convert, stored_rows
-from tests.weights.tiny_files import CONFIG, add_tensor, float_weights, gguf_name, write_folder, write_gguf
+from tests.support.tiny_files import CONFIG, add_tensor, float_weights, gguf_name, write_folder, write_gguf
 
-from ..log_lines import capture_log
+from ..support.log_lines import capture_log
 
 PACKED = ("Q4_0", "Q4_1", "Q8_0")
 

@@ -8,7 +8,7 @@ import pytest
 
 from mlxrt.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 from mlxrt.weights.formats.gguf.header import KINDS, read_directory
-from tests.weights.tiny_files import CONFIG, float_weights, write_gguf
+from tests.support.tiny_files import CONFIG, float_weights, write_gguf
 
 
 def every_type(writer) -> None:

@@ -17,10 +17,10 @@ from mlxrt.weights import FolderCheckpoint, GgufCheckpoint, build
 from mlxrt.weights.formats.gguf.config import synthesise
 from mlxrt.weights.formats.gguf.families import FAMILIES
 from tests.parity_adapter import batch, logits
-from tests.weights.llama_cpp_files import convert, tensors
-from tests.weights.llama_cpp_files import read as spelled
+from tests.support.llama_cpp_files import convert, tensors
+from tests.support.llama_cpp_files import read as spelled
 
-from ..log_lines import capture_log
+from ..support.log_lines import capture_log
 
 FIXTURES = Path(__file__).parents[1] / "parity"
 ROWS = [

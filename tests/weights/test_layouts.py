@@ -8,10 +8,10 @@ import pytest
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
 from mlxrt.weights import FolderCheckpoint, build
 from mlxrt.weights.formats.quantized import Layout, PackedEmbedding
-from tests.weights import layout_truth
-from tests.weights.tiny_files import CONFIG, float_weights, write_folder
+from tests.support import layout_truth
+from tests.support.tiny_files import CONFIG, float_weights, write_folder
 
-from ..log_lines import capture_log
+from ..support.log_lines import capture_log
 
 AFFINE = [("affine", bits, group) for bits in (1, 2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
 BLOCKS = [("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)]

@@ -9,8 +9,8 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from tests.weights import layout_truth
-from tests.weights.tiny_files import CONFIG, float_weights, write_folder
+from tests.support import layout_truth
+from tests.support.tiny_files import CONFIG, float_weights, write_folder
 
 AFFINE = [("affine", bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
 BLOCKS = [("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)]

@@ -9,7 +9,7 @@ import pytest
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
 from mlxrt.weights import FolderCheckpoint
 from mlxrt.weights.formats.safetensors import BITS, read_header
-from tests.weights.tiny_files import write_folder
+from tests.support.tiny_files import write_folder
 
 GOOD = {
     "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},

@@ -1,0 +1,111 @@
+"""What the user asks of the cache: applied exactly, said in one line, or refused before the first token."""
+
+import pytest
+
+import mlxrt
+from mlxrt import Engine, EngineConfig, Request, SamplingParams
+from mlxrt.cache.memory import FullKV, Quantised, RingKV, WindowKV
+from tests.support.oracle import truth
+from tests.support.toy_models import make
+
+from ..support.log_lines import capture_log
+
+P = tuple(range(5, 45))
+
+
+class AsChosen:
+    """A model as the oracle must see it: with the specs the engine chose."""
+
+    def __init__(self, engine):
+        self.engine = engine
+
+    def memory(self):
+        return self.engine.specs
+
+    def __call__(self, tokens, views):
+        return self.engine.model(tokens, views)
+
+    def logits(self, hidden):
+        return self.engine.model.logits(hidden)
+
+
+@pytest.mark.parametrize("kv", ["q8", "q6", "q4", "q3", "q2", "k8v4"])
+def test_quantised_kinds_equal_recomputation_with_the_same_bits(kv):
+    said = capture_log()
+    engine = Engine(make("wfs"), EngineConfig(kv=kv, chunk=7))
+    assert len(said) == 1 and said[0].startswith(f"kv {kv}: ")
+    assert ("k8v4 differs far less" in said[0]) == (kv in ("q4", "q3", "q2"))
+    assert all(isinstance(s.codec, Quantised) for s in engine.specs if isinstance(s, FullKV))
+    assert engine.generate(P, max_tokens=30).tokens == truth(AsChosen(engine), P, 30)
+    again = engine.generate((*P, 1), max_tokens=5)
+    assert again.cached_tokens == len(P) and again.tokens == truth(AsChosen(engine), (*P, 1), 5)
+
+
+def test_a_window_on_full_attention_equals_recomputation_under_that_mask():
+    said = capture_log()
+    engine = Engine(make("wf"), EngineConfig(max_kv_size=16))
+    assert len(said) == 1 and "max_kv_size 16" in said[0]
+    assert [type(s) for s in engine.specs] == [WindowKV, RingKV] * 2
+    want = truth(AsChosen(engine), P, 40)
+    assert engine.generate(P, max_tokens=40).tokens == want
+    assert want != truth(engine.model, P, 40)  # the mask matters
+    places = engine.stats().kv_bytes
+    engine.generate((*P, *want), max_tokens=60)
+    assert engine.groups[1].pool.used < 12  # one place a sequence and its checkpoints, whatever the length
+    assert places
+
+
+def test_memory_really_shrinks():
+    """Bytes of 8 and 4 bit keys and values, scales included, against bfloat16."""
+    import mlx.core as mx
+
+    model = make("f", size=32)
+    model.set_dtype(mx.bfloat16)
+    sizes = {}
+    for kv in ("full", "q8", "q4"):
+        engine = Engine(model, EngineConfig(kv=kv))
+        engine.generate(tuple(i % 90 for i in range(1000)), max_tokens=2)
+        sizes[kv] = sum(p.nbytes for pool in engine.runner.pools.values() for p in pool)
+    assert sizes["q8"] <= 0.57 * sizes["full"] and sizes["q4"] <= 0.32 * sizes["full"]
+
+
+@pytest.mark.parametrize(
+    "kinds, options, words",
+    [
+        ("f", dict(kv="q5"), "kv must be one of"),
+        ("r", dict(kv="q8"), "does not apply"),
+        ("w", dict(max_kv_size=64), "does not apply"),
+        ("f", dict(max_kv_size=8), "above 8"),
+    ],
+)
+def test_what_does_not_apply_is_refused(kinds, options, words):
+    with pytest.raises(mlxrt.BadRequest, match=words):
+        Engine(make(kinds), EngineConfig(**options))
+
+
+def test_heads_that_cannot_be_quantised_are_refused():
+    class Odd(type(make("f"))):
+        def memory(self):
+            return [FullKV(2, 24) for _ in range(4)]
+
+    with pytest.raises(mlxrt.UnsupportedModel, match="head_dim 24"):
+        Engine(Odd(make("f").config), EngineConfig(kv="q8"))
+
+
+def test_a_batch_of_very_different_lengths_holds_what_it_must():
+    """One long and seven short sequences: bytes within 5 % of the sum of their lengths, rounded up to blocks."""
+    engine = Engine(make("f", size=4))
+    lengths = [600, *[32] * 7]
+    requests = [
+        Request(tokens=tuple((i * 7 + j) % 90 for j in range(n)), params=SamplingParams(max_tokens=4))
+        for i, n in enumerate(lengths)
+    ]
+    with engine.stream(requests) as stream:
+        for _ in stream:
+            if all(s.length > len(s.prompt) for s in engine.scheduler.running) and len(engine.scheduler.running) == 8:
+                total = sum(s.length for s in engine.scheduler.running)
+                per_token = sum(s.nbytes() / s.size for s in engine.specs)
+                assert engine.stats().kv_bytes <= 1.05 * total * per_token
+                break
+        else:
+            raise AssertionError("the eight never ran together")

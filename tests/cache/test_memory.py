@@ -1,0 +1,131 @@
+"""In place where it must be, nothing copied by launching ahead, one trace for many steps."""
+
+import mlx.core as mx
+import pytest
+
+from mlxrt import Engine, EngineConfig, Request, SamplingParams
+from mlxrt.cache.memory import codec
+from mlxrt.cache.memory.codec import Quantised
+from mlxrt.cache.memory.slices import bucket, put, table, widen
+from tests.support.oracle import truth
+from tests.support.toy_models import make
+
+
+def ask(prompt, n):
+    return Request(tokens=tuple(prompt), params=SamplingParams(max_tokens=n))
+
+
+def large(model, blocks, **options):
+    """An engine whose pools are far larger than a step, as they are in use."""
+    engine = Engine(model, EngineConfig(**options))
+    held = [g.pool.take(blocks) for g in engine.groups]
+    list(engine.stream(ask(range(8), 2)))
+    del held
+    assert all(g.pool.size > blocks for g in engine.groups)
+    return engine
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_decode_ahead_never_copies_the_pool(compiled, ahead):
+    engine = large(make("f", size=16), 4096, compile=compiled, ahead=ahead)
+    pool = sum(p.nbytes for p in engine.runner.pools[0])
+    stream = engine.stream(ask(range(20), 64))
+    for _ in range(4):
+        next(stream)
+    mx.synchronize()
+    mx.reset_peak_memory()
+    base = mx.get_active_memory()
+    for _ in stream:
+        continue
+    assert pool > 32e6 and mx.get_peak_memory() - base < pool / 4
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_are_met_unpacked_where_mlx_cannot_multiply_them(bits, monkeypatch):
+    """CUDA's quantized_matmul refuses most batches of small matrices."""
+    mx.random.seed(bits)
+    kept = Quantised(bits, bits, 32)
+    parts = [a.swapaxes(0, 1)[None] for a in kept.encode(*mx.random.normal((2, 40, 3, 64)))]  # [1, heads, 40, width]
+    q, weights = mx.random.normal((1, 3, 2, 64)), mx.softmax(mx.random.normal((1, 3, 2, 40)), axis=-1)
+    expected = kept.score(q, parts), kept.mix(weights, parts)
+    monkeypatch.setattr(codec, "backend", lambda: "cuda")
+    monkeypatch.setattr(mx, "quantized_matmul", None)
+    for a, b in zip(expected, (kept.score(q, parts), kept.mix(weights, parts))):
+        assert a.shape == b.shape and a.dtype == b.dtype and mx.allclose(a, b, atol=1e-4)
+
+
+def test_chunks_write_the_pool_in_place():
+    engine = large(make("f", size=16), 4096, chunk=16)
+    stream = engine.stream(ask(range(90), 2))
+    mx.synchronize()
+    mx.reset_peak_memory()
+    base = mx.get_active_memory()
+    next(stream)
+    assert mx.get_peak_memory() - base < engine.runner.pools[0][0].nbytes / 4
+
+
+def test_steps_wait_only_to_write_the_pool():
+    engine = Engine(make("f"))
+    engine.generate(ask(range(20), 64))
+    moves = 2  # the pool of 4-token blocks grows
+    assert engine.runner.waits <= 1 + 64 // 16 + moves
+
+
+def test_layers_that_share_memory_have_none():
+    engine = Engine(make("wfs"))
+    assert engine.runner.source == [0, 1, 1, 3] and len(engine.runner.pools) == 3
+
+
+def test_one_trace_serves_many_steps():
+    traced = []
+    model = make("wfs")
+    inner = type(model).__call__
+    type(model).__call__ = lambda self, *a: traced.append(1) or inner(self, *a)
+    engine = Engine(model, EngineConfig(compile=True))
+    got = engine.generate([ask((1, 2, 3), 40), ask((4, 5, 6, 7), 40)])
+    steps = len(traced)
+    assert [c.tokens for c in got] == [truth(model, p, 40) for p in ((1, 2, 3), (4, 5, 6, 7))]
+    # one prefill; then tables of 1, 2, 4, 8, 16 blocks, each perhaps with a grown pool; flushes do not trace
+    assert steps <= 1 + 5 + 2
+
+
+def test_pools_start_small_and_grow_on_the_way():
+    model = make("wf")
+    engine = Engine(model)
+    small = engine.stats().kv_allocated
+    prompt = tuple(i % 90 for i in range(300))
+    done = engine.generate(ask(prompt, 8))
+    assert done.tokens == truth(model, prompt, 8)
+    assert engine.stats().kv_allocated > small
+
+
+def test_dtypes_are_kept():
+    model = make("wf")
+    model.set_dtype(mx.bfloat16)
+    engine = Engine(model)
+    engine.generate(ask(range(9), 20))
+    assert {p.dtype for pool in engine.runner.pools.values() for p in pool} == {mx.bfloat16}
+    x = model.model.embed_tokens(mx.array([1, 2]))
+    assert model.model.layers[0].mlp(x).dtype == mx.bfloat16
+
+
+def test_put_leaves_its_argument_alone_and_refuses_other_dtypes():
+    a = mx.zeros((3, 2))
+    b = put(a, mx.array([1]), mx.ones((1, 2)))
+    assert a.sum().item() == 0 and b.sum().item() == 2
+    with pytest.raises(TypeError, match="float32"):
+        put(a, mx.array([1]), mx.ones((1, 2), mx.bfloat16))
+
+
+def test_widen_table_bucket():
+    assert widen(mx.ones((2, 3)), 5).tolist() == [[1, 1, 1]] * 2 + [[0, 0, 0]] * 3
+    assert table([[1, 2], [3]], 3, 4) == [[1, 2, 0, 0], [3, 0, 0, 0], [0, 0, 0, 0]]
+    assert [bucket(n) for n in (0, 1, 2, 3, 4, 5, 9)] == [1, 1, 2, 4, 4, 8, 16]
+
+
+def test_decode_launched_ahead_allocates_no_second_cache():
+    from bench.gpu.engine import check_ahead  # the same measurement that runs on GPUs
+
+    for row in check_ahead():
+        assert row["peak_mb"] < row["pool_mb"] / 4, row

@@ -1,9 +1,0 @@
-"""Killed in the middle of saving: a few rounds of tests/disk/kill.py; `python -m tests.disk.kill` runs 200 saves."""
-
-from .kill import torture
-
-
-def test_killed_while_saving(tmp_path, monkeypatch):
-    monkeypatch.setenv("MLXRT_CACHE", str(tmp_path / "cache"))
-    kills, done, checked = torture(tmp_path, saves=4, seed=3)
-    assert kills >= 1 and done >= 4 and checked >= 2

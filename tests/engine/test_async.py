@@ -1,0 +1,178 @@
+"""AsyncEngine: the engine's tokens, back-pressure, both ways to close, and a death that everybody hears of."""
+
+import asyncio
+
+import pytest
+
+import mlxrt
+from mlxrt import AsyncEngine, Engine, EngineConfig, Request, SamplingParams
+from tests.support.oracle import truth
+from tests.support.state_machine.kinds import model as spoken
+from tests.support.state_machine.kinds import tokenizer
+from tests.support.toy_models import VOCAB, make
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make("wf")
+
+
+def prompt(k: int, n: int = 12) -> tuple[int, ...]:
+    return tuple((k * 31 + j * 7) % VOCAB for j in range(n))
+
+
+def run(work):
+    """A coroutine to its end; nothing here may take a minute."""
+    return asyncio.run(asyncio.wait_for(work, 120))
+
+
+def test_generate_and_stream_give_the_tokens(model):
+    async def work():
+        async with AsyncEngine(Engine(model, EngineConfig(chunk=8))) as engine:
+
+            async def read(k):
+                return tuple([e.token async for e in engine.stream(prompt(k), max_tokens=8 + k)])
+
+            some = [Request(tokens=prompt(k), params=SamplingParams(max_tokens=6)) for k in (20, 21)]
+            streamed = asyncio.gather(*(read(k) for k in range(6)))
+            one, many = await engine.generate(prompt(9), max_tokens=11), await engine.generate(some)
+            rows = await engine.score(prompt(3))
+            return await streamed, one, many, rows, await engine.stats()
+
+    streamed, one, many, rows, stats = run(work())
+    assert streamed == [truth(model, prompt(k), 8 + k) for k in range(6)]
+    assert one.tokens == truth(model, prompt(9), 11) and one.finish_reason == "length"
+    assert [m.tokens for m in many] == [truth(model, prompt(k), 6) for k in (20, 21)]
+    assert rows.shape == (12, VOCAB) and stats.finished == {"length": 9}
+
+
+def test_a_slow_reader_stops_its_own_request_only(model):
+    async def work():
+        async with AsyncEngine(Engine(model), buffer=4) as engine:
+            slow = engine.stream(prompt(1), max_tokens=60)
+            await slow.begun()
+            quick = await engine.generate(prompt(2), max_tokens=60)
+            await asyncio.sleep(0.2)
+            waiting = len(slow._events)
+            rest = tuple([e.token async for e in slow])
+            return quick.tokens, waiting, rest
+
+    quick, waiting, rest = run(work())
+    assert quick == truth(model, prompt(2), 60) and rest == truth(model, prompt(1), 60)
+    assert 4 <= waiting <= 4 + 2  # and what was in the air
+
+
+def test_readers_that_stop_do_not_keep_others_out(model):
+    async def work():
+        async with AsyncEngine(Engine(model, EngineConfig(max_running=2)), buffer=2) as engine:
+            idle = [engine.stream(prompt(k), max_tokens=30) for k in (1, 2)]
+            for stream in idle:
+                await stream.begun()
+            done = await engine.generate(prompt(3), max_tokens=10)
+            return done.tokens, [tuple([e.token async for e in stream]) for stream in idle]
+
+    done, idle = run(work())
+    assert done == truth(model, prompt(3), 10) and idle == [truth(model, prompt(k), 30) for k in (1, 2)]
+
+
+def test_leaving_a_stream_cancels_it(model):
+    async def work():
+        engine = AsyncEngine(Engine(model))
+        async with engine.stream(prompt(1), max_tokens=3000) as stream:
+            await anext(stream)
+        task = asyncio.create_task(engine.generate(prompt(2), max_tokens=3000))
+        while not engine.engine.scheduler.running:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        stats = await engine.stats()
+        await engine.close()
+        return stats, engine.engine
+
+    stats, engine = run(work())
+    assert stats.running == stats.waiting == 0 and stats.finished["cancelled"] == 2 and not engine._tickets
+
+
+def test_a_cancelled_request_has_a_last_event(model):
+    async def work():
+        async with AsyncEngine(Engine(model)) as engine:
+            stream = engine.stream(prompt(1), max_tokens=3000)
+            [id] = await stream.begun()
+            await anext(stream)
+            await engine.cancel(id)
+            return [e async for e in stream]
+
+    events = run(work())
+    assert events[-1].finish_reason == "cancelled" and not any(e.finish_reason for e in events[:-1])
+
+
+@pytest.mark.parametrize("finish", [True, False])
+def test_close_finishes_or_cancels(model, finish):
+    async def work():
+        engine = AsyncEngine(Engine(model), buffer=3)
+        tasks = [asyncio.create_task(engine.generate(prompt(k), max_tokens=40)) for k in range(3)]
+        unread = engine.stream(prompt(7), max_tokens=40)
+        await unread.begun()
+        await asyncio.sleep(0.05)
+        await engine.close(finish=finish)
+        late = await asyncio.gather(engine.generate(prompt(1)), return_exceptions=True)
+        return await asyncio.gather(*tasks, return_exceptions=True), late, engine._thread.is_alive()
+
+    done, [late], alive = run(work())
+    assert isinstance(late, mlxrt.EngineClosed) and not alive
+    if finish:
+        assert [d.tokens for d in done] == [truth(model, prompt(k), 40) for k in range(3)]
+    else:
+        assert all(isinstance(d, mlxrt.EngineClosed) for d in done)
+
+
+def test_the_threads_death_reaches_every_caller(model):
+    async def work():
+        inner = Engine(model)
+        engine = AsyncEngine(inner)
+        tasks = [asyncio.create_task(engine.generate(prompt(k), max_tokens=2000)) for k in range(4)]
+        await asyncio.sleep(0.1)
+
+        def fail(step):
+            raise RuntimeError("the device is gone")
+
+        inner.runner.launch = fail
+        done = await asyncio.gather(*tasks, engine.generate(prompt(9)), return_exceptions=True)
+        late = await asyncio.gather(engine.generate(prompt(9)), return_exceptions=True)
+        await engine.close()
+        return [*done, *late]
+
+    for error in run(work()):
+        assert isinstance(error, mlxrt.EngineFailed) and "the device is gone" in str(error)
+
+
+def test_errors_of_one_request_are_its_own(model):
+    def fail(row):
+        raise KeyError("mine")
+
+    async def work():
+        async with AsyncEngine(Engine(model, EngineConfig(max_queue=2))) as engine:
+            bad = engine.generate(prompt(1), on_logits=fail)
+            wrong = engine.generate((VOCAB,))
+            good = engine.generate(prompt(2), max_tokens=7)
+            return await asyncio.gather(bad, wrong, good, return_exceptions=True)
+
+    bad, wrong, good = run(work())
+    assert isinstance(bad, KeyError) and isinstance(wrong, mlxrt.BadRequest)
+    assert good.tokens == truth(model, prompt(2), 7)
+
+
+def test_a_conversation():
+    sync = Engine(spoken("gemma"), tokenizer=tokenizer()).session("s", max_tokens=6)
+    want = [sync.say("why?").text, sync.say("no").text]
+
+    async def work():
+        async with AsyncEngine(Engine(spoken("gemma"), tokenizer=tokenizer())) as engine:
+            talk = engine.session("s", max_tokens=6)
+            first = await (await talk.say("why?")).text()
+            other = talk.fork()
+            second, again = await asyncio.gather((await talk.say("no")).text(), (await other.say("no")).text())
+            return [first, second], again
+
+    got, again = run(work())
+    assert got == want and again == want[1]

@@ -1,0 +1,182 @@
+"""Decode steps launched again without MLX give the tokens of steps that MLX launches."""
+
+import mlx.core as mx
+import pytest
+
+import mlxrt
+from mlxrt.engine import cuda_graph as replay
+from mlxrt.engine import load as loader
+from mlxrt.engine.cuda_graph import Replay
+from mlxrt.kernels import Kernels, gpu_of
+
+from ..kernels.test_engine import PROMPT, folder  # noqa: F401  a fixture
+from ..kernels.test_families import FAMILIES, answer, made
+from ..support.kernels.fake_cuda import Bench, Shelf
+from ..support.metal_sim import Simulator
+
+OTHER = [5, 1, 44, 23]
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """Simulated steps take long: the second tail of a shape is recorded, however short the first was."""
+    monkeypatch.setattr(replay, "ENOUGH", 1)
+
+
+@pytest.fixture
+def engines(folder, monkeypatch):  # noqa: F811
+    """Two of them on simulated kernels: as it is, and with steps that are launched again."""
+    made = []
+
+    def make(again: bool, **config):
+        shelf = Shelf(Simulator(checked=False))
+        monkeypatch.setattr(loader, "backend", lambda: "metal")
+        monkeypatch.setattr(loader, "gpu_of", lambda name, **_: gpu_of(name, shelf))
+        options = mlxrt.EngineConfig(dequantise=False, max_context=512, **config)
+        engine = mlxrt.load(str(folder), options)
+        runner = engine.runner
+        runner.compiled = True  # tables as wide as a compiled step wants them; the step itself cannot be compiled here
+        device, said = Bench(), []
+        if again:
+            runner.replay = Replay(runner.next_best, runner.decode_best, runner.model, shelf, device)
+        made.append(engine)
+        return engine, device, said
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+def ask(tokens, n, **params):
+    return mlxrt.Request(tokens=tuple(tokens), params=mlxrt.SamplingParams(max_tokens=n, ignore_eos=True, **params))
+
+
+def both(engines, *rounds, **config):
+    """The answers of each round of requests, from both engines; the second one's device."""
+    answers = []
+    for again in (False, True):
+        engine, device, said = engines(again, **config)
+        answers.append([[c.tokens for c in engine.generate(list(asked))] for asked in rounds])
+    assert answers[0] == answers[1]
+    return engine, device, said
+
+
+def test_one_request_longer_than_several_tails(engines):
+    """Whole tails go from one to the next without waiting; the table is a wider one at the end."""
+    engine, device, said = both(engines, [ask([i % 41 for i in range(162)], 100)])
+    assert device.launched == engine.runner.replay.steps == 31 + 32 and not said
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in FAMILIES])
+def test_steps_of_these_families_are_nothing_but_kernels(name):
+    with made(name, Kernels("reference")) as plain:
+        expected = answer(plain, 9)
+    shelf, said = Shelf(Simulator(checked=False)), []
+    with made(name, Kernels("strict", gpu_of("metal", shelf))) as engine:
+        runner, device = engine.runner, Bench()
+        runner.replay = Replay(runner.next_best, runner.decode_best, runner.model, shelf, device)
+        assert [answer(engine, 9) for _ in range(3)] == [expected] * 3
+    assert not said and device.launched == 2 * 8 - 1  # all but those of the first answer, and the one that was recorded
+
+
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-30b-a3b"])
+def test_steps_of_many_rows_are_nothing_but_kernels(name):
+    """By matrix units, which take half precision; experts read once for all of their tokens."""
+    asked, answers = [ask([*range(i, 2 * i + 3)], 4) for i in range(9)], []
+    for again in (False, True):
+        shelf, said, device = Shelf(Simulator(checked=False)), [], Bench()
+        kernels = Kernels("strict", gpu_of("metal", shelf))
+        with made(name, kernels, dtype=mx.bfloat16, moe_intermediate_size=128) as engine:
+            runner = engine.runner
+            runner.compiled = True
+            if again:
+                runner.replay = Replay(runner.next_best, runner.decode_best, runner.model, shelf, device)
+            answers.append([[c.tokens for c in engine.generate(asked)] for _ in range(3)])
+    assert answers[0] == answers[1] and not said and device.launched
+    assert {"matmul", "add_norm"} <= set(kernels.used) and ("grouped_product" in kernels.used) == ("a3b" in name)
+
+
+def test_requests_that_come_and_go(engines):
+    """Rows of another number, of another length, of a prompt that is known."""
+    longer = [i % 40 for i in range(130)]
+    _, device, said = both(
+        engines,
+        [ask(PROMPT, 12)],
+        [ask(OTHER, 12)],
+        [ask(PROMPT, 18), ask(OTHER, 9), ask([7], 13)],
+        [ask(OTHER, 14), ask([7], 11), ask(PROMPT, 17)],
+        [ask(longer, 5)],
+        [ask(PROMPT, 20), ask(OTHER, 12, temperature=0.9, seed=4)],
+        [ask([*longer, 3], 6)],
+        [ask([*PROMPT, 9], 26)],
+        kv_memory="1MB",
+    )
+    assert device.launched > 60 and not said
+
+
+def test_pools_that_moved_are_followed(engines):
+    answers = []
+    for again in (False, True):
+        engine, device, _ = engines(again)
+        answers.append([engine.generate([ask(prompt, 8)])[0].tokens for prompt in (PROMPT, OTHER)])
+        made = device.graphs
+        engine.runner.pools = {i: tuple(a + 0 for a in arrays) for i, arrays in engine.runner.pools.items()}
+        mx.eval(engine.runner.pools)
+        answers[-1] += [engine.generate([ask(tokens, 8)])[0].tokens for tokens in ([7], [*PROMPT, *answers[-1][0]])]
+    assert answers[0] == answers[1] and device.graphs > made > 0
+
+
+def test_a_step_with_plain_mlx_in_it_is_left_to_mlx(engines):
+    """As it is where a kernel is wrong on a machine."""
+    for again in (False, True):
+        engine, device, said = engines(again)
+        engine.runner.model.kernels.disabled["embed_rows"] = "for a test"
+        tokens = [engine.generate([ask(prompt, 6)])[0].tokens for prompt in (PROMPT, OTHER, [7])]
+        if not again:
+            plain = tokens
+    assert tokens == plain and not device.launched
+    [line] = said
+    assert line.startswith("decode steps are launched kernel by kernel: ") and line.endswith(
+        "reads what plain MLX makes of a step's arrays"
+    )
+
+
+def test_weights_that_moved_are_noticed(engines):
+    """MLX moves what is read on the host: a graph would read what is free by then."""
+    engine, device, _ = engines(True)
+    plain = engines(False)[0]
+    for prompt in (PROMPT, OTHER):
+        engine.generate([ask(prompt, 10)])
+    launched = device.launched
+    assert launched
+    for known in engine.runner.replay._known.values():
+        known.at["constants"][0] += 64
+    assert engine.generate([ask([7], 10)])[0].tokens == plain.generate([ask([7], 10)])[0].tokens
+    assert not engine.runner.replay._known and device.launched == launched
+
+
+def test_no_more_is_kept_than_allowed(engines, monkeypatch):
+    monkeypatch.setattr(replay, "HOLD", 1000)
+    _, device, said = both(engines, [ask(PROMPT, 8)], [ask(OTHER, 8)])
+    assert not device.launched and "kernel by kernel" in said[-1] and "1 rows would keep" in said[-1]
+
+
+def test_what_comes_once_is_not_recorded(engines, monkeypatch):
+    monkeypatch.setattr(replay, "ENOUGH", 8)
+    engine, device, _ = engines(True)
+    launched = []
+    for prompt in (PROMPT, OTHER, [7]):
+        engine.generate([ask(prompt, 6)])  # five steps
+        launched.append(device.launched)
+    assert launched[:2] == [0, 0] and launched[2] >= 4
+
+
+def test_a_request_given_up_in_the_middle_of_a_tail(engines):
+    answers = []
+    for again in (False, True):
+        engine, device, _ = engines(again)
+        engine.generate([ask(PROMPT, 6)])
+        with engine.stream([ask(OTHER, 30)]) as stream:
+            given = [next(stream).token for _ in range(9)]
+        answers.append((given, engine.generate([ask([*OTHER, *given], 12)])[0].tokens))
+    assert answers[0] == answers[1] and device.launched

@@ -1,0 +1,202 @@
+"""Conversations: every answer is that of a fresh run on the same tokens, and nothing that was computed is lost."""
+
+import dataclasses
+
+import mlx.core as mx
+import pytest
+
+import mlxrt
+from mlxrt import Engine, EngineConfig, Session
+from mlxrt.text import Tokenizer
+from tests.cli.conftest import write_tokenizer
+from tests.support import toy_models as toy
+from tests.support.oracle import truth
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return Tokenizer.from_folder(folder)
+
+
+def model(kinds="wf", seed=0):
+    mx.random.seed(seed)
+    config = dataclasses.replace(toy.CONFIG, vocab_size=258)
+    made = type("Toy", (toy.Toy,), {"kinds": kinds})(config)
+    made.fuse()
+    mx.eval(made.parameters())
+    return made
+
+
+@pytest.fixture(scope="module")
+def llm():
+    return model()
+
+
+@pytest.fixture
+def engine(llm, tokenizer):
+    return Engine(llm, tokenizer=tokenizer)
+
+
+def answers(session, *texts, n=12):
+    return [session.say(t, max_tokens=n).completion for t in texts]
+
+
+def test_turns_go_on_from_what_was_fed(llm, engine):
+    session = engine.session("be kind")
+    for text in ("hello", "and you?", "bye"):
+        before = session.tokens
+        done = session.say(text, max_tokens=12).completion
+        prompt = session.tokens[: -len(done.tokens)]
+        assert prompt[: len(before)] == before  # never tokenised anew
+        assert done.tokens == truth(llm, prompt, 12)
+        assert done.cached_tokens >= len(before) - 1
+    assert [m["role"] for m in session.messages] == ["system"] + ["user", "assistant"] * 3
+
+
+def test_rewind_forgets_and_the_rest_is_reused(llm, engine):
+    session = engine.session()
+    answers(session, "one", "two")
+    kept = session.tokens
+    answers(session, "three")
+    session.rewind()
+    assert session.tokens == kept
+    done = session.say("four", max_tokens=8).completion
+    assert done.cached_tokens >= len(kept) - 1 and done.tokens == truth(llm, session.tokens[:-8], 8)
+    session.rewind(3)
+    assert session.tokens == () and session.messages == ()
+    with pytest.raises(mlxrt.BadRequest, match="has 0"):
+        session.rewind()
+
+
+def test_forks_go_their_own_ways(llm, engine):
+    session = engine.session()
+    answers(session, "one")
+    other = session.fork()
+    [a], [b] = answers(session, "left"), answers(other, "right, much longer than left")
+    assert a.cached_tokens and b.cached_tokens
+    assert a.tokens == truth(llm, session.tokens[:-12], 12) and b.tokens == truth(llm, other.tokens[:-12], 12)
+    assert len(session.turns) == len(other.turns) == 3
+
+
+def test_an_answer_closed_early_leaves_the_session_as_it_was(engine):
+    session = engine.session()
+    answers(session, "one")
+    before = list(session.turns)
+    reply = session.say("two", max_tokens=50)
+    next(reply)
+    reply.close()
+    assert session.turns == before
+    assert answers(session, "three")[0].finish_reason == "length"
+
+
+def test_an_error_leaves_the_session_as_it_was(engine):
+    session = engine.session()
+    answers(session, "one")
+    before = list(session.turns)
+
+    def fail(row):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        session.say("two", on_logits=fail).text  # noqa: B018
+    with pytest.raises(mlxrt.ContextOverflow):
+        session.say("x" * 5000)
+    assert session.turns == before
+
+
+def test_save_and_restore_in_another_process_of_the_same_model(llm, engine, tokenizer, tmp_path):
+    session = engine.session("be kind")
+    answers(session, "one", "two")
+    session.save(tmp_path / "state.any")
+    other = Engine(llm, tokenizer=tokenizer)
+    restored = Session.restore(other, tmp_path / "state.any")
+    assert restored.messages == session.messages and restored.tokens == session.tokens
+    [a], [b] = answers(session, "three"), answers(restored, "three")
+    assert a.tokens == b.tokens == truth(llm, restored.tokens[:-12], 12)
+    assert b.cached_tokens == len(session.turns[2].tokens) - 1
+    assert list(tmp_path.iterdir()) == [tmp_path / "state.any"]
+
+
+def test_a_restored_state_is_refused_by_another_model(llm, engine, tokenizer, tmp_path):
+    session = engine.session()
+    answers(session, "one")
+    path = tmp_path / "state"
+    session.save(path)
+    with pytest.raises(mlxrt.BadSnapshot, match="another weights"):
+        Session.restore(Engine(model(seed=5), tokenizer=tokenizer), path)
+    with pytest.raises(mlxrt.BadSnapshot, match="another cache"):
+        narrow = type("Narrow", (type(llm),), {"window": 5})
+        other = narrow(llm.config)
+        other.fuse()
+        other.update(llm.parameters())
+        Session.restore(Engine(other, tokenizer=tokenizer), path)
+
+
+def test_damaged_states_are_refused(engine, tmp_path):
+    session = engine.session()
+    answers(session, "one")
+    path = tmp_path / "state"
+    session.save(path)
+    good = path.read_bytes()
+    used = engine.stats().kv_bytes
+    for at in [3, 20, 200, len(good) // 2, len(good) - 5]:
+        path.write_bytes(good[:at] + bytes([good[at] ^ 0x41]) + good[at + 1 :])
+        with pytest.raises(mlxrt.MlxrtError):
+            Session.restore(engine, path)
+    path.write_bytes(good[:-100])
+    with pytest.raises(mlxrt.MlxrtError):
+        Session.restore(engine, path)
+    with pytest.raises(mlxrt.BadSnapshot, match="no saved state"):
+        Session.restore(engine, tmp_path / "absent")
+    assert engine.stats().kv_bytes == used
+
+
+def test_a_conversation_the_store_has_let_go_can_still_be_saved(llm, engine, tokenizer, tmp_path):
+    session = engine.session("be kind")
+    answers(session, "one", "two")
+    engine.store.clear()
+    session.save(tmp_path / "state")
+    restored = Session.restore(Engine(llm, tokenizer=tokenizer), tmp_path / "state")
+    [done] = answers(restored, "three")
+    assert done.cached_tokens >= len(session.tokens) - 1
+    assert done.tokens == truth(llm, restored.tokens[:-12], 12)
+
+
+def test_nothing_to_save(engine, llm, tokenizer, tmp_path):
+    with pytest.raises(mlxrt.BadSnapshot):
+        engine.session().save(tmp_path / "x")
+    without = Engine(llm, EngineConfig(prefix_cache=False), tokenizer)
+    session = without.session()
+    answers(session, "one")
+    with pytest.raises(mlxrt.BadSnapshot):
+        session.save(tmp_path / "x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_stop_strings_end_an_answer_and_are_not_shown(engine):
+    free = engine.generate("hello there", max_tokens=30)
+    for stop in (free.text[5:8], free.text[10]):
+        done = engine.generate("hello there", max_tokens=30, stop=stop)
+        assert done.finish_reason == "stop" and done.text == free.text[: free.text.index(stop)]
+        streamed = "".join(e.text for e in engine.stream("hello there", max_tokens=30, stop=stop))
+        assert streamed == done.text
+
+
+def test_text_of_a_stream_is_the_text_of_its_tokens(engine, tokenizer):
+    done = engine.generate("abc", max_tokens=60, temperature=1.5, seed=4)
+    assert done.text == tokenizer.decode(list(done.tokens))
+
+
+def test_messages_go_through_the_template(engine, tokenizer):
+    messages = [{"role": "user", "content": "hi"}]
+    a = engine.generate(messages, max_tokens=5)
+    b = engine.generate(tokenizer.chat(messages), max_tokens=5)
+    assert a.tokens == b.tokens
+
+
+@pytest.mark.parametrize("messages", [[{"content": "x"}], [{"role": 3, "content": "x"}], [{}]])
+def test_bad_messages(engine, messages):
+    with pytest.raises(mlxrt.MlxrtError):
+        engine.generate(messages)

@@ -1,9 +1,0 @@
-"""A short run over damaged bundles. The long one: python -m tests.jang.fuzz --count 1000 --seed N."""
-
-from .fuzz import fuzz
-
-
-def test_damaged_bundles_are_refused_or_answer_right():
-    verdicts, bad = fuzz(count=40, number=3)
-    assert not bad, "\n".join(bad)
-    assert {verdict for _, verdict in verdicts} == {"ok", "refused"}

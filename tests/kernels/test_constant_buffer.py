@@ -1,0 +1,118 @@
+"""Arrays in one buffer: the same numbers, no second copy, one input of a launch, the same answers."""
+
+import dataclasses
+
+import mlx.core as mx
+import pytest
+
+from mlxrt.kernels import OPS, Matrix, gpu_of
+from mlxrt.kernels.constant_buffer import ALIGNED, NAMES, lay
+from mlxrt.kernels.error_report import prove, truth
+
+from ..support.kernels.cases import all_cases
+from ..support.metal_sim import Simulator
+
+CONSTANT = ("norm", "bias", "weight", "signs", "book", "codes", "correction", "scales", "post", "a_log", "dt_bias")
+
+
+class Counting(Simulator):
+    """Remembers how many inputs each launch had."""
+
+    def __init__(self):
+        super().__init__(portable=True)
+        self.inputs = []
+
+    def metal_kernel(self, **definition):
+        made = super().metal_kernel(**definition)
+
+        def call(*, inputs, **rest):
+            self.inputs.append(len(inputs))
+            return made(inputs=inputs, **rest)
+
+        return call
+
+
+@pytest.mark.parametrize("sizes", [(1, 64, 3), (7, 1, 129), (256,), (300, 2)])
+def test_numbers_and_types_stay(sizes):
+    arrays = [mx.arange(n).astype(dtype).reshape(1, n) for n in sizes for dtype in NAMES]
+    places = lay(arrays)
+    for a, place in zip(arrays, places):
+        assert place.array.dtype == a.dtype and place.array.shape == a.shape
+        assert mx.array_equal(place.array, a)
+        assert place.at * 4 % ALIGNED == 0
+        there = place.whole[place.at :].view(a.dtype)[: a.size].reshape(a.shape)
+        assert mx.array_equal(there, a)
+
+
+def test_views_hold_no_memory_of_their_own():
+    arrays = [mx.random.normal((1 << 20,)), mx.random.normal((1 << 20,)).astype(mx.bfloat16)]
+    mx.eval(arrays)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    places = lay(arrays)
+    assert mx.get_active_memory() - before < 6.1 * (1 << 20)
+    del arrays
+    mx.clear_cache()
+    assert mx.get_active_memory() - before < 0.1 * (1 << 20)
+    assert len(places) == 2
+
+
+def test_a_lone_array_and_other_types_stay_where_they_are():
+    gpu = gpu_of("metal", Simulator().metal_kernel)
+    for arrays in ([mx.zeros(8)], [mx.zeros(8), mx.zeros(8, mx.int64)], [mx.zeros(8), mx.zeros(0)]):
+        assert all(a is b for a, b in zip(arrays, gpu.bundle(arrays)))
+    first = gpu.bundle([mx.zeros(8), mx.ones(8)])
+    assert all(a is b for a, b in zip(first, gpu.bundle(first)))  # laid already
+
+
+def constants(case):
+    """What of a case a model holds: (path, array)."""
+    found = [((name,), a) for name, a in case.arrays.items() if name in CONSTANT]
+    for name, value in case.options.items():
+        if dataclasses.is_dataclass(value) and not name.startswith("pages"):
+            fields = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+            found += [((name, field), a) for field, a in fields if isinstance(a, mx.array)]
+    return found
+
+
+def laid(case, gpu):
+    """The case with all that a model holds in one buffer."""
+    found = constants(case)
+    arrays, options = dict(case.arrays), dict(case.options)
+    for (path, _), a in zip(found, gpu.bundle([a for _, a in found])):
+        if len(path) == 1:
+            arrays[path[0]] = a
+        else:
+            options[path[0]] = dataclasses.replace(options[path[0]], **{path[1]: a})
+    return dataclasses.replace(case, arrays=arrays, options=options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.launch])
+def test_ops_read_bundles_as_they_read_arrays(name, dtype):
+    op, tried = OPS[name], 0
+    cases = all_cases(op, dtype, wide=False)[:6]
+    for case in cases:
+        if len(constants(case)) < 2:
+            continue
+        sim = Counting()
+        gpu = gpu_of("metal", sim.metal_kernel)
+        plain = prove(op, case, gpu, truth(op, case))
+        apart, sim.inputs = sim.inputs, []
+        together = prove(op, laid(case, gpu), gpu, truth(op, case))
+        assert plain.holds(op.tolerance[dtype]) and together.error == plain.error, together.told
+        assert sum(sim.inputs) < sum(apart)
+        assert not sim.errors()
+        tried += 1
+    assert tried or not cases or name in ("add_norm", "greedy", "turn", "mix", "order_pairs")
+
+
+def test_a_matrix_in_a_bundle_is_one_input():
+    sim = Counting()
+    gpu = gpu_of("metal", sim.metal_kernel)
+    w = mx.random.normal((16, 64))
+    matrix = Matrix(*gpu.bundle(mx.quantize(w, 32, 4)), 4, 32, "affine")
+    x = mx.random.normal((1, 64))
+    y = OPS["matvec"].launch(gpu, x=x, matrix=matrix)
+    assert sim.inputs == [2]
+    assert mx.allclose(y, matrix.multiply(x), atol=1e-5)

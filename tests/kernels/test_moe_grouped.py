@@ -1,0 +1,55 @@
+"""Experts of many tokens, put in order: what they give is what each token's experts give one by one."""
+
+import mlx.core as mx
+import pytest
+
+from mlxrt.kernels import Kernels, gpu_of
+from mlxrt.models.moe import GROUPED, Experts
+
+from ..support.metal_sim import Simulator
+
+
+def layer(kernels, bits, dtype):
+    mx.random.seed(3)
+    made = Experts(6, 128, 128)
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        packed = made[name].to_quantized(32, bits)
+        for part in ("scales", "biases"):
+            packed[part] = packed[part].astype(dtype)
+        made[name] = packed
+    made.kernels = kernels
+    made.fuse()
+    return made
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("tokens", [GROUPED - 1, GROUPED, 21])
+def test_many_tokens_are_one_by_one(tokens, bits):
+    sim, dtype = Simulator(portable=True), mx.bfloat16
+    kernels = Kernels("strict", gpu_of("metal", sim.metal_kernel))
+    experts = layer(kernels, bits, dtype)
+    x = mx.random.normal((tokens, 128)).astype(dtype)
+    chosen = mx.random.randint(0, 6, (tokens, 2)).astype(mx.uint32)
+    weights, residual = mx.random.uniform(0, 1, (tokens, 2)), mx.random.normal((tokens, 128)).astype(dtype)
+    y = experts(x, chosen, weights, residual=residual)
+    plain = layer(Kernels("reference"), bits, mx.float32)
+    for name in ("gate_up_proj", "down_proj"):
+        for part in plain[name]:
+            a = experts[name][part]
+            plain[name][part] = a if a.dtype == mx.uint32 else a.astype(mx.float32)
+    x, residual = x.astype(mx.float32), residual.astype(mx.float32)
+    rows = [plain(x[i : i + 1], chosen[i : i + 1], weights[i : i + 1]) for i in range(tokens)]
+    expected = residual + mx.concatenate(rows)
+    assert y.dtype == dtype
+    assert mx.abs(y.astype(mx.float32) - expected).max() < 2e-2 * mx.abs(expected).max()
+    assert ("grouped_product" in kernels.used) == (tokens >= GROUPED)
+    assert not sim.errors()
+
+
+def test_float32_goes_the_other_way():
+    sim = Simulator(portable=True)
+    kernels = Kernels("strict", gpu_of("metal", sim.metal_kernel))
+    experts = layer(kernels, 4, mx.float32)
+    x, chosen = mx.random.normal((9, 128)), mx.random.randint(0, 6, (9, 2)).astype(mx.uint32)
+    experts(x, chosen, mx.random.uniform(0, 1, (9, 2)))
+    assert "grouped_product" not in kernels.used and "expert_down" in kernels.used

@@ -1,0 +1,137 @@
+"""Compiled kernels in a folder: found again by the next process, and only by the same text."""
+
+from threading import Thread
+
+import mlx.core as mx
+import pytest
+
+from mlxrt.kernels import gpu_of
+from mlxrt.kernels.cuda import nvrtc as cuda_compiler
+from mlxrt.kernels.cuda.nvrtc import Library, compiled, cuda_text, tool
+
+from ..support.log_lines import capture_log
+
+needs_tool = pytest.mark.skipif(
+    tool() is None, reason="NVIDIA's compiler is not here: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"
+)
+BODY = "y[threadIdx.x] = static_cast<T>(float(x[threadIdx.x]) + float(N));"
+
+
+class Runs:
+    """Stands in for mx.fast.precompiled_cuda_kernel."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, *, name, compiled_source, inputs, output_shapes, output_dtypes, **rest):
+        self.asked.append((name, compiled_source))
+        return [mx.zeros(s, d) for s, d in zip(output_shapes, output_dtypes)]
+
+
+def launch(library, n=3, dtype=mx.float16, source=BODY):
+    kernel = library("plus", ["x"], ["y"], source)
+    what = {"inputs": [mx.zeros(32, dtype)], "output_shapes": [(32,)], "output_dtypes": [dtype]}
+    return kernel(**what, grid=(32, 1, 1), threadgroup=(32, 1, 1), template=[("T", dtype), ("N", n), ("B", True)])
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """Counts what is compiled, and compiles nothing."""
+    texts = []
+
+    def stand_in(text, architecture):
+        texts.append(text)
+        return f"code of {len(texts)}".encode()
+
+    monkeypatch.setattr(cuda_compiler, "compiled", stand_in)
+    return texts
+
+
+def test_a_text_is_compiled_once_for_all_processes(tmp_path, compiler):
+    first, second = Runs(), Runs()
+    library = Library(tmp_path, "sm_90", print, first)
+    for _ in range(3):
+        launch(library)
+    launch(Library(tmp_path, "sm_90", print, second))
+    assert len(compiler) == 1
+    assert set(first.asked) == set(second.asked) and len(set(first.asked)) == 1
+    assert [p.suffix for p in (tmp_path / "sm_90").iterdir()] == [".cubin"]
+
+
+@pytest.mark.parametrize("other", [{"n": 4}, {"dtype": mx.bfloat16}, {"source": BODY + " "}])
+def test_another_text_is_another_kernel(tmp_path, compiler, other):
+    run = Runs()
+    library = Library(tmp_path, "sm_90", print, run)
+    launch(library)
+    launch(library, **other)
+    assert len(compiler) == 2 and len({name for name, _ in run.asked}) == 2
+
+
+def test_another_device_has_a_folder_of_its_own(tmp_path, compiler):
+    for architecture in ("sm_90", "sm_100"):
+        launch(Library(tmp_path, architecture, print, Runs()))
+    assert len(compiler) == 2
+
+
+def test_the_name_in_the_text_is_the_name_that_is_launched(tmp_path, compiler):
+    run = Runs()
+    launch(Library(tmp_path, "sm_90", print, run))
+    [(name, _)] = run.asked
+    assert f'extern "C" __global__ void __launch_bounds__(32, 1) {name}(const __half* x, __half* y)' in compiler[0]
+    assert "constexpr bool B = true;" in compiler[0] and "using T = __half;" in compiler[0]
+
+
+def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path, compiler):
+    (tmp_path / "file").write_text("")
+    run, said = Runs(), capture_log()
+    library = Library(tmp_path / "file", "sm_90", run)
+    for n in (3, 4):
+        launch(library, n)
+    assert len(run.asked) == 2
+    assert len(said) == 1 and said[0].startswith("cannot keep compiled kernels in ")
+
+
+def test_where_compiled_kernels_do_not_run_mlx_compiles(tmp_path, monkeypatch):
+    """No GPU here: the trial raises, and mx.fast.cuda_kernel is taken."""
+    monkeypatch.setattr(mx, "device_info", lambda: {"architecture": "sm_90"})
+    monkeypatch.setattr(cuda_compiler, "tool", lambda: ("there", tmp_path))
+    monkeypatch.setattr(cuda_compiler, "compiled", lambda text, architecture: b"code")
+    said = capture_log()
+    assert gpu_of("cuda", folder=tmp_path)._make is mx.fast.cuda_kernel
+    assert len(said) == 1 and said[0].startswith("MLX compiles kernels anew in every process: ")
+
+
+def test_a_wrong_trial_is_not_trusted(tmp_path, monkeypatch):
+    monkeypatch.setattr(mx, "device_info", lambda: {"architecture": "sm_90"})
+    monkeypatch.setattr(cuda_compiler, "tool", lambda: ("there", tmp_path))
+    monkeypatch.setattr(cuda_compiler, "compiled", lambda text, architecture: b"code")
+    for right in (False, True):
+
+        def run(*, inputs, right=right, **rest):
+            return [inputs[0] + (3 if right else 2)]
+
+        monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", run)
+        assert (cuda_compiler.library(tmp_path, print) is not None) == right
+
+
+@needs_tool
+def test_the_compiler_makes_machine_code():
+    text = cuda_text("plus", [("x", mx.bfloat16)], [("y", mx.bfloat16)], BODY, "", [("T", mx.bfloat16), ("N", 3)], 32)
+    code = compiled(text, "sm_90")
+    assert code.startswith(b"\x7fELF") and b"plus" in code
+    with pytest.raises(RuntimeError, match="identifier"):
+        compiled(text.replace("threadIdx", "noSuchThing"), "sm_90")
+
+
+def test_what_a_thread_launches_is_recorded_for_it_alone(tmp_path, compiler):
+    library = Library(tmp_path, "sm_90", print, Runs())
+    launch(library)
+    with library.recording() as launches:
+        [mine] = launch(library, n=5)
+        other = Thread(target=launch, args=(library,))
+        other.start()
+        other.join()
+    launch(library)
+    [one] = launches
+    assert one.outputs[0] is mine and one.blocks == (1, 1, 1) and one.threads == (32, 1, 1)
+    assert one.name.startswith("plus_") and one.code.startswith(b"code of ")

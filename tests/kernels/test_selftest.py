@@ -1,0 +1,243 @@
+"""A machine that computes a kernel wrongly (here: the simulator): it is named, disabled and not asked again."""
+
+import json
+
+import mlx.core as mx
+import pytest
+
+from mlxrt.kernels import OPS, Case, Kernels, Op, Source, gpu_of
+from mlxrt.kernels import selftest as verdicts
+from mlxrt.kernels.dispatch import computed_in
+from mlxrt.kernels.error_report import DTYPES, cases_of, compare, with_kernels
+from mlxrt.kernels.selftest import FEW, Record, examine, launched, verify, when_used
+
+from ..support.log_lines import capture_log
+from ..support.metal_sim import Simulator
+
+TWICE = Source(
+    "twice", ("x",), ("y",), "uint i = thread_position_in_threadgroup.x; y[i] = static_cast<T>(float(x[i]) * 2.0f);"
+)
+THRICE = Source("thrice", ("x",), ("y",), TWICE.body.replace("2.0f", "3.0f"))
+
+
+def toy(name: str, factor: float, source: Source) -> Op:
+    """x times a factor, by a text that may say something else."""
+
+    def cases(dtype):
+        yield Case("one row", {"x": mx.random.normal((32,)).astype(dtype)})
+        yield Case("zeros", {"x": mx.zeros((32,), dtype)})
+
+    def launch(gpu, x):
+        return gpu(source, [x], 1, 32, [(x.shape, x.dtype)], T=x.dtype)[0]
+
+    made = Op(name, lambda x: x * factor, cases, {"float32": 1e-6, "float16": 1e-3, "bfloat16": 1e-2})
+    made.kernel(source)(launch)
+    return made
+
+
+@pytest.fixture
+def two_ops(monkeypatch):
+    """A right one and a wrong one instead of the registry's."""
+    monkeypatch.setattr(
+        "mlxrt.kernels.error_report.OPS", {"right": toy("right", 2, TWICE), "wrong": toy("wrong", 2, THRICE)}
+    )
+
+
+def machine() -> tuple[Kernels, Simulator, list[str]]:
+    sim, said = Simulator(), capture_log()
+    return Kernels("auto", gpu_of("metal", sim.metal_kernel)), sim, said
+
+
+def test_the_wrong_one_is_disabled_named_and_not_used(two_ops, tmp_path):
+    kernels, _, said = machine()
+    found = verify(kernels, ["float32"], tmp_path)
+    assert {v.op: v.agrees for v in found} == {"right": True, "wrong": False}
+    assert list(kernels.disabled) == ["wrong"]
+    told = [line for line in said if line.startswith("wrong: kernel disabled")]
+    assert len(told) == 1 and "one row" in told[0] and "off by 0.5" in told[0]
+    x = mx.arange(32).astype(mx.float32)
+    for op in (toy("right", 2, TWICE), toy("wrong", 2, THRICE)):
+        assert mx.array_equal(kernels.run(op, x=x), 2 * x)
+    assert kernels.used == {"right": 1}
+    assert [op for op, _ in kernels.fallbacks] == ["wrong"]
+
+
+def test_the_second_load_remembers(two_ops, tmp_path):
+    first, _, _ = machine()
+    verify(first, ["float32"], tmp_path)
+    second, sim, said = machine()
+    verify(second, ["float32"], tmp_path)
+    assert not sim.launches
+    assert list(second.disabled) == ["wrong"]
+    assert [line for line in said if "disabled" in line]  # said at every load
+    verify(second, ["float32", "float16"], tmp_path)
+    assert sim.launches  # another dtype is another question
+
+
+def test_another_text_or_machine_is_asked_again(two_ops, tmp_path, monkeypatch):
+    kernels, _, _ = machine()
+    verify(kernels, ["float32"], tmp_path)
+    for change in (
+        ("HEADERS", {"metal": "// another header"}),
+        ("platform", type("P", (), {"system": str, "release": str})),
+    ):
+        with monkeypatch.context() as m:
+            m.setattr(verdicts, *change)
+            fresh, sim, said = machine()
+            verify(fresh, ["float32"], tmp_path)
+            assert sim.launches and said[0].startswith("checking 2 kernels")
+
+
+def test_a_text_that_does_not_compile_is_a_wrong_one(monkeypatch, tmp_path):
+    broken = toy("broken", 2, Source("broken", ("x",), ("y",), "thread_position_in_threadgroup; no such thing"))
+    monkeypatch.setattr("mlxrt.kernels.error_report.OPS", {"broken": broken})
+    kernels, _, _ = machine()
+    verify(kernels, ["bfloat16"], tmp_path)
+    assert "broken" in kernels.disabled
+
+
+def test_a_crash_while_trying_disables_the_kernel_next_time(two_ops, tmp_path, monkeypatch):
+    """The process dies inside the try: what it left in the file is what the next load reads."""
+    kernels, _, _ = machine()
+    left = {}
+
+    def dies(op, gpu, dtype, most):
+        left[op.name] = Record(tmp_path, gpu).path.read_bytes()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m:
+        m.setattr(verdicts, "examine", dies)
+        with pytest.raises(KeyboardInterrupt):
+            verify(kernels, ["float32"], tmp_path)
+    record = Record(tmp_path, kernels.gpu)
+    assert not record.verdicts  # an interruption is no verdict
+    record.path.write_bytes(left["right"])
+    after, _, _ = machine()
+    verify(after, ["float32"], tmp_path)
+    assert "process ended" in after.disabled["right"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"machine": 1, "verdicts": []}', '{"verdicts": {"a": {"b": 1}}}'])
+def test_a_spoiled_record_is_asked_for_again(two_ops, tmp_path, text):
+    kernels, sim, _ = machine()
+    Record(tmp_path, kernels.gpu).path.write_text(text)
+    verify(kernels, ["float32"], tmp_path)
+    assert sim.launches and list(kernels.disabled) == ["wrong"]
+    assert len(json.loads(Record(tmp_path, kernels.gpu).path.read_text())["verdicts"]) == 2
+
+
+def test_no_place_to_remember_is_said(two_ops, tmp_path):
+    (tmp_path / "file").write_text("")
+    kernels, _, said = machine()
+    verify(kernels, ["float32"], tmp_path / "file")
+    assert list(kernels.disabled) == ["wrong"]
+    assert any(line.startswith("cannot remember kernel verdicts") for line in said)
+
+
+def test_nothing_is_tried_without_a_gpu(tmp_path):
+    assert verify(Kernels("auto", None), ["float32"], tmp_path) == []
+
+
+def test_trying_leaves_the_random_state_alone():
+    mx.random.seed(7)
+    expected = mx.random.normal((3,))
+    mx.random.seed(7)
+    for op in OPS.values():
+        cases_of(op, "float16")
+    assert mx.array_equal(mx.random.normal((3,)), expected)
+
+
+def test_an_op_of_the_registry_is_judged_by_its_own_cases():
+    op = next(iter(OPS.values()))
+    gpu = gpu_of("metal", Simulator(portable=True).metal_kernel)
+    assert examine(op, gpu, "float16", most=2).agrees
+
+    def spoiled(source, **rest):
+        return Simulator(strict=False).metal_kernel(source=source.replace("simd_sum", "simd_max"), **rest)
+
+    found = examine(op, gpu_of("metal", spoiled), "float16", most=2)
+    assert not found.agrees and found.cases == 1 and found.told
+
+
+def test_nan_and_wrong_types_are_infinitely_wrong():
+    right = (mx.array([1.0, 2.0]), mx.array([3.0]))
+    assert compare(right, right, right).error == 0
+    for spoiled in (
+        (mx.array([1.0, float("nan")]), mx.array([3.0])),  # also when a later output is right
+        (mx.array([1.0, 2.0]).astype(mx.float16), mx.array([3.0])),
+        (mx.array([[1.0, 2.0]]), mx.array([3.0])),
+        (mx.array([1.0, 2.0]),),
+        (mx.array([1, 2]), mx.array([3.0])),
+    ):
+        assert compare(spoiled, right, right).error == float("inf")
+    far = (mx.array([1.0, float("-inf")]), mx.array([3.0]))
+    assert compare(far, far, far).error == 0
+    assert compare(right, far, far).error == float("inf")
+    whole = (mx.array([1, 2]),)
+    assert compare(whole, whole, whole).error == 0
+    assert compare((mx.array([1, 3]),), whole, whole).error == float("inf")
+
+
+def test_what_would_never_be_launched_is_not_tried():
+    op = toy("slow", 2, THRICE)
+    op.pays = lambda x: False
+    found = examine(op, gpu_of("metal", Simulator().metal_kernel), "float32")
+    assert found.agrees and found.cases == 0
+
+
+def test_a_kernel_is_asked_about_when_it_is_first_used(two_ops, tmp_path):
+    right, wrong = toy("right", 2, TWICE), toy("wrong", 2, THRICE)
+    kernels, sim, said = machine()
+    when_used(kernels, tmp_path)
+    assert not sim.launches and not said
+    x = mx.arange(32).astype(mx.float32)
+    for _ in range(2):
+        for op in (wrong, right):
+            assert mx.array_equal(kernels.run(op, x=x), 2 * x)
+    assert [line for line in said if line.startswith("checking")] == [
+        f"checking the kernel of {name} on {Record(tmp_path, kernels.gpu).where['device'] or 'metal'}, once for this "
+        "machine and MLX"
+        for name in ("wrong", "right")
+    ]
+    assert kernels.used == {"right": 2} and list(kernels.disabled) == ["wrong"]
+    kernels.run(right, x=x.astype(mx.bfloat16))
+    assert len([line for line in said if line.startswith("checking")]) == 3  # another dtype is another question
+
+
+def test_inside_a_compiled_function(two_ops, tmp_path, monkeypatch):
+    """Tracing goes on while the kernel is tried on numbers of its own."""
+    asked, right = [], toy("right", 2, TWICE)
+    kernels, _, _ = machine()
+
+    def judge(op, dtype):
+        asked.append(examine(op, kernels.gpu, dtype))
+
+    kernels.judge = judge
+
+    def traced(x):
+        kernels._ask(right, "float32")
+        return x * 2
+
+    assert mx.array_equal(mx.compile(traced)(mx.ones(4)), 2 * mx.ones(4))
+    assert asked[0].agrees and asked[0].cases == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "dtype"),
+    [
+        ([mx.zeros(2), mx.bfloat16], "bfloat16"),
+        ([mx.zeros(2, mx.uint32), mx.zeros(2, mx.float16), mx.float32], "float16"),
+        ([mx.zeros(2), None, 3, "silu"], "float32"),
+        ([mx.zeros(2, mx.uint32)], "float32"),
+    ],
+)
+def test_what_a_call_computes_in(arguments, dtype):
+    assert computed_in(arguments) == dtype
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_kernel_has_small_cases_that_would_be_launched(dtype):
+    """A verdict on no case at all would be a good one. Only products of halves take no float32."""
+    counts = {name: len(launched(op, dtype, large=False)) for name, op in with_kernels().items()}
+    few = {name for name, n in counts.items() if n < FEW}
+    assert few == ({"matmul", "grouped_product"} if dtype == "float32" else set())

@@ -1,0 +1,137 @@
+"""Damage bundles and load them in a child process: a typed error in one line, or the right answer; never another.
+
+    python -m tests.long.fuzz_jang --count 1000 [--seed N] [--save FOLDER]
+
+Exit code 0: no traceback, no death, no hang, and no bundle loaded that must not or answers otherwise than it should.
+"""
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from tests.support.fuzz.child import limit_memory
+from tests.support.fuzz.pool import Child
+
+from ..weights.jang.float_model import close
+from ..weights.jang.mutations import Damage, damaged, sound
+
+TOKENS = np.random.default_rng(9).integers(0, 96, 12).tolist()
+LIMIT, SECONDS = 1e-4, 60
+FRESH = 100  # bundles a child loads, twice each: MLX keeps a thread for every stream an engine made
+
+
+def serve(pipe, log: str) -> None:
+    """Answer folders with (verdict, details) and leave logits.npy in them, until the pipe closes."""
+    import os
+    import traceback
+
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    limit_memory()
+    import mlxrt
+
+    pipe.send(("ready", ""))
+    while True:
+        try:
+            folder = Path(pipe.recv())
+        except EOFError:
+            return
+        try:
+            pipe.send(answer(mlxrt, folder))
+        except BaseException:  # what is not ours is the failure that is looked for
+            pipe.send(("failed", traceback.format_exc()[-3000:]))
+
+
+def answer(mlxrt, folder: Path) -> tuple[str, str]:
+    verdicts = set()
+    for unpack in (False, True):
+        try:
+            config = mlxrt.EngineConfig(dequantise=unpack, kv_memory="64M")
+            with mlxrt.load(str(folder), config) as engine:
+                np.save(folder / f"logits{int(unpack)}.npy", np.array(engine.score(TOKENS)))
+            verdicts.add("ok")
+        except mlxrt.MlxrtError as error:
+            line = str(error)
+            if not line.strip() or "\n" in line or len(line) > 2000:
+                return "failed", f"{type(error).__name__} is not one line: {line[:2000]!r}"
+            verdicts.add("refused")
+    return (
+        ("failed", "packed and unpacked do not agree on whether it loads")
+        if len(verdicts) > 1
+        else (verdicts.pop(), "")
+    )
+
+
+def truth(kind: str, seed: int, known: dict) -> np.ndarray:
+    if (kind, seed) not in known:
+        import mlxrt
+
+        with tempfile.TemporaryDirectory() as place:
+            plain = sound(kind, seed).write_true(Path(place) / "true")
+            with mlxrt.load(str(plain)) as engine:
+                known[kind, seed] = np.array(engine.score(TOKENS))
+    return known[kind, seed]
+
+
+def wrong(folder: Path, damage: Damage, verdict: str, details: str, true: np.ndarray) -> str | None:
+    """What is wrong with an outcome."""
+    if verdict not in ("ok", "refused"):
+        return f"{verdict}: {details}"
+    if verdict == "refused" or damage.must == "any":
+        return None
+    if damage.must == "refuse":
+        return "loaded, and must not"
+    off = max(close(np.load(folder / f"logits{i}.npy"), true) for i in (0, 1))
+    return None if off < LIMIT else f"loaded, and answers otherwise by {off:.1e}"
+
+
+def fuzz(count: int, number: int, save: Path | None = None) -> tuple[Counter, list[str]]:
+    """(verdicts, what was wrong)."""
+    draw, known, verdicts, bad = random.Random(number), {}, Counter(), []
+    place = Path(tempfile.mkdtemp(prefix="mlxrt-jang-fuzz-"))
+    child: Child | None = None
+    try:
+        for i in range(count):
+            folder = place / "bundle"
+            shutil.rmtree(folder, ignore_errors=True)
+            kind, seed, damage = damaged(draw, i, folder)
+            child = child or Child(place / "log", serve)
+            verdict, details = child.load(folder, SECONDS)
+            if verdict in ("died", "hung") or i % FRESH == FRESH - 1:
+                child.stop()
+                child = None
+            verdicts[damage.must, verdict] += 1
+            if problem := wrong(folder, damage, verdict, details, truth(kind, seed, known)):
+                bad.append(f"{kind} {seed}, {damage.what}: {problem}")
+                if save is not None:
+                    shutil.copytree(folder, save / f"{i:05}", dirs_exist_ok=True)
+    finally:
+        if child is not None:
+            child.stop()
+        shutil.rmtree(place, ignore_errors=True)
+    return verdicts, bad
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save", type=Path, help="where bundles that failed are kept")
+    options = parser.parse_args()
+    verdicts, bad = fuzz(options.count, options.seed, options.save)
+    for (must, verdict), count in sorted(verdicts.items()):
+        print(f"must {must:7} {verdict:8} {count:6}")
+    print("\n".join(bad[:40]))
+    print(f"{verdicts.total()} bundles, {len(bad)} wrong")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""python -m tests.long.mutate_kernels [--op X] [--sample N] [--seed S] [--part I/N] [--jobs J]: is every wrong noticed?
+
+Makes every mutant (mutants.py), runs it in the simulator (hunt.py), prints a table and the survivors. Fails under 95 %,
+on a survivor that survivors.toml does not explain, on an explanation that explains nothing any more, and before all
+that where a kernel as it is gets noticed.
+"""
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import tomllib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlxrt  # noqa: F401  before MLX
+from mlxrt.kernels import OPS
+
+from ..support.kernels.mutants import RULES, Mutant, mutants, pieces, together
+from ..support.kernels.try_mutant import REFUSED, SURVIVED, alarms, hunt
+from ..support.kernels.workers import each
+
+EXPLAINED = Path(__file__).with_name("survivors.toml")
+WANTED = 0.95
+KINDS = list(dict.fromkeys(kind for kind, _ in RULES))
+
+
+@dataclass(frozen=True)
+class Result:
+    mutant: Mutant
+    by: str
+
+
+def explanations() -> dict[str, str]:
+    found = tomllib.loads(EXPLAINED.read_text(encoding="utf-8"))
+    return {label: entry["reason"] for entry in found.get("survivor", []) for label in entry["mutants"]}
+
+
+def all_mutants(op: str | None = None) -> list[Mutant]:
+    made = together([m for piece in pieces() for m in mutants(piece)])
+    return [m for m in made if op is None or op in m.users]
+
+
+def try_one(mutant: Mutant) -> str:
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        return hunt(mutant, Path(folder))
+
+
+def try_whole(op: str) -> list[str]:
+    with tempfile.TemporaryDirectory(prefix="whole-") as folder:
+        return alarms(op, Path(folder))
+
+
+def judge(results: list[Result], known: dict[str, str], made: set[str], whole: bool) -> list[str]:
+    """What is wrong with the outcome. `known`: explained survivors; `made`: all there are; `whole`: all were tried."""
+    survived = {r.mutant.label for r in results if r.by == SURVIVED}
+    tried = sum(r.by != REFUSED for r in results)
+    caught = tried - sum(r.by == SURVIVED for r in results)
+    found = [f"not explained: {label}" for label in sorted(survived - known.keys())]
+    found += [f"explains no mutant there is: {label}" for label in sorted(known.keys() - made)]
+    if whole:
+        found += [f"explains one that is caught: {label}" for label in sorted((known.keys() & made) - survived)]
+    if tried and caught < WANTED * tried:
+        found.append(f"{caught} of {tried} noticed, {WANTED:.0%} wanted")
+    return found
+
+
+def table(results: list[Result]) -> list[str]:
+    lines = [f"{'piece':<26}{'kind':<9}{'made':>5}{'no C++':>7}{'found':>7}{'numbers':>8}{'survived':>9}"]
+    for piece in dict.fromkeys(r.mutant.pieces[0] for r in results):
+        for kind in KINDS:
+            count = Counter(r.by for r in results if r.mutant.pieces[0] == piece and r.mutant.kind == kind)
+            if made := count.total():
+                checks = made - count[REFUSED] - count["numbers"] - count[SURVIVED]
+                counts = f"{made:>5}{count[REFUSED]:>7}{checks:>7}{count['numbers']:>8}{count[SURVIVED]:>9}"
+                lines.append(f"{piece.name[:25]:<26}{kind:<9}{counts}")
+    return lines
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.long.mutate_kernels", description=__doc__)
+    parser.add_argument("--op", choices=tuple(OPS), help="only pieces that this op's kernels hold")
+    parser.add_argument("--sample", type=int, metavar="N", help="only N mutants, drawn at random")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--part", metavar="I/N", default="1/1", help="every N-th, from the I-th on")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    args = parser.parse_args(argv)
+    first, step = map(int, args.part.split("/"))
+    chosen = all_mutants(args.op)[first - 1 :: step]
+    if args.sample is not None and args.sample < len(chosen):
+        chosen = random.Random(args.seed).sample(chosen, args.sample)
+    results: list[Result] = []
+    used = sorted({name for mutant in chosen for name in mutant.users})
+    if false := [line for _, lines in each(try_whole, used, args.jobs) for line in lines]:
+        print("\n".join(f"noticed without any change: {line}" for line in false))
+        return 1
+    for mutant, by in each(try_one, chosen, args.jobs):
+        results.append(Result(mutant, by))
+        if by == SURVIVED or len(results) % 50 == 0:
+            print(f"{len(results)} of {len(chosen)}, {by}: {mutant.label}", flush=True)
+    whole = args.op is None and len(chosen) == len(all_mutants())
+    wrong = judge(results, explanations(), {m.label for m in all_mutants()}, whole)
+    tried = sum(r.by != REFUSED for r in results)
+    left = sum(r.by == SURVIVED for r in results)
+    print("\n".join(table(results)))
+    print(
+        f"{tried} mutants that compile, {tried - left} noticed ({(tried - left) / max(tried, 1):.1%}), {left} survived"
+    )
+    print("\n".join(wrong) or "every survivor is explained")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

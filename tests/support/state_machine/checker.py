@@ -1,0 +1,136 @@
+"""Compares what the engine said with a dense forward over the same tokens, which has no memory at all.
+
+One forward over prompt and answer judges every token of it: as long as all before it agree, the row at its place is
+what a fresh one-shot run would have chosen from.
+"""
+
+from collections import Counter, deque
+
+import mlx.core as mx
+import numpy as np
+
+from mlxrt.engine.logits import LogitsView
+from mlxrt.engine.request import Request, SamplingParams, Sequence
+from mlxrt.engine.sampler import sample
+from tests.support.oracle import logits
+
+from . import kinds
+
+TIE = 1e-5  # a difference is a tie only where the oracle itself is this undecided
+NEAR = 5e-4  # how far logits may be off by the order of their sums
+NEAR_CODED = 0.25  # the same where a number on the edge between two codes may fall to either side
+
+
+class Difference(AssertionError):
+    """The engine and the oracle disagree."""
+
+
+class Judge:
+    """The oracle for one kind. Remembers the last texts: many programs begin alike."""
+
+    def __init__(self, kind: str, tally: Counter):
+        self.kind, self.tally = kind, tally
+        self.ties: list[str] = []
+        self.near = NEAR_CODED if kinds.is_quantised(kind) else NEAR
+        self._known: deque[tuple[tuple[int, ...], np.ndarray]] = deque(maxlen=100)
+
+    def rows(self, tokens: tuple[int, ...]) -> np.ndarray:
+        """The oracle's logits after each token, [n, vocab]."""
+        for known, rows in self._known:
+            if known[: len(tokens)] == tokens:
+                return rows[: len(tokens)]
+        rows = np.array(logits(kinds.model(self.kind), tokens))
+        self._known.appendleft((tokens, rows))
+        return rows
+
+    def check_logits(self, tokens: tuple[int, ...], got: mx.array, what: str) -> None:
+        """`got` are the logits after the last tokens."""
+        want = self.rows(tokens)[-got.shape[0] :]
+        off = np.abs(np.array(got) - want).max(axis=-1)
+        self.tally["logit rows compared"] += len(off)
+        worst = int(off.argmax())
+        if not off[worst] <= self.near:
+            at = len(tokens) - len(off) + worst
+            raise Difference(f"{what}: logits after token {at} of {list(tokens)} are off by {off[worst]:.6f}")
+
+    def check(self, seq: Sequence, what: str) -> None:
+        """Every token a sequence has been given."""
+        prompt, said = seq.prompt, tuple(seq.tokens[len(seq.prompt) :])
+        if not said:
+            return
+        rows = self.rows((*prompt, *said[:-1]))[len(prompt) - 1 :]
+        self.tally["tokens compared"] += len(said)
+        want = self._wanted(seq, said, rows)
+        for i, (token, right) in enumerate(zip(said, want)):
+            if token != right and not self._is_tie(seq, i, token, right, rows[i]):
+                gap = rows[i][right] - rows[i][token]
+                raise Difference(
+                    f"{what}: token {i} after {list(prompt + said[:i])} is {token}, the oracle says {right} "
+                    f"(logits {gap:+.6f} apart), params {seq.params}"
+                )
+        if seq.stops & set(said[:-1]):
+            raise Difference(f"{what}: {list(said)} goes on after a stop token {set(seq.stops)}")
+
+    def _wanted(self, seq: Sequence, said: tuple[int, ...], rows: np.ndarray) -> list[int]:
+        if takes_the_largest(seq):
+            return rows.argmax(axis=-1).tolist()
+        self.tally["tokens drawn or penalised"] += len(said)
+        return [self._draw(seq, said[:i], row) for i, row in enumerate(rows)]
+
+    @staticmethod
+    def _draw(seq: Sequence, before: tuple[int, ...], row: np.ndarray) -> int:
+        """The sampler, alone in its batch, on the oracle's row."""
+        alone = Sequence(0, seq.request, seq.prompt, seq.stops, seq.seed)
+        alone.tokens += before
+        with LogitsView(mx.array(row[None]), [alone]) as view:
+            return int(np.array(sample(view).tokens)[0])
+
+    def _is_tie(self, seq: Sequence, i: int, token: int, right: int, row: np.ndarray) -> bool:
+        """Undecided: moving the oracle's own logits by less than TIE gives the engine's token."""
+        if takes_the_largest(seq):
+            undecided = abs(float(row[right] - row[token])) < TIE
+        else:
+            noise = np.random.default_rng(0)
+            moved = (row + noise.uniform(-TIE, TIE, row.shape).astype(np.float32) for _ in range(16))
+            said = tuple(seq.tokens[len(seq.prompt) : len(seq.prompt) + i])
+            undecided = token in {self._draw(seq, said, r) for r in moved}
+        if undecided:
+            self.tally["ties"] += 1
+            self.ties.append(f"tie in {self.kind}: {token} or {right} after {list(seq.prompt)} + {i} tokens")
+        return undecided
+
+    def check_logprobs(self, seq: Sequence, entries: list, what: str) -> None:
+        """The log probabilities that came with the tokens: they show a wrong cache long before a token flips."""
+        prompt, said = seq.prompt, tuple(seq.tokens[len(seq.prompt) :])
+        rows = self.rows((*prompt, *said[:-1]))[len(prompt) - 1 :].astype(np.float64)
+        for i, (row, entry) in enumerate(zip(rows, entries)):
+            total = np.log(np.exp(row - row.max()).sum()) + row.max()
+            for token, p in entry:
+                if not abs(row[token] - total - p) <= 2 * self.near:
+                    raise Difference(
+                        f"{what}: log probability {i} of token {token} after {list(prompt + said[:i])} is {p}, "
+                        f"the oracle says {row[token] - total}"
+                    )
+            self.tally["log probabilities compared"] += len(entry)
+
+
+def takes_the_largest(seq: Sequence) -> bool:
+    """Whether the model's own logits decide, with nothing added to them."""
+    p = seq.params
+    return p.temperature == 0 and p.repetition_penalty == 1 and not p.presence_penalty and not p.frequency_penalty
+
+
+MOODS: tuple[dict, ...] = (
+    {},
+    {"logprobs": 3},
+    {"temperature": 0.9},
+    {"temperature": 1.3, "top_k": 12, "top_p": 0.9, "logprobs": 2},
+    {"stop_token_ids": tuple(range(0, kinds.VOCAB, 9)), "logprobs": 1},
+    {"repetition_penalty": 1.4},
+    {"temperature": 0.8, "min_p": 0.02, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+    {"logprobs": 1},
+)
+
+
+def asked(prompt: tuple[int, ...], n: int, mood: int, seed: int) -> Request:
+    return Request(tokens=prompt, params=SamplingParams(max_tokens=n, seed=seed, **MOODS[mood % len(MOODS)]))

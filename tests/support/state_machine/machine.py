@@ -1,0 +1,163 @@
+"""Runs a program on an engine and has every token judged: requests, steps, cancels, evictions, restarts.
+
+Operations on values (states.py) and on conversations (talk.py) are mixed in from their own files. The machine keeps a
+trace in words: a failure shows what was done, not the numbers it was made of.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxrt import ContextOverflow
+from mlxrt.engine.request import Sequence
+from mlxrt.engine.request_stream import Stream
+from mlxrt.errors import MlxrtError
+
+from . import invariants
+from .checker import Judge, asked
+from .conversations import TalkOps
+from .program import Program
+from .states import StateOps
+
+
+@dataclass
+class Asked:
+    """A request under way."""
+
+    stream: Stream
+    seq: Sequence
+
+
+class Machine(StateOps, TalkOps):
+    def __init__(self, program: Program, judge: Judge, folder: Path):
+        super().__init__(program, judge, folder)
+        self.asked: list[Asked] = []
+
+    def run(self) -> None:
+        for name, *numbers in self.program.ops:
+            getattr(self, f"do_{name}")(*numbers)
+            invariants.check(self.engine)
+        self.wind_up()
+        self.tally["programs"] += 1
+
+    def wind_up(self) -> None:
+        """Let everything end, judge it, drop it, and see that nothing is left."""
+        while self.asked:
+            self.conclude(self.asked[0])
+        while self.advance():
+            continue
+        self.note_totals()
+        self.holds.clear()
+        self.sessions.clear()
+        self.store.clear()
+        # A copy promised to a growth that then found no room is made, and forgotten, by the next step.
+        self.engine.runner.settle()
+        self.engine.runner.move()
+        invariants.check_empty(self.engine)
+
+    def note_totals(self) -> None:
+        stats = self.engine.stats()
+        self.tally["evictions"] += stats.evictions
+        self.tally["preemptions"] += stats.preemptions
+        self.tally["prefix hits"] += stats.hits
+        self.tally["steps waited for"] += self.engine.runner.waits
+
+    # Requests
+
+    def do_submit(self, a: int, b: int, c: int, d: int) -> None:
+        """One to three at once, which begin alike and then part."""
+        for k in range(1 + d % 3):
+            self.submit(self.prompt(a, b + k, c + 2 * k), 1 + (b + 5 * d + 7 * k) % 24, c + k, seed=a * 64 + c)
+
+    def submit(self, prompt: tuple[int, ...], n: int, mood: int, seed: int) -> None:
+        request = asked(prompt, n, mood, seed)
+        try:
+            stream = self.engine.stream(request)
+        except ContextOverflow:
+            invariants.require(len(prompt) >= self.engine.context, f"{len(prompt)} tokens refused")
+            self.tally["prompts too long"] += 1
+            return
+        seq = self.engine._tickets[stream.ids[0]].seq
+        self.trace.append(f"submit {seq.id}: {len(prompt)} tokens {list(prompt)}, {n} wanted, mood {mood % 8}")
+        self.asked.append(Asked(stream, seq))
+        self.tally["submits"] += 1
+
+    def do_step(self, a: int, *_: int) -> None:
+        for _i in range(1 + a % 9):
+            self.advance()
+        self.trace.append(f"step {1 + a % 9} times")
+
+    def do_finish(self, a: int, *_: int) -> None:
+        if self.asked:
+            self.conclude(self.asked[a % len(self.asked)])
+
+    def do_cancel(self, a: int, *_: int) -> None:
+        if not self.asked:
+            return
+        one = self.asked.pop(a % len(self.asked))
+        state = "running" if one.seq in self.engine.scheduler.running else "waiting" if not one.seq.finish else "ended"
+        pending = len(one.seq.pending)
+        one.stream.close()
+        self.trace.append(f"cancel {one.seq.id} ({state}, {pending} tokens on their way)")
+        self.tally[f"cancels of {state} requests"] += 1
+        self.tally["cancels with tokens in the air"] += bool(pending)
+        self.judge.check(one.seq, f"cancelled request {one.seq.id}")
+        self.texts.append(tuple(one.seq.tokens))
+
+    def conclude(self, one: Asked) -> None:
+        """Run until a request has ended, and judge it."""
+        seq = one.seq
+        while not seq.finish:
+            invariants.require(self.advance(), f"nothing is left to do and request {seq.id} has not ended")
+        events = list(one.stream)
+        self.asked.remove(one)
+        if seq.finish == "error":
+            self.give_way(events.pop().error, held=False)
+        said = [e.token for e in events]
+        self.trace.append(f"request {seq.id} ended ({seq.finish}, {seq.cached} cached): {said}")
+        invariants.require(said == seq.tokens[len(seq.prompt) :], f"request {seq.id}: events and tokens differ")
+        self.judge.check(seq, f"request {seq.id}")
+        self.judge.check_logprobs(seq, [e.logprobs for e in events], f"request {seq.id}")
+        self.check_end(seq, len(said))
+        self.tally["requests with cached tokens"] += bool(seq.cached)
+        self.texts.append(tuple(seq.tokens))
+
+    def check_end(self, seq: Sequence, n: int) -> None:
+        if seq.finish == "error":
+            return
+        stopped = seq.tokens[-1] in seq.stops
+        full = n == seq.params.max_tokens or len(seq.tokens) == self.engine.context
+        invariants.require(seq.finish == ("stop" if stopped else "length"), f"request {seq.id} ended as {seq.finish}")
+        invariants.require(stopped or full, f"request {seq.id} ended after {n} of {seq.params.max_tokens} tokens")
+        self.tally[f"ended by {seq.finish}"] += 1
+
+    # The store, and starting again
+
+    def do_evict(self, a: int, b: int, *_: int) -> None:
+        groups = self.engine.groups
+        pool = groups[b % len(groups)].pool if b % 3 else None
+        gone = sum(self.store.evict(pool) for _ in range(1 + a % 8))
+        self.tally["evictions by hand"] += gone
+        self.trace.append(f"evict {gone} nodes")
+
+    def do_clear(self, *_: int) -> None:
+        self.store.clear()
+        self.tally["clears"] += 1
+        self.trace.append("clear the store")
+
+    def do_reboot(self, a: int, b: int, *_: int) -> None:
+        """Another engine of the same model; what was saved is restored into it."""
+        while self.asked:
+            self.do_cancel(0)
+        self.wind_up()
+        self.engine.close()
+        self.engine = self.start(a % 4, 1 + b)
+        self.tally["restarts"] += 1
+        for path in list(self.saved):
+            self.restore(path)
+
+
+def explain(program: Program, machine: Machine | None, error: BaseException) -> str:
+    """A failure in full: the program, what it did, what went wrong."""
+    done = machine.trace if machine else []
+    kind = "typed error" if isinstance(error, MlxrtError) else type(error).__name__
+    return f"{program}\nwhat was done:\n  " + "\n  ".join(done) + f"\n{kind}: {error}"

@@ -1,0 +1,295 @@
+"""The shape of the source: who may import whom, how long things may get, what no file may hold.
+
+Each rule is a function from a tree to its violations, so that it is tried on a planted fault as well as on the package.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .support.source_tree import Module, Tree
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Which folder may import which, lower ones first: a line names only folders above it.
+LAYERS = {
+    "errors": "",
+    "_openblas": "",
+    "config": "errors",
+    "cache": "errors",
+    "text": "errors",
+    "kernels": "errors",
+    "cache.memory": "errors kernels cache",
+    "models": "errors kernels cache cache.memory",
+    "weights": "errors text kernels models",
+    "cache.storage": "errors cache cache.memory weights",
+    "engine": "errors _openblas config cache text kernels cache.memory models weights cache.storage",
+    "bench": "errors _openblas kernels cache.memory text models weights engine",
+    "cli": "errors config _openblas kernels cache.memory text models weights cache.storage engine bench",
+    "__main__": "cli",
+}
+# Imports against the direction that are still to go.
+UPWARD = {
+    ("mlxrt.cache.storage.disk_store", "mlxrt.engine.model_runner"),
+    ("mlxrt.cache.storage.snapshot", "mlxrt.engine.model_runner"),
+    ("mlxrt.weights.convert.calibration", "mlxrt.engine.engine"),
+}
+PUBLIC_NAMES = "mlxrt"  # the package's __init__: only _openblas at once, everything else by name when asked for
+
+NEVER = ("torch", "transformers", "mlx_lm", "tests", "bench", "examples")  # models/mlx_lm_adapter.py: by name, late
+SIDES = "mlxrt.bench.sides."  # programs of their own, each stands for the engine it imports
+HEAVY = ("gguf", "huggingface_hub", "jinja2", "rich", "safetensors", "sentencepiece", "tokenizers", "typer")
+
+LONGEST_FILE, LONGEST_FUNCTION = 600, 60
+
+# Broad excepts, each with its reason; everywhere else an except names what it expects.
+BROAD = {
+    "mlxrt.engine.sampler.consult": "a user's callback may raise anything, and ends only its own request",
+    "mlxrt.engine.engine._stream": "cancels what was submitted, then raises on",
+    "mlxrt.engine.core._take_turn": "whatever stops a step halfway stops the engine, and is raised on",
+    "mlxrt.engine.core._give": "what a request's text does ends only that request",
+    "mlxrt.engine.event_hook.tell": "a watcher's code may raise anything; it is told off and not called again",
+    "mlxrt.engine.fair_lock.acquire": "gives up its place in the line, then raises on",
+    "mlxrt.engine.async_stream.open": "cancels what was submitted, then raises on",
+    "mlxrt.engine.async_engine._do_jobs": "carried to the coroutine that asked",
+    "mlxrt.engine.async_engine._run": "the step that failed has told every caller; the thread only ends",
+    "mlxrt.text.rust.rust_call": "the Rust library raises Exception itself, and panics as a BaseException",
+    "tests.support.fuzz.child.judge": "what is not ours is the failure that is looked for",
+    "tests.long.fuzz_jang.serve": "what is not ours is the failure that is looked for",
+    "tests.support.fuzz.pool.work": "carried out of a thread and raised by whoever closes the pool",
+}
+ABSTRACT = ("mlxrt.models.base", "mlxrt.models.gemma")  # nn.Module has a metaclass of its own: no abc there
+
+
+def unit(name: str) -> str:
+    """The layer a module belongs to: mlxrt.cache.memory.paged -> cache.memory."""
+    rest = name.removeprefix("mlxrt").removeprefix(".")
+    for apart in ("cache.memory", "cache.storage"):
+        if rest == apart or rest.startswith(f"{apart}."):
+            return apart
+    return rest.split(".")[0] or PUBLIC_NAMES
+
+
+def wrong_directions(tree: Tree) -> list[str]:
+    found = []
+    for module in tree:
+        own = unit(module.name)
+        if own != PUBLIC_NAMES and own not in LAYERS:
+            found.append(f"{module.name} is in no layer; give it a line in LAYERS")
+            continue
+        allowed = {own, *(LAYERS[own].split() if own in LAYERS else ("_openblas",))}
+        for i in module.imports:
+            target = tree.resolve(i.target)
+            # the package itself is reachable for its version alone
+            if i.typing or not target.startswith("mlxrt") or i.target == "mlxrt.__version__":
+                continue
+            if target == PUBLIC_NAMES and module.name.startswith(SIDES):
+                continue  # a program of its own uses the public names like any other
+            if unit(target) not in allowed and (module.name, target) not in UPWARD:
+                found.append(f"{module.name}:{i.line} imports {target}: {own} may import {', '.join(sorted(allowed))}")
+    return found
+
+
+def foreign_imports(tree: Tree) -> list[str]:
+    found = []
+    for module in tree:
+        for i in module.imports:
+            top = i.target.split(".")[0]
+            if top in NEVER and not module.name.startswith(SIDES):
+                found.append(f"{module.name}:{i.line} imports {top}, which the runtime never does")
+            if top in HEAVY and not i.late and not i.typing:
+                found.append(f"{module.name}:{i.line} imports {top} at its top; import it where it is used")
+    return found
+
+
+def too_long(tree: Tree) -> list[str]:
+    found = []
+    for module in tree:
+        if (lines := len(module.text.splitlines())) > LONGEST_FILE:
+            found.append(f"{module.path} has {lines} lines, {LONGEST_FILE} at most")
+        for f in module.functions():
+            if (lines := (f.end_lineno or f.lineno) - f.lineno + 1) > LONGEST_FUNCTION:
+                found.append(f"{module.name}.{f.name} has {lines} lines, {LONGEST_FUNCTION} at most")
+    return found
+
+
+def is_any(caught: ast.expr | None) -> bool:
+    return caught is None or (isinstance(caught, ast.Name) and caught.id in ("Exception", "BaseException"))
+
+
+def is_broad(handler: ast.ExceptHandler) -> bool:
+    return any(map(is_any, handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]))
+
+
+def suppresses_all(call: ast.Call) -> bool:
+    return ast.unparse(call.func).endswith("suppress") and any(map(is_any, call.args))
+
+
+def is_empty(handler: ast.ExceptHandler) -> bool:
+    """Nothing but pass, ... or a string."""
+    idle = [
+        isinstance(s, ast.Pass) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)) for s in handler.body
+    ]
+    return all(idle)
+
+
+def bad_excepts(tree: Tree) -> list[str]:
+    found = []
+    for module in tree:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Call) and suppresses_all(node):
+                found.append(f"{module.name}:{node.lineno} suppresses everything")
+            if not isinstance(node, ast.ExceptHandler):
+                continue
+            if is_broad(node) and module.place(node.lineno) not in BROAD:
+                found.append(f"{module.place(node.lineno)}:{node.lineno} catches everything; name what is expected")
+            if is_empty(node):
+                found.append(f"{module.place(node.lineno)}:{node.lineno} passes over an error in silence")
+    return found
+
+
+def unfinished(tree: Tree) -> list[str]:
+    found = []
+    for module in tree:
+        for n, line in enumerate(module.text.splitlines(), 1):
+            if re.search(r"#.*\b(TODO|FIXME|XXX|HACK)\b", line):
+                found.append(f"{module.name}:{n} says {line.strip()}")
+        for node in ast.walk(module.tree):
+            stub = isinstance(node, ast.Raise) and node.exc and "NotImplementedError" in ast.unparse(node.exc)
+            if stub and module.name not in ABSTRACT:
+                found.append(f"{module.name}:{node.lineno} is a stub")
+    return found
+
+
+def poor_names(tree: Tree) -> list[str]:
+    found = []
+    for module in tree:
+        if module.path.stem in ("utils", "util", "helpers", "helper", "common", "misc"):
+            found.append(f"{module.path} is named for nothing it holds")
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef) and re.search(r"(Utils?|Impl|Helper)$", node.name):
+                found.append(f"{module.name}:{node.lineno} class {node.name}: name it for what it is")
+        for f in module.functions():
+            if f.name.startswith("get_"):
+                found.append(f"{module.name}.{f.name}: functions are verbs that say what happens, not get_")
+    return found
+
+
+RULES = (wrong_directions, foreign_imports, too_long, bad_excepts, unfinished, poor_names)
+PACKAGE = Tree(ROOT, "mlxrt")
+AROUND = Tree(ROOT, "mlxrt", "bench", "tests", "examples")
+
+
+@pytest.mark.parametrize("rule", [wrong_directions, foreign_imports, unfinished, poor_names], ids=lambda r: r.__name__)
+def test_package_keeps_the_rule(rule):
+    assert not (found := rule(PACKAGE)), "\n".join(found)
+
+
+@pytest.mark.parametrize("rule", [too_long, bad_excepts], ids=lambda r: r.__name__)
+def test_everything_keeps_the_rule(rule):
+    assert not (found := rule(AROUND)), "\n".join(found)
+
+
+def test_layers_only_name_layers_before_them():
+    seen: set[str] = set()
+    for name, allowed in LAYERS.items():
+        assert not (later := set(allowed.split()) - seen), f"{name} names {later}, which comes after it"
+        seen.add(name)
+
+
+def test_exceptions_to_the_rules_still_exist():
+    """A name in these lists that nothing needs any more would hide the next fault."""
+    broad = {
+        m.place(n.lineno) for m in AROUND for n in ast.walk(m.tree) if isinstance(n, ast.ExceptHandler) and is_broad(n)
+    }
+    assert set(BROAD) == broad
+    assert {unit(m.name) for m in PACKAGE} - {PUBLIC_NAMES} == set(LAYERS)
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["mlxrt.engine.scheduler", "mlxrt.engine.request", "mlxrt.cache.prefix_cache", "mlxrt.text", "mlxrt._openblas"],
+)
+def test_no_way_leads_to_mlx(start):
+    ways = PACKAGE.reached(start, apart=("mlxrt",))  # the package's __init__ imports it for everybody
+    to_mlx = [" -> ".join(way) for target, way in ways.items() if target.split(".")[0] == "mlx"]
+    assert not to_mlx, "\n".join(to_mlx)
+    assert len(ways) > 1 or start == "mlxrt._openblas"
+
+
+def test_import_of_mlxrt_is_light():
+    """What `import mlxrt` brings, asked of a fresh interpreter."""
+    code = "import sys, mlxrt; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert {"mlxrt", "mlx"} <= loaded
+    assert not loaded & {*NEVER, *HEAVY, "numpy", "argparse", "requests", "httpx"}
+
+
+FAULTS = {
+    wrong_directions: (
+        "cache/early.py",
+        "from ..engine import Engine\n",
+        "mlxrt.cache.early:1 imports mlxrt.engine",
+    ),
+    foreign_imports: ("text/heavy.py", "import jinja2\n", "jinja2"),
+    too_long: ("errors.py", "def f():\n" + "    x = 1\n" * 60, "61 lines"),
+    bad_excepts: (
+        "config.py",
+        "def f():\n    try:\n        g()\n    except (KeyError, Exception):\n        h()\n",
+        "config.f",
+    ),
+    unfinished: ("engine.py", "x = 1  # TODO: more\n", "TODO"),
+    poor_names: ("text/utils.py", "class PoolHelper:\n    pass\n", "PoolHelper"),
+}
+MORE_FAULTS = (
+    (wrong_directions, "novelty.py", "x = 1\n", "in no layer"),
+    (wrong_directions, "text/late.py", "def f():\n    from ..models import Request\n", "mlxrt.models"),
+    (foreign_imports, "late.py", "def f():\n    import torch\n", "torch"),
+    (too_long, "errors.py", "x = 1\n" * 601, "601 lines"),
+    (bad_excepts, "config.py", "try:\n    g()\nexcept KeyError:\n    pass\n", "in silence"),
+    (bad_excepts, "config.py", "try:\n    g()\nexcept:\n    h()\n", "catches everything"),
+    (bad_excepts, "config.py", "import contextlib\nwith contextlib.suppress(Exception):\n    g()\n", "suppresses"),
+    (unfinished, "engine.py", "def f():\n    raise NotImplementedError('later')\n", "stub"),
+    (poor_names, "config.py", "def get_it():\n    return 1\n", "get_it"),
+)
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "text", "told"), [*((rule, *fault) for rule, fault in FAULTS.items()), *MORE_FAULTS]
+)
+def test_planted_faults_are_found(rule, path, text, told, tmp_path):
+    assert set(FAULTS) == set(RULES)
+    for name in ("engine.py", "models.py", path):
+        file = tmp_path / "mlxrt" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text if name == path else "x = 1\n", encoding="utf-8")
+    assert any(told in line for line in rule(Tree(tmp_path, "mlxrt")))
+
+
+def test_way_to_mlx_is_found_through_others(tmp_path):
+    folder = tmp_path / "mlxrt"
+    folder.mkdir()
+    (folder / "scheduler.py").write_text("from .request import Request\n")
+    (folder / "request.py").write_text("def f():\n    import mlx.core as mx\n    return mx\n")
+    ways = Tree(tmp_path, "mlxrt").reached("mlxrt.scheduler", apart=("mlxrt",))
+    assert ways["mlx.core"] == ("mlxrt.scheduler", "mlxrt.request", "mlx.core")
+
+
+def test_modules_say_why_they_exist():
+    silent = [m.name for m in PACKAGE if m.text.strip() and not ast.get_docstring(m.tree)]
+    assert not silent, f"no docstring: {', '.join(silent)}"
+
+
+def test_type_hints_are_no_imports(tmp_path):
+    file = tmp_path / "mlxrt" / "cache.py"
+    file.parent.mkdir()
+    file.write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .engine import Engine\n")
+    (file.parent / "engine.py").write_text("x = 1\n")
+    module: Module = Tree(tmp_path, "mlxrt").modules["mlxrt.cache"]
+    assert [i.typing for i in module.imports] == [False, True]
+    assert not wrong_directions(Tree(tmp_path, "mlxrt"))
