@@ -7,7 +7,7 @@ import argparse
 import statistics
 import time
 
-from mlxrt.cache import BlockPool, BlockTable, PrefixStore, SequenceState
+from mlxrt.cache import BlockPool, BlockTable, PrefixCache, SequenceState
 
 SIZE = 32
 
@@ -23,7 +23,7 @@ def timed(work, n=9):
 
 def ours(length):
     pool = BlockPool(2 * length // SIZE + 10)
-    store = PrefixStore(lambda: (BlockTable(pool, SIZE), BlockTable(pool, SIZE, window=1024, slack=48)), SIZE)
+    store = PrefixCache(lambda: (BlockTable(pool, SIZE), BlockTable(pool, SIZE, window=1024, slack=48)), SIZE)
     tokens = tuple(i * 7919 % 50000 for i in range(length))
     store.put(
         SequenceState(

@@ -12,8 +12,8 @@ import sys
 import time
 
 from mlxrt.cache.blocks import BlockPool
-from mlxrt.cache.layer_state import BlockTable, LayerState, Slot
-from mlxrt.cache.prefix_cache import PrefixStore
+from mlxrt.cache.layer_state import BlockTable, LayerState, RecurrentState
+from mlxrt.cache.prefix_cache import PrefixCache
 from mlxrt.engine.request import Request, SamplingParams
 from mlxrt.engine.scheduler import Limits, Scheduler
 
@@ -26,7 +26,7 @@ def layers(name: str, blocks: int):
     made: dict[str, tuple[LayerState, ...]] = {
         "full": (BlockTable(full, SIZE),),
         "window and full": (BlockTable(full, SIZE), BlockTable(window, SIZE, 512, 48)),
-        "recurrent and full": (BlockTable(full, SIZE), Slot(slot, SIZE)),
+        "recurrent and full": (BlockTable(full, SIZE), RecurrentState(slot, SIZE)),
     }
     return lambda: made[name]
 
@@ -34,7 +34,7 @@ def layers(name: str, blocks: int):
 def measure(name: str, sequences: int, steps: int, arriving: bool) -> list[float]:
     """Microseconds per running sequence of each step; with `arriving`, requests end and come all the time."""
     empty = layers(name, 1 << 16)
-    scheduler = Scheduler(empty, PrefixStore(empty, SIZE), Limits(running=sequences, chunk=2048, length=1 << 20))
+    scheduler = Scheduler(empty, PrefixCache(empty, SIZE), Limits(running=sequences, chunk=2048, length=1 << 20))
     chance = random.Random(0)
 
     def submit(n: int) -> None:

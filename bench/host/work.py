@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import mlxrt  # before MLX
-from mlxrt.cache import BlockPool, BlockTable, PrefixStore, SequenceState
+from mlxrt.cache import BlockPool, BlockTable, PrefixCache, SequenceState
 from mlxrt.engine.request import Request, SamplingParams, Sequence
 from mlxrt.engine.scheduler import Limits, Scheduler
 
@@ -25,7 +25,7 @@ def schedule(rows: int = 16) -> Work:
     """One decode step of 16 running requests: plan, then commit their tokens."""
     pool = BlockPool(4096)
     empty = lambda: (BlockTable(pool, BLOCK),)  # noqa: E731
-    scheduler = Scheduler(empty, PrefixStore(empty, BLOCK), Limits(length=1 << 30))
+    scheduler = Scheduler(empty, PrefixCache(empty, BLOCK), Limits(length=1 << 30))
     params = SamplingParams(max_tokens=1 << 30)
 
     def fill() -> None:
@@ -51,7 +51,7 @@ def schedule(rows: int = 16) -> Work:
 def look_up(length: int = 5000) -> Work:
     """A prompt of 5,000 tokens that the prefix store holds, found and pinned."""
     pool = BlockPool(2 * length // BLOCK + 10)
-    store = PrefixStore(lambda: (BlockTable(pool, BLOCK),), BLOCK)
+    store = PrefixCache(lambda: (BlockTable(pool, BLOCK),), BLOCK)
     tokens = tuple(i * 7919 % VOCAB for i in range(length))
     store.put(SequenceState(tokens, (BlockTable(pool, BLOCK).grow(length),)))
     asked = [*tokens, 1]

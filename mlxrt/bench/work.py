@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..cache.memory import Foreign, Shared
+from ..cache.memory import ExternalKV, Shared
 from ..engine.load import DTYPES, is_packed, open_checkpoint, outline, unpacked_fits
 from ..errors import BadRequest
 from ..kernels import device
@@ -124,8 +124,8 @@ def attention_size(raw: dict[str, Any]) -> int:
 
 def kept(model: CausalLM) -> tuple[tuple[float, int], ...]:
     found = []
-    for spec in model.memory():
-        if isinstance(spec, Shared) or (spec.grows is False if isinstance(spec, Foreign) else not spec.paged):
+    for spec in model.cache_specs():
+        if isinstance(spec, Shared) or (spec.grows is False if isinstance(spec, ExternalKV) else not spec.paged):
             continue
         window: Any = vars(spec).get("window")  # of windows and rings alone
         found.append((spec.nbytes() / spec.size, window or 0))

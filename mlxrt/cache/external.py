@@ -14,29 +14,29 @@ from .layer_state import LayerState
 ANY = 1 << 62  # a limit no sequence reaches
 
 
-class Place:
+class Slot:
     """Where one cache object lies, and the blocks that pay for it. It goes when the last claim on it goes."""
 
     __slots__ = ("__weakref__", "blocks", "claims", "held")
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
-        self.claims: WeakSet[Claim] = WeakSet()
+        self.claims: WeakSet[Ref] = WeakSet()
         self.held = 0  # tokens in it, promised ones included
 
 
-class Claim:
+class Ref:
     """One holder's interest in a place."""
 
     __slots__ = ("__weakref__", "place")
 
-    def __init__(self, place: Place):
+    def __init__(self, place: Slot):
         self.place = place
         place.claims.add(self)
 
 
 @dataclass(frozen=True)
-class Held(LayerState):
+class ExternalState(LayerState):
     """Tokens in a place. While the place holds fewer than `limit`, cutting tokens off its end is exact."""
 
     pool: BlockPool
@@ -44,8 +44,8 @@ class Held(LayerState):
     base: int = 1  # blocks a cache costs before its first token
     limit: int = ANY
     stride: int = 512  # tokens between two checkpoints where nothing can be cut off: each one is a copy
-    claim: Claim | None = None
-    source: Claim | None = None  # what the step that made this state reads from
+    claim: Ref | None = None
+    source: Ref | None = None  # what the step that made this state reads from
     start: int = 0  # and how many tokens of it
     length: int = 0
     sparse = True
@@ -63,10 +63,10 @@ class Held(LayerState):
             raise CacheCorrupt(
                 f"a cache of {old.held} tokens, none of which can be cut off, is asked for {self.length}"
             )
-        place = old if old is not None and len(old.claims) == 1 else Place()
+        place = old if old is not None and len(old.claims) == 1 else Slot()
         place.blocks += self.pool.take(max(0, self.cost(end) - len(place.blocks)))
         place.held = end
-        claim = self.claim if place is old else Claim(place)
+        claim = self.claim if place is old else Ref(place)
         return replace(self, claim=claim, source=self.claim, start=self.length, length=end)
 
     def places(self, n):
@@ -77,7 +77,7 @@ class Held(LayerState):
         return 0 if self.claim is None or self.claim.place.held < self.limit else self.length
 
     def cut(self, n):
-        claim = Claim(self.claim.place) if n and self.claim is not None else None
+        claim = Ref(self.claim.place) if n and self.claim is not None else None
         return replace(self, claim=claim, source=None, start=0, length=n)
 
     @property

@@ -154,7 +154,7 @@ class BlockTable(LayerState):
 
 
 @dataclass(frozen=True)
-class Ring(LayerState):
+class RotatingState(LayerState):
     """A window of keys and values in one place of `size` slots; after `keep` first tokens, written round and round.
 
     Writing on destroys the oldest tokens, so a place that two states name is never written again: it is copied.
@@ -192,7 +192,7 @@ class Ring(LayerState):
 
     def cut(self, n):
         if n == 0:
-            return Ring(self.pool, self.size, self.window, self.keep, stride=self.stride)
+            return RotatingState(self.pool, self.size, self.window, self.keep, stride=self.stride)
         self.blocks[0].filled = SHARED
         return replace(self, length=n)
 
@@ -217,7 +217,7 @@ class Ring(LayerState):
 
 
 @dataclass(frozen=True)
-class Slot(LayerState):
+class RecurrentState(LayerState):
     """A running summary. It exists at one length; growing it writes to a new place, so the old one stays a value.
 
     Every `stride` tokens inside a growth get a place of their own: the checkpoints a prefix can be resumed at.
@@ -237,7 +237,7 @@ class Slot(LayerState):
         passed = range((self.length // self.stride + 1) * self.stride, end, self.stride)
         last, *places = self.pool.take(1 + len(passed))
         inner = tuple(zip(passed, places))
-        return Slot(self.pool, self.stride, (last,), self.blocks, self.length, inner, end)
+        return RecurrentState(self.pool, self.stride, (last,), self.blocks, self.length, inner, end)
 
     def places(self, n):
         return 2  # where it reads and where it writes
@@ -256,7 +256,7 @@ class Slot(LayerState):
         return replace(self, blocks=(places[n],), before=(), inner=(), length=n)
 
     def cut(self, n):
-        return self.at(n) if n else Slot(self.pool, self.stride)
+        return self.at(n) if n else RecurrentState(self.pool, self.stride)
 
     def placed(self, blocks, n, described):
         return replace(self, blocks=blocks, length=n)

@@ -27,7 +27,7 @@ class Node:
         self.begins: dict[int, list[Node]] = {}  # all children by their first token, for a match that ends inside one
 
 
-class PrefixStore:
+class PrefixCache:
     def __init__(self, empty: Callable[[], tuple[LayerState, ...]], size: int):
         self.empty, self.size = empty, size
         self.hits = self.misses = self.reused = self.evictions = 0

@@ -61,10 +61,10 @@ class Anatomy:
 
     @property
     def cost(self) -> SequenceCost:
-        return SequenceCost.of(self.model.memory())
+        return SequenceCost.of(self.model.cache_specs())
 
     def cost_on_gpu(self, raw: dict[str, Any]) -> SequenceCost:
-        return SequenceCost.of(outlined(raw, mx.bfloat16, quiet=True).memory())
+        return SequenceCost.of(outlined(raw, mx.bfloat16, quiet=True).cache_specs())
 
 
 def class_of(name: str) -> str:

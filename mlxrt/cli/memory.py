@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from ..cache.memory import Foreign, LayerSpec, Shared
+from ..cache.memory import ExternalKV, LayerSpec, Shared
 
 MACS = (16, 32, 64, 128)  # GB of unified memory
 GPU_SHARE = {16: 2 / 3, 32: 2 / 3, 64: 3 / 4, 128: 3 / 4}  # macOS lets a GPU take about so much of it
@@ -51,7 +51,7 @@ class SequenceCost:
 
     @staticmethod
     def _group(spec: Any, layers: int) -> dict[str, Any]:
-        if isinstance(spec, Foreign):
+        if isinstance(spec, ExternalKV):
             return {
                 "kind": "mlx-lm's caches",
                 "layers": "all",
@@ -70,4 +70,4 @@ class SequenceCost:
 
 def grows(spec: Any) -> bool:
     """Whether a longer text takes more of it."""
-    return spec.grows if isinstance(spec, Foreign) else spec.paged
+    return spec.grows if isinstance(spec, ExternalKV) else spec.paged

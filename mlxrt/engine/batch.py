@@ -3,12 +3,12 @@
 import mlx.core as mx
 
 from ..cache.memory import Batch, Group
-from ..cache.memory.slices import Held
+from ..cache.memory.slices import ArrayCache
 from .step import Step
 
 
 def follow(
-    step: Step, groups: list[Group], start: list[int], used: int, width: int, compiled: bool, held: Held
+    step: Step, groups: list[Group], start: list[int], used: int, width: int, compiled: bool, held: ArrayCache
 ) -> tuple[Batch, list[dict]]:
     """What `place` gives for rows of one token that decode on: most of it is what it was a step before."""
     idle = [0] * (width - len(step.slices))

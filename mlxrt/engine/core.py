@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import mlx.core as mx
 
-from ..cache import LayerState, PrefixStore
+from ..cache import LayerState, PrefixCache
 from ..cache.memory import choose, plan
 from ..cache.storage import DiskStore
 from ..config import EngineConfig, nbytes
@@ -82,7 +82,7 @@ class StepLoop:
             self._build(config)
 
     def _build(self, config: EngineConfig) -> None:
-        self.specs = choose(self.model.memory(), config.kv, config.max_kv_size, self.model.dtype)
+        self.specs = choose(self.model.cache_specs(), config.kv, config.max_kv_size, self.model.dtype)
         self.budget = divide(self.model, self.specs, config, config.chunk or pace.longest(self.model))
         memory = plan(self.specs, self.budget.kv, config.max_running)
         self.groups, self.node, self._fits = memory.groups, memory.node, memory.fits
@@ -93,7 +93,7 @@ class StepLoop:
         if self.runner.replay is not None and config.memory is not None:
             self.runner.replay.most = min(self.runner.replay.most, self.budget.total // 32)  # the limit is the user's
         reuse = config.prefix_cache and not config.deterministic
-        self.store = PrefixStore(self.empty, self.node) if reuse else None
+        self.store = PrefixCache(self.empty, self.node) if reuse else None
         check_buffers(buffers(self.model, self.runner.pools))
         step = min(g.spec.max_step for g in self.groups)
         limits = Limits(config.max_running, self.budget.chunk, self.context, step, config.max_queue, config.max_stall)
@@ -129,7 +129,7 @@ class StepLoop:
             raise WontFit(f"max_context {asked} does not fit: {fits} tokens do; raise kv_memory")
         return min(asked or own, fits)
 
-    def _open_disk(self, store: PrefixStore) -> DiskStore:
+    def _open_disk(self, store: PrefixCache) -> DiskStore:
         if not all(g.spec.portable for g in self.groups):
             raise BadRequest("disk_cache does not apply: a model that runs through mlx-lm keeps its memory there")
         folder, limit = Path(str(self.config.disk_cache)).expanduser().absolute(), nbytes(self.config.disk_cache_bytes)

@@ -5,13 +5,13 @@ Knows nothing of turns and budgets: who may grow, and when, is the scheduler's b
 
 from collections.abc import Callable
 
-from ..cache import LayerState, PrefixStore, SequenceState
+from ..cache import LayerState, PrefixCache, SequenceState
 from ..errors import NoRoom
 from .request import Sequence
 
 
 class Room:
-    def __init__(self, empty: Callable[[], tuple[LayerState, ...]], store: PrefixStore | None):
+    def __init__(self, empty: Callable[[], tuple[LayerState, ...]], store: PrefixCache | None):
         self.empty, self.store = empty, store
 
     def grow(self, seq: Sequence, n: int) -> bool:

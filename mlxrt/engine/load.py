@@ -10,7 +10,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from .. import _openblas as blas
-from ..cache.memory import Foreign
+from ..cache.memory import ExternalKV
 from ..config import EngineConfig
 from ..errors import NoTokenizer
 from ..kernels import Kernels, backend, device, gpu_of
@@ -62,7 +62,7 @@ def suited(config: EngineConfig, model: CausalLM) -> EngineConfig:
     if config.compile:
         log.warning("compile does not apply: mlx-lm's modules change their caches while they run")
     # Tokens launched ahead of an end could not be taken back out of such a cache: it would not be kept.
-    ahead = config.ahead if all(spec.rewinds for spec in model.memory() if isinstance(spec, Foreign)) else 0
+    ahead = config.ahead if all(spec.rewinds for spec in model.cache_specs() if isinstance(spec, ExternalKV)) else 0
     return replace(config, compile=False, ahead=ahead)
 
 

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from ..cache import SequenceState
 from ..cache.memory import TAIL, Batch, Group, Shared
-from ..cache.memory.slices import Held, bucket, put, widen
+from ..cache.memory.slices import ArrayCache, bucket, put, widen
 from ..errors import BadSnapshot
 from ..kernels.cuda.graph import Driver
 from ..models import CausalLM
@@ -78,7 +78,7 @@ class Runner:
         self.pools = {i: groups[g].spec.pool(groups[g].pool.size) for i, g in self.of.items()}
         mx.eval(self.pools)  # run out of memory now, not in the first step
         self.tail: Tail | None = None
-        self.held = Held()
+        self.held = ArrayCache()
         pure = all(g.spec.compiles for g in groups)
         self.compiled = compiled and pure
         self.decode = mx.compile(self.next) if self.compiled else self.next

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
-from ..cache import LayerState, PrefixStore
+from ..cache import LayerState, PrefixCache
 from ..errors import ContextOverflow, MlxrtError, QueueFull, WontFit
 from .inflight_prefixes import Underway
 from .kv_allocator import Room
@@ -37,7 +37,7 @@ class Scheduler(Room):
     def __init__(
         self,
         empty: Callable[[], tuple[LayerState, ...]],
-        store: PrefixStore | None,
+        store: PrefixCache | None,
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
     ):

@@ -66,7 +66,7 @@ class CausalLM(Computing):
     def parse(cls, raw: dict) -> ModelConfig:
         return cls.Config.parse(raw)
 
-    def memory(self) -> list[LayerSpec | Shared]:
+    def cache_specs(self) -> list[LayerSpec | Shared]:
         """One spec per layer: the whole of what a model says about caching."""
         raise NotImplementedError
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..cache.memory import FullKV, Plain, WindowKV
+from ..cache.memory import PagedKV, PlainKV, WindowKV
 from ..errors import BadCheckpoint, shown
 from .base import Fusible
 from .config import PINNED, ModelConfig, needs
@@ -149,10 +149,10 @@ class Gemma(DecoderLM):
     def softcap(self):
         return self.config.final_logit_softcapping
 
-    def memory(self):
-        c, codec = self.config, Plain(self.dtype)
+    def cache_specs(self):
+        c, codec = self.config, PlainKV(self.dtype)
         return [
-            FullKV(heads, dim, codec) if window is None else WindowKV(heads, dim, codec, window=window)
+            PagedKV(heads, dim, codec) if window is None else WindowKV(heads, dim, codec, window=window)
             for (heads, dim), window in zip(c.sizes, c.windows, strict=True)
         ]
 

@@ -60,8 +60,8 @@ class Gemma4(Gemma):
     def block(self, c, i):
         return Gemma4MoEBlock(c, i) if c.enable_moe_block else Gemma4Block(c, i)
 
-    def memory(self):
-        own = super().memory()
+    def cache_specs(self):
+        own = super().cache_specs()
         return [spec if j is None else Shared(j) for spec, j in zip(own, self.config.sources, strict=True)]
 
     @staticmethod

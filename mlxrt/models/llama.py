@@ -1,6 +1,6 @@
 """Llama 2 and 3, SmolLM2, and whatever else calls itself `llama`."""
 
-from ..cache.memory import FullKV, Plain, WindowKV
+from ..cache.memory import PagedKV, PlainKV, WindowKV
 from .layers import Attention, Block, DecoderLM, GatedMLP
 
 
@@ -14,7 +14,7 @@ class Llama(DecoderLM):
     def attention(self, c, i):
         return Attention(c, qkv_bias=c.attention_bias, o_bias=c.attention_bias)
 
-    def memory(self):
-        c, codec = self.config, Plain(self.dtype)
-        full = FullKV(c.num_key_value_heads, c.head_dim, codec)
+    def cache_specs(self):
+        c, codec = self.config, PlainKV(self.dtype)
+        full = PagedKV(c.num_key_value_heads, c.head_dim, codec)
         return [full if w is None else WindowKV(c.num_key_value_heads, c.head_dim, codec, window=w) for w in c.windows]

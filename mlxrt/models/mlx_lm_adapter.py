@@ -20,7 +20,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..cache.external import ANY
-from ..cache.memory import Foreign
+from ..cache.memory import ExternalKV
 from ..cache.memory.external import arrays_of
 from ..errors import BadCheckpoint, UnsupportedModel, shown
 from .base import CausalLM
@@ -119,18 +119,20 @@ class MlxLm(CausalLM):
         held = [a for _, a in flat if mx.issubdtype(a.dtype, mx.floating)]
         return max(held, key=lambda a: a.nbytes).dtype
 
-    def memory(self):
+    def cache_specs(self):
         return [self._memory]
 
     @cached_property
-    def _memory(self) -> Foreign:
+    def _memory(self) -> ExternalKV:
         """One spec for all layers: what mlx-lm's caches cost and can do. Nothing is computed, shapes suffice."""
         small, large = (self._measure(n) for n in (1, 1 + PROBE))
         token = max(0, large - small) / PROBE
         unit = max(1, round(32 * token) or small)
         base = -(-max(0, round(small - token)) // unit)
         caches = import_module("mlx_lm.models.cache")
-        return Foreign(unit, max(1, base), token > 0, cut_limit(self._fresh()), self._fresh, caches.trim_prompt_cache)
+        return ExternalKV(
+            unit, max(1, base), token > 0, cut_limit(self._fresh()), self._fresh, caches.trim_prompt_cache
+        )
 
     def _fresh(self) -> list[Any]:
         return import_module("mlx_lm.models.cache").make_prompt_cache(self.module)

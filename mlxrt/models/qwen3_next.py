@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..cache.memory import FullKV, Plain
+from ..cache.memory import PagedKV, PlainKV
 from ..errors import BadCheckpoint, UnsupportedModel, shown
 from ..kernels import Entry
 from .base import CausalLM, Fusible
@@ -169,9 +169,9 @@ class Hybrid(DecoderLM):
     def mlp(self, c, i):
         return GatedMLP(c.hidden_size, c.intermediate_size)
 
-    def memory(self):
+    def cache_specs(self):
         c = self.config
-        full = FullKV(c.num_key_value_heads, c.head_dim, Plain(self.dtype))
+        full = PagedKV(c.num_key_value_heads, c.head_dim, PlainKV(self.dtype))
         return [b.linear_attn.spec(self.dtype) if "linear_attn" in b else full for b in self.model.layers]
 
     @classmethod

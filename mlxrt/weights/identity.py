@@ -28,7 +28,7 @@ def identify(
         "weights": weights_digest(files) if files else parameters_digest(model, arrays),
         "adapter": "none",
         "tokenizer": tokenizer.digest if tokenizer else "none",
-        "cache": "; ".join(repr(spec) for spec in specs),
+        "cache": "; ".join(spec.signature for spec in specs),
         "block": str(block),
         # unpacked and packed weights of one file round differently, and so does another compute dtype
         "dtype": ", ".join(sorted({str(array.dtype) for _, array in arrays})),

@@ -4,9 +4,9 @@ import pytest
 
 import mlxrt
 from mlxrt import Engine, EngineConfig, Request, SamplingParams
-from mlxrt.cache.memory import FullKV, Quantised, RingKV, WindowKV
+from mlxrt.cache.memory import PagedKV, QuantizedKV, RotatingKV, WindowKV
 from tests.support.oracle import truth
-from tests.support.toy_models import make
+from tests.support.toy_models import KINDS, make
 
 from ..support.log_lines import capture_log
 
@@ -19,7 +19,7 @@ class AsChosen:
     def __init__(self, engine):
         self.engine = engine
 
-    def memory(self):
+    def cache_specs(self):
         return self.engine.specs
 
     def __call__(self, tokens, views):
@@ -35,7 +35,7 @@ def test_quantised_kinds_equal_recomputation_with_the_same_bits(kv):
     engine = Engine(make("wfs"), EngineConfig(kv=kv, chunk=7))
     assert len(said) == 1 and said[0].startswith(f"kv {kv}: ")
     assert ("k8v4 differs far less" in said[0]) == (kv in ("q4", "q3", "q2"))
-    assert all(isinstance(s.codec, Quantised) for s in engine.specs if isinstance(s, FullKV))
+    assert all(isinstance(s.codec, QuantizedKV) for s in engine.specs if isinstance(s, PagedKV))
     assert engine.generate(P, max_tokens=30).tokens == truth(AsChosen(engine), P, 30)
     again = engine.generate((*P, 1), max_tokens=5)
     assert again.cached_tokens == len(P) and again.tokens == truth(AsChosen(engine), (*P, 1), 5)
@@ -45,7 +45,7 @@ def test_a_window_on_full_attention_equals_recomputation_under_that_mask():
     said = capture_log()
     engine = Engine(make("wf"), EngineConfig(max_kv_size=16))
     assert len(said) == 1 and "max_kv_size 16" in said[0]
-    assert [type(s) for s in engine.specs] == [WindowKV, RingKV] * 2
+    assert [type(s) for s in engine.specs] == [WindowKV, RotatingKV] * 2
     want = truth(AsChosen(engine), P, 40)
     assert engine.generate(P, max_tokens=40).tokens == want
     assert want != truth(engine.model, P, 40)  # the mask matters
@@ -85,8 +85,8 @@ def test_what_does_not_apply_is_refused(kinds, options, words):
 
 def test_heads_that_cannot_be_quantised_are_refused():
     class Odd(type(make("f"))):
-        def memory(self):
-            return [FullKV(2, 24) for _ in range(4)]
+        def cache_specs(self):
+            return [PagedKV(2, 24) for _ in range(4)]
 
     with pytest.raises(mlxrt.UnsupportedModel, match="head_dim 24"):
         Engine(Odd(make("f").config), EngineConfig(kv="q8"))
@@ -109,3 +109,36 @@ def test_a_batch_of_very_different_lengths_holds_what_it_must():
                 break
         else:
             raise AssertionError("the eight never ran together")
+
+
+@pytest.mark.parametrize(
+    "kind, signatures",
+    [
+        ("full", ["FullKV(heads=2, dim=32, codec=Plain(dtype=mlx.core.float32), size=4)"] * 4),
+        (
+            "ring-keep",
+            [
+                "RingKV(heads=2, dim=32, codec=Plain(dtype=mlx.core.float32), size=20, "
+                "window=8, keep=3, slack=9, stride=8)",
+                "FullKV(heads=2, dim=32, codec=Plain(dtype=mlx.core.float32), size=4)",
+            ]
+            * 2,
+        ),
+        (
+            "everything",
+            [
+                "Recurrent(parts=(((64,), mlx.core.float32),), stride=8)",
+                "FullKV(heads=2, dim=32, codec=Plain(dtype=mlx.core.float32), size=4)",
+                "WindowKV(heads=2, dim=32, codec=Plain(dtype=mlx.core.float32), size=4, window=8)",
+                "Shared(layer=1)",
+            ],
+        ),
+        (
+            "q3",
+            ["FullKV(heads=2, dim=32, codec=Quantised(key=6, value=3, group=32, dtype=mlx.core.float32), size=4)"] * 4,
+        ),
+    ],
+)
+def test_signatures_in_saved_files_outlive_the_names_in_the_code(kind, signatures):
+    """Files of format 4 hold these strings: another one would make every saved state unusable."""
+    assert [spec.signature for spec in KINDS[kind]().cache_specs()] == signatures

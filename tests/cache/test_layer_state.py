@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from mlxrt.cache import BlockPool, BlockTable, PrefixStore, SequenceState
-from mlxrt.cache.layer_state import Ring
+from mlxrt.cache import BlockPool, BlockTable, PrefixCache, SequenceState
+from mlxrt.cache.layer_state import RotatingState
 from mlxrt.errors import CacheCorrupt, CannotRewind, EvictedBlock, NoRoom
 
 
@@ -15,7 +15,7 @@ def ids(state):
 
 
 def stored(pool, size=4, **options):
-    return PrefixStore(lambda: (BlockTable(pool, size, **options),), size)
+    return PrefixCache(lambda: (BlockTable(pool, size, **options),), size)
 
 
 def state(table):
@@ -203,11 +203,11 @@ def test_scheduler_imports_no_mlx():
 def test_a_ring_that_somebody_holds_is_copied_before_it_is_written(made):
     """Writing on destroys a ring's oldest tokens: a value from a file may be held as one from the store is."""
     pool = BlockPool(8)
-    value = Ring(pool, 20, 8, 3).grow(21)
+    value = RotatingState(pool, 20, 8, 3).grow(21)
     if made == "cut":
         value = value.cut(21)
     else:
-        value = Ring(pool, 20, 8, 3).placed(tuple(pool.take()), 21, value.describe())
+        value = RotatingState(pool, 20, 8, 3).placed(tuple(pool.take()), 21, value.describe())
     first, second = value.grow(30), value.grow(1)
     assert len({ids(s)[0] for s in (value, first, second)}) == 3
     assert [o.id for o, _ in pool.copies] == ids(value) * 2

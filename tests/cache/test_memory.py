@@ -5,7 +5,7 @@ import pytest
 
 from mlxrt import Engine, EngineConfig, Request, SamplingParams
 from mlxrt.cache.memory import codec
-from mlxrt.cache.memory.codec import Quantised
+from mlxrt.cache.memory.codec import QuantizedKV
 from mlxrt.cache.memory.slices import bucket, put, table, widen
 from tests.support.oracle import truth
 from tests.support.toy_models import make
@@ -45,7 +45,7 @@ def test_decode_ahead_never_copies_the_pool(compiled, ahead):
 def test_codes_are_met_unpacked_where_mlx_cannot_multiply_them(bits, monkeypatch):
     """CUDA's quantized_matmul refuses most batches of small matrices."""
     mx.random.seed(bits)
-    kept = Quantised(bits, bits, 32)
+    kept = QuantizedKV(bits, bits, 32)
     parts = [a.swapaxes(0, 1)[None] for a in kept.encode(*mx.random.normal((2, 40, 3, 64)))]  # [1, heads, 40, width]
     q, weights = mx.random.normal((1, 3, 2, 64)), mx.softmax(mx.random.normal((1, 3, 2, 40)), axis=-1)
     expected = kept.score(q, parts), kept.mix(weights, parts)

@@ -3,12 +3,12 @@
 import mlx.core as mx
 import pytest
 
-from mlxrt.cache.memory import FullKV, Plain, RingKV
+from mlxrt.cache.memory import PagedKV, PlainKV, RotatingKV
 
 
 @pytest.mark.parametrize("keep", [0, 3])
 def test_tokens_that_a_flush_overwrites_go_nowhere(keep):
-    spec = RingKV.of(FullKV(2, 32, Plain(), 4), window=8, keep=keep, slack=5)
+    spec = RotatingKV.of(PagedKV(2, 32, PlainKV(), 4), window=8, keep=keep, slack=5)
     turn, end, place = spec.size - keep, 40, 7
     positions = list(range(end - turn - 3, end))
     index = {"end": mx.array([end]), "table": mx.array([[place]])}

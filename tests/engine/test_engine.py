@@ -5,7 +5,7 @@ import pytest
 
 import mlxrt
 from mlxrt import Engine, EngineConfig, Request, SamplingParams
-from mlxrt.cache.memory import TAIL, FullKV, Quantised
+from mlxrt.cache.memory import TAIL, PagedKV, QuantizedKV
 from mlxrt.engine.engine import Source
 from tests.support.oracle import logits, truth
 from tests.support.toy_models import KINDS, VOCAB, make
@@ -37,14 +37,14 @@ def test_a_row_does_not_depend_on_its_batch(kind, ahead):
     assert together == [Engine(model).generate(r).tokens for r in requests]
 
 
-@pytest.mark.parametrize("codec", [None, Quantised(8, 4)])
+@pytest.mark.parametrize("codec", [None, QuantizedKV(8, 4)])
 @pytest.mark.parametrize("lengths", [(1,), (32,), (45,), (40, 8), (33, 34), (64, 32, 96)])
 def test_tails_that_are_blocks_and_tails_that_are_not(lengths, codec, monkeypatch):
     """Rows that stand alike in their blocks write whole ones, the first time after a shorter tail."""
     model = make("wf", size=TAIL, window=40, codec=codec)
     wrote = []
-    flush = FullKV.flush
-    monkeypatch.setattr(FullKV, "flush", lambda self, *given: wrote.append(given[-1]) or flush(self, *given))
+    flush = PagedKV.flush
+    monkeypatch.setattr(PagedKV, "flush", lambda self, *given: wrote.append(given[-1]) or flush(self, *given))
     prompts = [tuple((3 * i + 7 * n) % VOCAB for i in range(n)) for n in lengths]
     with Engine(model, EngineConfig(max_running=4)) as engine:
         done = engine.generate([ask(p, max_tokens=TAIL * 2 + 9, ignore_eos=True) for p in prompts])
@@ -134,7 +134,7 @@ def test_eos_stops_unless_ignored(model):
 
 def test_too_small_a_cache_preempts_and_loses_nothing():
     model = make("wf")
-    block = sum(s.nbytes() for s in model.memory())
+    block = sum(s.nbytes() for s in model.cache_specs())
     engine = Engine(model, EngineConfig(kv_memory=24 * block, max_running=4))
     requests = [ask(tuple(range(k, k + 20)), max_tokens=40) for k in range(4)]
     done = engine.generate(requests)
@@ -145,7 +145,7 @@ def test_too_small_a_cache_preempts_and_loses_nothing():
 def test_a_lone_sequence_takes_smaller_steps_rather_than_none():
     """Recurrent layers want a place for every checkpoint of a step: few places must not refuse what small steps fit."""
     model = make("r")
-    place = sum(s.nbytes() for s in model.memory())
+    place = sum(s.nbytes() for s in model.cache_specs())
     engine = Engine(model, EngineConfig(kv_memory=9 * place, chunk=64, max_running=2))
     prompt = tuple(i * 5 % VOCAB for i in range(90))
     assert engine.generate(prompt, max_tokens=12).tokens == truth(model, prompt, 12)

@@ -51,7 +51,7 @@ def test_less_memory_than_the_load_wants(kinds):
     model, requests = make(kinds), [ask(k) for k in range(8)]
     want, free, _ = played(model, requests, prefix_cache=False)
     weights = weigh(model)
-    room = activations(model, model.memory(), 64, 8, 0)
+    room = activations(model, model.cache_specs(), 64, 8, 0)
     cap = weights + room + int(0.6 * free.kv_allocated)
     done, stats, peak = played(model, requests, memory=cap, chunk=64)
     assert [d.tokens for d in done] == [w.tokens for w in want]
@@ -89,7 +89,7 @@ def test_a_requests_cost_is_known_before_it_runs():
     model = make("wf")
     engine = Engine(model, EngineConfig(prefix_cache=False))
     cost = engine.cost(ask(1, 100, 28))
-    full, window = (s.nbytes() for s in model.memory()[1::-1])
+    full, window = (s.nbytes() for s in model.cache_specs()[1::-1])
     assert cost.weights == weigh(model) and cost.total == cost.weights + cost.kv + cost.activations
     stream = engine.stream(ask(1, 100, 28))
     most = max(engine.stats().kv_live for _ in stream)

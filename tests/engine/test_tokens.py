@@ -18,7 +18,7 @@ def model(request):
 
 def reusable(model, n):
     """How much of n known tokens must be found again: all, or up to the last checkpoint where layers keep those."""
-    return n if all(getattr(spec, "paged", True) for spec in model.memory()) else n // 8 * 8
+    return n if all(getattr(spec, "paged", True) for spec in model.cache_specs()) else n // 8 * 8
 
 
 def ask(prompt, n, **options):
@@ -86,7 +86,7 @@ def test_the_prefix_of_a_running_sequence_is_not_disturbed(model):
 def test_fuzz(kind, blocks, ahead, chunk):
     """Random arrivals over shared stems, a pool too small for all: join, leave, share, evict, preempt, cancel."""
     rng, model = random.Random(f"{kind}{blocks}"), KINDS[kind]()
-    per_block = sum(s.nbytes() for s in model.memory() if hasattr(s, "nbytes"))
+    per_block = sum(s.nbytes() for s in model.cache_specs() if hasattr(s, "nbytes"))
     config = EngineConfig(kv_memory=per_block * blocks, ahead=ahead, chunk=chunk, max_running=4)
     engine = Engine(model, config)
     stems = [tuple(rng.randrange(VOCAB) for _ in range(k)) for k in (6, 14, 21)]

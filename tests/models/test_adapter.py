@@ -12,7 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 import mlxrt
 from mlxrt import EngineConfig, Request, SamplingParams
 from mlxrt.cache import BlockPool
-from mlxrt.cache.external import Held
+from mlxrt.cache.external import ExternalState
 from mlxrt.engine.engine import Engine
 from mlxrt.errors import BadCheckpoint, BadRequest, BadSnapshot, CannotRewind, NoRoom, UnsupportedModel, WontFit
 from mlxrt.models import FAMILIES, find
@@ -92,7 +92,7 @@ def test_logits_do_not_depend_on_chunks(kind):
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_many_turns_forks_and_little_room(kind, ahead):
     """Conversations that branch from one another, in a cache so small that stored prefixes are evicted."""
-    spec = model(kind).memory()[0]
+    spec = model(kind).cache_specs()[0]
     config = EngineConfig(kv_memory=spec.unit * (3 * spec.base + 9), ahead=ahead, chunk=8, max_running=3)
     with quiet(kind, config) as engine:
         texts = [list(PROMPT)]
@@ -121,7 +121,7 @@ def test_a_stop_token_in_the_middle_keeps_an_exact_prefix():
 
 
 def test_a_summary_is_kept_at_strides(monkeypatch):
-    spec = model("mamba").memory()[0]
+    spec = model("mamba").cache_specs()[0]
     config = EngineConfig(kv_memory="64M", ahead=0, chunk=spec.stride)
     text = [(5 * i + 1) % VOCAB for i in range(spec.stride + 40)]
     with quiet("mamba", config) as engine:
@@ -134,7 +134,7 @@ def test_a_summary_is_kept_at_strides(monkeypatch):
 def test_memory_follows_what_mlx_lm_holds():
     """The blocks a sequence takes are worth at least the bytes of its caches."""
     for kind in ("phi3", "jamba", "mamba"):
-        spec, module = model(kind).memory()[0], model(kind).module
+        spec, module = model(kind).cache_specs()[0], model(kind).module
         for n in (1, 40, 300):
             caches = make_prompt_cache(module)
             module(mx.zeros((1, n), mx.uint32), cache=caches)
@@ -175,7 +175,7 @@ def test_caches_that_only_call_themselves_trimmable_are_not_cut():
 
 def test_the_only_claim_writes_on_and_others_copy():
     pool = BlockPool(100)
-    a = Held(pool, size=4, base=2).grow(6)
+    a = ExternalState(pool, size=4, base=2).grow(6)
     assert len(a.blocks) == 4
     b = a.grow(3)
     assert b.claim is a.claim and pool.used == 5
@@ -191,9 +191,9 @@ def test_the_only_claim_writes_on_and_others_copy():
 
 def test_a_full_cache_exists_at_one_length():
     pool = BlockPool(50)
-    state = Held(pool, size=4, limit=8).grow(7)
+    state = ExternalState(pool, size=4, limit=8).grow(7)
     assert state.rewind(3).length == 3
-    state = Held(pool, size=4, limit=8).grow(9)
+    state = ExternalState(pool, size=4, limit=8).grow(9)
     assert state.floor == 9
     with pytest.raises(CannotRewind):
         state.rewind(8)

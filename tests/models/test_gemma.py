@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mlxrt
-from mlxrt.cache.memory import FullKV, Shared, WindowKV
+from mlxrt.cache.memory import PagedKV, Shared, WindowKV
 from mlxrt.engine.engine import Engine
 from mlxrt.errors import BadCheckpoint
 from mlxrt.models import find
@@ -217,8 +217,8 @@ def test_norms_are_rounded_once(tmp_path):
 
 def test_memory_of_each_layer():
     raw = config_of("gemma4_e2b")
-    specs = find(raw)(parse(raw)).memory()
-    assert [type(s) for s in specs] == [FullKV, WindowKV, WindowKV, Shared, Shared]
+    specs = find(raw)(parse(raw)).cache_specs()
+    assert [type(s) for s in specs] == [PagedKV, WindowKV, WindowKV, Shared, Shared]
     assert [s.dim for s in specs[:3]] == [16, 8, 8]
     assert specs[3:] == [Shared(2), Shared(0)]
 

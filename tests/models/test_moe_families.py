@@ -194,7 +194,7 @@ class View(Dense):
 
 
 def dense_logits(model, tokens):
-    views = [View(spec, len(tokens)) for spec in model.memory()]
+    views = [View(spec, len(tokens)) for spec in model.cache_specs()]
     return np.array(model.logits(model(mx.array(tokens), views)))
 
 
@@ -204,7 +204,7 @@ def test_nothing_widens_the_residual_stream(made, arch, variant, length):
     model = build(FolderCheckpoint(made(arch, variant)), dtype=mx.bfloat16)
     model.fuse()
     h = model.model.embed_tokens(mx.arange(length))
-    for layer, spec in zip(model.model.layers, model.memory()):
+    for layer, spec in zip(model.model.layers, model.cache_specs()):
         assert layer.self_attn(layer.input_layernorm(h), View(spec, length)).dtype == mx.bfloat16
         assert layer.mlp(layer.post_attention_layernorm(h)).dtype == mx.bfloat16
         h = layer(h, View(spec, length))

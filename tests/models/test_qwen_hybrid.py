@@ -219,7 +219,7 @@ def test_packed(made, arch):
 
 
 def dense_logits(model, tokens):
-    views = [Dense(spec, len(tokens)) for spec in model.memory()]
+    views = [Dense(spec, len(tokens)) for spec in model.cache_specs()]
     return np.array(model.logits(model(mx.array(tokens), views)))
 
 
@@ -229,7 +229,7 @@ def test_nothing_widens_the_residual_stream(made, arch, length):
     model = build(FolderCheckpoint(made(arch)), dtype=mx.bfloat16)
     model.fuse()
     h = model.model.embed_tokens(mx.arange(length))
-    for layer, spec in zip(model.model.layers, model.memory()):
+    for layer, spec in zip(model.model.layers, model.cache_specs()):
         mixer = layer.linear_attn if "linear_attn" in layer else layer.self_attn
         assert mixer(layer.input_layernorm(h), Dense(spec, length)).dtype == mx.bfloat16
         assert layer.mlp(layer.post_attention_layernorm(h)).dtype == mx.bfloat16

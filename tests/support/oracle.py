@@ -33,7 +33,7 @@ class Dense:
 
 
 def logits(model, tokens):
-    specs = model.memory()
+    specs = model.cache_specs()
     views = [None if isinstance(s, Shared) else Dense(s, len(tokens)) for s in specs]
     views = [views[s.layer] if isinstance(s, Shared) else view for s, view in zip(specs, views)]
     return model.logits(model(mx.array(list(tokens)), views))

@@ -3,7 +3,7 @@
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxrt.cache.memory import FullKV, Plain, Quantised, Recurrent, RingKV, Shared, WindowKV
+from mlxrt.cache.memory import PagedKV, PlainKV, QuantizedKV, Recurrent, RotatingKV, Shared, WindowKV
 from mlxrt.models.config import ModelConfig
 from mlxrt.models.layers import Attention, Block, GatedMLP
 from mlxrt.models.llama import Llama
@@ -67,13 +67,13 @@ class Toy(Llama):
         mixer = made.get(self.kind(i), lambda: Attention(c, qk_norm=True))()
         return Block(c, mixer, GatedMLP(c.hidden_size, c.intermediate_size))
 
-    def memory(self):
-        c, codec = self.config, self.codec or Plain(self.dtype)
-        full = FullKV(c.num_key_value_heads, c.head_dim, codec, self.size)
+    def cache_specs(self):
+        c, codec = self.config, self.codec or PlainKV(self.dtype)
+        full = PagedKV(c.num_key_value_heads, c.head_dim, codec, self.size)
         made = {
             "f": full,
             "w": WindowKV(c.num_key_value_heads, c.head_dim, codec, self.size, self.window),
-            "o": RingKV.of(full, self.window, self.keep, self.slack, stride=8),
+            "o": RotatingKV.of(full, self.window, self.keep, self.slack, stride=8),
             "r": Recurrent((((c.hidden_size,), self.dtype),), stride=8),
         }
         kinds = [self.kind(i) for i in range(c.num_hidden_layers)]
@@ -100,8 +100,8 @@ KINDS = {
     "hybrid": lambda: make("rf"),
     "recurrent": lambda: make("r"),
     "everything": lambda: make("rfws"),
-    "q8": lambda: make("wf", codec=Quantised(8, 8)),
-    "k8v4": lambda: make("wfs", codec=Quantised(8, 4)),
-    "q4-ring": lambda: make("of", codec=Quantised(4, 4)),
-    "q3": lambda: make("f", codec=Quantised(6, 3)),
+    "q8": lambda: make("wf", codec=QuantizedKV(8, 8)),
+    "k8v4": lambda: make("wfs", codec=QuantizedKV(8, 4)),
+    "q4-ring": lambda: make("of", codec=QuantizedKV(4, 4)),
+    "q3": lambda: make("f", codec=QuantizedKV(6, 3)),
 }

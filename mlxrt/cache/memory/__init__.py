@@ -1,13 +1,13 @@
 """The device side of the cache: arrays, and what a layer may do with them during a step."""
 
-from .codec import Codec, Plain, Quantised
-from .external import Foreign
+from .codec import Codec, PlainKV, QuantizedKV
+from .external import ExternalKV
 from .kv_options import KV, choose
 from .layer_spec import TAIL, Arrays, Batch, Group, LayerSpec, LayerView, Shared
-from .paged import FullKV, WindowKV
+from .paged import PagedKV, WindowKV
 from .pool_sizing import Plan, plan
 from .recurrent import Recurrent
-from .rotating import RingKV
+from .rotating import RotatingKV
 
 __all__ = [
     "KV",
@@ -15,16 +15,16 @@ __all__ = [
     "Arrays",
     "Batch",
     "Codec",
-    "Foreign",
-    "FullKV",
+    "ExternalKV",
     "Group",
     "LayerSpec",
     "LayerView",
-    "Plain",
+    "PagedKV",
+    "PlainKV",
     "Plan",
-    "Quantised",
+    "QuantizedKV",
     "Recurrent",
-    "RingKV",
+    "RotatingKV",
     "Shared",
     "WindowKV",
     "choose",

@@ -19,6 +19,11 @@ Parts = list[mx.array] | tuple[mx.array, ...]
 class Codec(ABC):
     """Frozen and comparable, as the specs that hold it."""
 
+    @property
+    @abstractmethod
+    def signature(self) -> str:
+        """The codec's part of `LayerSpec.signature`."""
+
     @abstractmethod
     def shapes(self, heads: int, dim: int) -> list[tuple[int, int, mx.Dtype]]:
         """Heads, width and dtype of each array that a token becomes."""
@@ -41,10 +46,14 @@ class Codec(ABC):
 
 
 @dataclass(frozen=True)
-class Plain(Codec):
+class PlainKV(Codec):
     """As they are, keys' heads then values' in one array: one gather, one scatter."""
 
     dtype: mx.Dtype = mx.float32
+
+    @property
+    def signature(self):
+        return f"Plain(dtype={self.dtype})"
 
     def shapes(self, heads, dim):
         return [(2 * heads, dim, self.dtype)]
@@ -67,7 +76,7 @@ BITS, GROUPS = (2, 3, 4, 6, 8), (32, 64, 128)
 
 
 @dataclass(frozen=True)
-class Quantised(Codec):
+class QuantizedKV(Codec):
     """Affine codes of `key` and `value` bits per group of `group` numbers, as MLX packs them: one array of words."""
 
     key: int = 8
@@ -81,6 +90,10 @@ class Quantised(Codec):
                 raise UnsupportedModel(f"keys and values can be kept in {BITS} bits, not {bits}")
         if self.group not in GROUPS:
             raise UnsupportedModel(f"keys and values can be quantised in groups of {GROUPS}, not {self.group}")
+
+    @property
+    def signature(self):
+        return f"Quantised(key={self.key}, value={self.value}, group={self.group}, dtype={self.dtype})"
 
     def shapes(self, heads, dim):
         if dim % self.group:

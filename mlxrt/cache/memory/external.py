@@ -14,14 +14,14 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ...errors import CacheCorrupt
-from ..external import ANY, Held, Place
+from ..external import ANY, ExternalState, Slot
 from .layer_spec import LayerSpec, LayerView
 
 Cache = list[Any]  # one object per layer
-Shelf = WeakKeyDictionary[Place, tuple[Cache, int]]  # a cache and the tokens in it; gone when nobody claims the place
+Shelf = WeakKeyDictionary[Slot, tuple[Cache, int]]  # a cache and the tokens in it; gone when nobody claims the place
 
 
-class ForeignView(LayerView):
+class ExternalView(LayerView):
     """All layers of the model at once."""
 
     def run(self, call: Callable[[mx.array, Cache], mx.array], tokens: mx.array) -> mx.array:
@@ -46,7 +46,7 @@ def arrays_of(cache: Cache) -> list[mx.array]:
 
 
 @dataclass(frozen=True, eq=False)
-class Foreign(LayerSpec):
+class ExternalKV(LayerSpec):
     unit: int  # bytes of one block: of `size` tokens in all layers, or of a whole cache that does not grow
     base: int  # blocks a cache costs before its first token
     grows: bool
@@ -61,8 +61,12 @@ class Foreign(LayerSpec):
     compiles = False
     portable = False
 
+    @property
+    def signature(self):
+        return repr(self)  # never in a file: it is not portable
+
     def empty(self, pool):
-        return Held(pool, self.size if self.grows else 0, self.base, self.limit, self.stride)
+        return ExternalState(pool, self.size if self.grows else 0, self.base, self.limit, self.stride)
 
     def pool(self, blocks):
         """A byte a block: what is in them lies on the shelf."""
@@ -94,9 +98,9 @@ class Foreign(LayerSpec):
         return pool
 
     def view(self, batch, index, pool, live):
-        return ForeignView(self, batch, index, pool, live)
+        return ExternalView(self, batch, index, pool, live)
 
-    def opened(self, source: Place | None, place: Place, start: int, n: int) -> Cache:
+    def opened(self, source: Slot | None, place: Slot, start: int, n: int) -> Cache:
         """The cache of a row with `start` tokens in it, ready to take n more."""
         cache, held = (self.make(), 0) if source is None else self.shelf[source]
         if source is not None and source is not place:

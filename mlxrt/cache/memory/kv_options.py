@@ -9,10 +9,10 @@ from dataclasses import replace
 import mlx.core as mx
 
 from ...errors import BadRequest
-from .codec import GROUPS, Quantised
+from .codec import GROUPS, QuantizedKV
 from .layer_spec import LayerSpec, Shared
-from .paged import FullKV
-from .rotating import RingKV
+from .paged import PagedKV
+from .rotating import RotatingKV
 
 log = logging.getLogger("mlxrt")
 
@@ -36,8 +36,8 @@ def choose(specs: Specs, kv: str, max_kv_size: int | None, dtype: mx.Dtype) -> S
     if kv not in KV:
         raise BadRequest(f"kv must be one of {', '.join(KV)}, not {kv!r}")
     if bits := KV[kv]:
-        specs = [quantised(s, *bits, dtype) if isinstance(s, FullKV) else s for s in specs]
-        if not any(isinstance(s, FullKV) for s in specs):
+        specs = [quantised(s, *bits, dtype) if isinstance(s, PagedKV) else s for s in specs]
+        if not any(isinstance(s, PagedKV) for s in specs):
             raise BadRequest(f"kv {kv} does not apply: mlxrt keeps no keys and values for this model")
         better = "; keys need their bits more than values do: k8v4 differs far less" if bits[0] < 6 else ""
         log.warning(
@@ -52,14 +52,14 @@ def choose(specs: Specs, kv: str, max_kv_size: int | None, dtype: mx.Dtype) -> S
     return specs
 
 
-def quantised(spec: FullKV, key: int, value: int, dtype: mx.Dtype) -> FullKV:
+def quantised(spec: PagedKV, key: int, value: int, dtype: mx.Dtype) -> PagedKV:
     group = next((g for g in sorted(GROUPS, reverse=True) if g <= 64 and spec.dim % g == 0), GROUPS[0])
-    return replace(spec, codec=Quantised(key, value, group, dtype))
+    return replace(spec, codec=QuantizedKV(key, value, group, dtype))
 
 
 def windowed(specs: Specs, size: int) -> Specs:
     if size <= 2 * KEEP:
         raise BadRequest(f"max_kv_size must be above {2 * KEEP} tokens, not {size}")
-    if not any(type(s) is FullKV for s in specs):
+    if not any(type(s) is PagedKV for s in specs):
         raise BadRequest("max_kv_size does not apply: the model has no full-attention layers")
-    return [RingKV.of(s, size - KEEP, KEEP) if type(s) is FullKV else s for s in specs]
+    return [RotatingKV.of(s, size - KEEP, KEEP) if type(s) is PagedKV else s for s in specs]

@@ -14,7 +14,7 @@ import mlx.core as mx
 from ...kernels import PLAIN, Kernels
 from ..blocks import BlockPool
 from ..layer_state import LayerState
-from .slices import Held
+from .slices import ArrayCache
 
 Arrays = tuple[mx.array, ...]
 TAIL = 32  # decode steps between two writes of the pool: each waits for the device
@@ -46,6 +46,11 @@ class LayerSpec(ABC):
     size: int
     stride: int
 
+    @property
+    @abstractmethod
+    def signature(self) -> str:
+        """The spec as text in the identity of saved states. A file format: names in it outlive those in the code."""
+
     @abstractmethod
     def empty(self, pool: BlockPool) -> LayerState: ...
 
@@ -64,7 +69,7 @@ class LayerSpec(ABC):
         rows: int,
         alone: bool = False,
         compiled: bool = False,
-        held: Held | None = None,
+        held: ArrayCache | None = None,
         tail: TailSpan | None = None,
     ) -> dict[str, Any]:
         """Where the rows' memory lies, made once per group and step; `rows` >= len(states), the rest idle.
@@ -74,7 +79,7 @@ class LayerSpec(ABC):
         """
 
     @abstractmethod
-    def open(self, pool: Arrays, index: dict[str, mx.array], rows: int, held: Held) -> Arrays:
+    def open(self, pool: Arrays, index: dict[str, mx.array], rows: int, held: ArrayCache) -> Arrays:
         """`live` for a batch that begins to decode."""
 
     @abstractmethod
@@ -111,6 +116,10 @@ class Shared:
     """A layer without memory of its own: it reads what `layer` holds. It calls attend(q) with no k and v."""
 
     layer: int
+
+    @property
+    def signature(self) -> str:
+        return f"Shared(layer={self.layer})"
 
 
 class Group(NamedTuple):

@@ -13,9 +13,9 @@ from ...kernels import Entry, Heads, Packed, PackedPages, Pages, attend_entry, a
 from ..blocks import BlockPool
 from ..layer_state import BlockTable, LayerState
 from .attention import Form, attend_singles, attend_span
-from .codec import Codec, Plain, Quantised
+from .codec import Codec, PlainKV, QuantizedKV
 from .layer_spec import TAIL, Arrays, Batch, LayerSpec, LayerView, TailSpan
-from .slices import Held, bucket, cut1, cut2, cut4, put, table
+from .slices import ArrayCache, bucket, cut1, cut2, cut4, put, table
 
 
 class KVView(LayerView):
@@ -56,7 +56,7 @@ class KVView(LayerView):
 
     def _pages(self) -> Pages | PackedPages:
         where = (self.index["table"], self.index["where"])
-        if isinstance(codec := self.spec.codec, Quantised):
+        if isinstance(codec := self.spec.codec, QuantizedKV):
             return PackedPages(Packed(self.pool[0], codec.layout), Packed(self.live[0], codec.layout), *where)
         return Pages(self.pool[0], self.live[0], *where)
 
@@ -121,16 +121,16 @@ def place(pool: Arrays, new, at: list[tuple[mx.array, ...]]) -> Arrays:
 
 
 @dataclass(frozen=True)
-class FullKV(LayerSpec):
+class PagedKV(LayerSpec):
     heads: int
     dim: int
-    codec: Codec = Plain()
+    codec: Codec = PlainKV()
     size: int = 32  # tokens in a block
     paged = True
 
     @property
     def pages(self) -> bool:  # type: ignore[override]
-        return isinstance(self.codec, (Plain, Quantised)) and self.paged and not self.keep
+        return isinstance(self.codec, (PlainKV, QuantizedKV)) and self.paged and not self.keep
 
     @property
     def window(self) -> int | None:
@@ -141,6 +141,13 @@ class FullKV(LayerSpec):
     def keep(self) -> int:
         """First tokens that a window leaves visible."""
         return 0
+
+    @property
+    def signature(self) -> str:
+        return f"FullKV({self.fields_text()})"
+
+    def fields_text(self) -> str:
+        return f"heads={self.heads}, dim={self.dim}, codec={self.codec.signature}, size={self.size}"
 
     def empty(self, pool: BlockPool) -> LayerState:
         return BlockTable(pool, self.size, self.window, TAIL + self.size)
@@ -157,10 +164,10 @@ class FullKV(LayerSpec):
         rows: int,
         alone: bool = False,
         compiled: bool = False,
-        held: Held | None = None,
+        held: ArrayCache | None = None,
         tail: TailSpan | None = None,
     ) -> dict[str, Any]:
-        held, width = held or Held(), max(len(s.blocks) for s in states)
+        held, width = held or ArrayCache(), max(len(s.blocks) for s in states)
         width = bucket(width) if compiled else width
 
         def named(known: list) -> mx.array:
@@ -177,7 +184,7 @@ class FullKV(LayerSpec):
             where["steps"], where["where"] = held.counted((self, "where"), pairs, used, TAIL)
         return where | {"first": base} if alone else where
 
-    def open(self, pool: Arrays, index: dict[str, Any], rows: int, held: Held) -> Arrays:
+    def open(self, pool: Arrays, index: dict[str, Any], rows: int, held: ArrayCache) -> Arrays:
         return tuple(held.zeros((rows, p.shape[1], TAIL, p.shape[3]), p.dtype) for p in pool)
 
     def flush(self, pool: Arrays, live: Arrays, batch: Batch, index: dict[str, Any], whole: bool) -> Arrays:
@@ -212,5 +219,9 @@ class FullKV(LayerSpec):
 
 
 @dataclass(frozen=True)
-class WindowKV(FullKV):
+class WindowKV(PagedKV):
     window: int = 512  # a token sees itself and window - 1 before it
+
+    @property
+    def signature(self) -> str:
+        return f"WindowKV({self.fields_text()}, window={self.window})"

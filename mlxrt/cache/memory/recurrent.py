@@ -5,7 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..layer_state import Slot
+from ..layer_state import RecurrentState
 from .layer_spec import LayerSpec, LayerView
 from .slices import put
 
@@ -65,8 +65,12 @@ class Recurrent(LayerSpec):
     parts: tuple[tuple[tuple[int, ...], mx.Dtype], ...]
     stride: int = 32  # tokens between two checkpoints
 
+    @property
+    def signature(self):
+        return f"Recurrent(parts={self.parts}, stride={self.stride})"
+
     def empty(self, pool):
-        return Slot(pool, self.stride)
+        return RecurrentState(pool, self.stride)
 
     def pool(self, blocks):
         return tuple(mx.zeros((blocks, *shape), dtype) for shape, dtype in self.parts)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ..layer_state import Ring
-from .paged import FullKV
+from ..layer_state import RotatingState
+from .paged import PagedKV
 
 
 @dataclass(frozen=True)
-class RingKV(FullKV):
+class RotatingKV(PagedKV):
     """`size` slots: `keep` for the first tokens, then window + slack for the rest."""
 
     window: int = 512
@@ -23,8 +23,13 @@ class RingKV(FullKV):
     paged = False
 
     @classmethod
-    def of(cls, spec: FullKV, window: int, keep: int = 0, slack: int = 64, stride: int = 128) -> "RingKV":
+    def of(cls, spec: PagedKV, window: int, keep: int = 0, slack: int = 64, stride: int = 128) -> "RotatingKV":
         return cls(spec.heads, spec.dim, spec.codec, keep + window + slack, window, keep, slack, stride)
+
+    @property
+    def signature(self) -> str:
+        own = f"window={self.window}, keep={self.keep}, slack={self.slack}, stride={self.stride}"
+        return f"RingKV({self.fields_text()}, {own})"
 
     @property
     def max_step(self) -> int:  # type: ignore[override]
@@ -32,7 +37,7 @@ class RingKV(FullKV):
         return self.slack + 1
 
     def empty(self, pool):
-        return Ring(pool, self.size, self.window, self.keep, stride=self.stride)
+        return RotatingState(pool, self.size, self.window, self.keep, stride=self.stride)
 
     def index(self, states, rows, alone=False, compiled=False, held=None, tail=None):
         ends = [s.length for s in states] + [0] * (rows - len(states))

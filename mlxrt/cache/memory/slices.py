@@ -95,7 +95,7 @@ def widen(array: mx.array, size: int) -> mx.array:
     return mx.concatenate([array, more])
 
 
-class Held:
+class ArrayCache:
     """Numbers of the host as arrays, made anew only when they change: a decode step repeats most of them, and making an
     array of a few costs 60 us on CUDA."""
 

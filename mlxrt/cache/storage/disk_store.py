@@ -16,7 +16,7 @@ import mlx.core as mx
 from ...engine.model_runner import Runner
 from ...errors import BadRequest, BadSnapshot
 from ...weights.identity import identity_digest
-from .. import Block, LayerState, PrefixStore
+from .. import Block, LayerState, PrefixCache
 from ..memory.slices import put
 from ..prefix_cache import Node
 from .checksummed import inspect_sealed
@@ -49,7 +49,7 @@ class DiskStore:
         folder: Path,
         nbytes: int,
         identity: dict[str, str],
-        store: PrefixStore,
+        store: PrefixCache,
         runner: Runner,
         empty: Callable[[], tuple[LayerState, ...]],
     ):

@@ -227,7 +227,7 @@ def test_restoring_makes_room(llm, tokenizer, engine, tmp_path):
     path = tmp_path / "state"
     session = talk(engine, "a long question " * 8)
     session.save(path)
-    place = sum(s.nbytes() for s in llm.memory())
+    place = sum(s.nbytes() for s in llm.cache_specs())
     small = Engine(llm, EngineConfig(kv_memory=60 * place), tokenizer)
     for i in range(3):
         small.generate(f"{i} fills the pool with something else, and more of it, and more", max_tokens=3)

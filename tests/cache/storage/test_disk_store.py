@@ -6,7 +6,7 @@ import pytest
 
 import mlxrt
 from mlxrt import Engine, EngineConfig, Request, SamplingParams
-from mlxrt.cache.memory import Quantised
+from mlxrt.cache.memory import QuantizedKV
 from tests.support.oracle import truth
 from tests.support.toy_models import KINDS, VOCAB, make
 
@@ -40,8 +40,8 @@ def ask(engine, prompt, n=4):
 
 def whole(model, n):
     """How much of n known tokens lies in full nodes that every layer can be resumed at."""
-    size = 8 if any(spec.stride == 8 for spec in model.memory() if not getattr(spec, "paged", True)) else 4
-    size = max([size, *(spec.size for spec in model.memory() if getattr(spec, "paged", False))])
+    size = 8 if any(spec.stride == 8 for spec in model.cache_specs() if not getattr(spec, "paged", True)) else 4
+    size = max([size, *(spec.size for spec in model.cache_specs() if getattr(spec, "paged", False))])
     return n // size * size
 
 
@@ -73,7 +73,7 @@ def test_a_new_process_goes_on_where_the_last_one_was(kind, opened, tmp_path, sa
 def test_recalled_beside_running_requests_in_a_pool_that_is_too_small(kind, opened):
     """Recall takes blocks from what is evicted, while other sequences decode and have tails that were not written."""
     rng, model = random.Random(kind), KINDS[kind]()
-    place = sum(s.nbytes() for s in model.memory() if hasattr(s, "nbytes"))
+    place = sum(s.nbytes() for s in model.cache_specs() if hasattr(s, "nbytes"))
     stems = [tuple(rng.randrange(VOCAB) for _ in range(k)) for k in (24, 33, 41)]
     with opened(model) as engine:
         for stem in stems:
@@ -120,8 +120,8 @@ def test_other_models_kinds_and_bits_miss(opened, tmp_path):
         assert written == (len(TEXT) + 3) // 4
     other = make("wf")
     other.model.layers[0].mlp.down_proj.weight = other.model.layers[0].mlp.down_proj.weight * 1.5
-    changed = [other, make("f"), make("wf", window=9), make("wf", codec=Quantised(8, 8)), make("wf", size=8)]
-    changed.append(make("wf", codec=Quantised(8, 4)))
+    changed = [other, make("f"), make("wf", window=9), make("wf", codec=QuantizedKV(8, 8)), make("wf", size=8)]
+    changed.append(make("wf", codec=QuantizedKV(8, 4)))
     for model in changed:
         with opened(model) as engine:
             done = ask(engine, TEXT)

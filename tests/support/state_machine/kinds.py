@@ -11,7 +11,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlxrt.cache.memory import Quantised, Shared
+from mlxrt.cache.memory import QuantizedKV, Shared
 from mlxrt.text import Tokenizer
 from tests.cli.conftest import write_tokenizer
 from tests.support import toy_models as toy
@@ -42,12 +42,12 @@ def tokenizer() -> Tokenizer:
 
 
 def is_quantised(kind: str) -> bool:
-    return isinstance(model(kind).codec, Quantised)
+    return isinstance(model(kind).codec, QuantizedKV)
 
 
 def memory_for(kind: str, tokens: int) -> int:
     """Bytes in which about so many tokens fit, all sequences and stored prefixes together."""
-    specs = [s for s in model(kind).memory() if not isinstance(s, Shared)]
+    specs = [s for s in model(kind).cache_specs() if not isinstance(s, Shared)]
     sizes = [s.size for s in specs if s.paged]
     # A step of a recurrent layer takes a place for every checkpoint it passes, and the step before pins its own.
     places = max(tokens // sizes[0], 6) if sizes else max(tokens // 4, 24)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mlxrt import Engine, EngineConfig, Session
-from mlxrt.cache import PrefixStore, SequenceState
+from mlxrt.cache import PrefixCache, SequenceState
 from mlxrt.engine.request import Event
 from mlxrt.errors import NoRoom, WontFit
 
@@ -42,7 +42,7 @@ class Stage:
         return Engine(kinds.model(p.kind), config, kinds.tokenizer())
 
     @property
-    def store(self) -> PrefixStore:
+    def store(self) -> PrefixCache:
         store = self.engine.store
         assert store is not None
         return store
