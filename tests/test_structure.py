@@ -42,7 +42,7 @@ PUBLIC_NAMES = "mlxrt"  # the package's __init__: only _openblas at once, everyt
 
 NEVER = ("torch", "transformers", "mlx_lm", "tests", "bench", "examples")  # models/mlx_lm_adapter.py: by name, late
 SIDES = "mlxrt.bench.sides."  # programs of their own, each stands for the engine it imports
-HEAVY = ("gguf", "huggingface_hub", "jinja2", "rich", "safetensors", "sentencepiece", "tokenizers", "typer")
+HEAVY = ("gguf", "huggingface_hub", "jinja2", "rich", "safetensors", "sentencepiece", "tokenizers")
 
 LONGEST_FILE, LONGEST_FUNCTION = 600, 60
 

@@ -154,7 +154,7 @@ def test_a_chat_on_a_terminal(folder):
 def test_an_answer_imports_nothing_it_does_not_need(folder):
     script = (
         "import sys; from mlxrt.cli import main; main(sys.argv[1:]);"
-        "print(sorted({'rich', 'typer', 'transformers', 'huggingface_hub', 'mlx_lm', 'torch', 'gguf', 'sentencepiece'}"
+        "print(sorted({'rich', 'transformers', 'huggingface_hub', 'mlx_lm', 'torch', 'gguf', 'sentencepiece'}"
         " & set(sys.modules)), file=sys.stderr)"
     )
     argv = [sys.executable, "-c", script, "generate", "-m", str(folder), "hello", "-n", "2"]
