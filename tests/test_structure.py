@@ -5,6 +5,7 @@ Each rule is a function from a tree to its violations, so that it is tried on a 
 
 import ast
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +45,18 @@ NEVER = ("torch", "transformers", "mlx_lm", "tests", "bench", "examples")  # mod
 SIDES = "mlxrt.bench.sides."  # programs of their own, each stands for the engine it imports
 HEAVY = ("gguf", "huggingface_hub", "jinja2", "rich", "safetensors", "sentencepiece", "tokenizers")
 
-LONGEST_FILE, LONGEST_FUNCTION = 600, 60
+LONGEST_FILE, LONGEST_FUNCTION, MEDIAN_FILE = 600, 60, 140
+TOP_LEVEL = set(
+    """__init__.py __main__.py _openblas.py py.typed errors.py config.py
+    engine cache models kernels weights text bench cli""".split()
+)
+
+# Underscore names that are public after all, or belong to another library.
+NAMED_TUPLE = ("_replace", "_asdict", "_fields", "_make")
+OTHER_LIBRARIES = ("argparse._ArgumentGroup", "command._build_session", "command._build_package_finder")
+# Still to go: private attributes that the package reads from outside, and how many such reads the tests may have.
+PRIVATE_READS, PRIVATE_READS_IN_TESTS = ("_tokenizer",), 45
+CYCLES = [["mlxrt.weights.load.fill", "mlxrt.weights.load.mlx_lm"]]
 
 # Broad excepts, each with its reason; everywhere else an except names what it expects.
 BROAD = {
@@ -179,12 +191,65 @@ def poor_names(tree: Tree) -> list[str]:
     return found
 
 
-RULES = (wrong_directions, foreign_imports, too_long, bad_excepts, unfinished, poor_names)
+def import_cycles(tree: Tree) -> list[str]:
+    """Modules that import each other, late imports included, imports for the type checker not."""
+    graph = {
+        m.name: {t for i in m.imports if not i.typing and (t := tree.resolve(i.target)) in tree.modules} - {m.name}
+        for m in tree
+    }
+    reach = {name: graph[name] - {PUBLIC_NAMES} for name in graph}
+    done = False
+    while not done:  # the transitive closure; a few hundred modules
+        wider = {name: found.union(*(reach[target] for target in found)) for name, found in reach.items()}
+        done, reach = wider == reach, wider
+    cycles = {tuple(sorted(b for b in reach[a] if a in reach[b])) for a in reach if a in reach[a]}
+    return [f"import cycle: {', '.join(cycle)}" for cycle in sorted(cycles) if list(cycle) not in CYCLES]
+
+
+def own_names(tree: ast.Module) -> set[str]:
+    """What a module defines, attributes of its classes' instances included."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls"):
+            found.add(node.attr)
+    return found
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in NAMED_TUPLE
+
+
+def private_reads(tree: Tree) -> list[str]:
+    """Underscore names of other modules: imported, or read from an object that is not `self`."""
+    found = []
+    for module in tree:
+        own = own_names(module.tree)
+        for i in module.imports:
+            name = i.target.rpartition(".")[2]
+            if is_private(name) and i.target.startswith("mlxrt") and i.target not in tree.modules:
+                found.append(f"{module.name}:{i.line} imports {i.target}")
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own:
+                read = ast.unparse(node)
+                if read not in OTHER_LIBRARIES and node.attr not in PRIVATE_READS:
+                    found.append(f"{module.name}:{node.lineno} reads {read}")
+    return found
+
+
+RULES = (wrong_directions, import_cycles, private_reads, foreign_imports, too_long, bad_excepts, unfinished, poor_names)
 PACKAGE = Tree(ROOT, "mlxrt")
 AROUND = Tree(ROOT, "mlxrt", "bench", "tests", "examples")
 
 
-@pytest.mark.parametrize("rule", [wrong_directions, foreign_imports, unfinished, poor_names], ids=lambda r: r.__name__)
+@pytest.mark.parametrize(
+    "rule",
+    [wrong_directions, import_cycles, private_reads, foreign_imports, unfinished, poor_names],
+    ids=lambda r: r.__name__,
+)
 def test_package_keeps_the_rule(rule):
     assert not (found := rule(PACKAGE)), "\n".join(found)
 
@@ -192,6 +257,21 @@ def test_package_keeps_the_rule(rule):
 @pytest.mark.parametrize("rule", [too_long, bad_excepts], ids=lambda r: r.__name__)
 def test_everything_keeps_the_rule(rule):
     assert not (found := rule(AROUND)), "\n".join(found)
+
+
+def test_top_level_shows_the_architecture():
+    entries = {path.name for path in (ROOT / "mlxrt").iterdir() if path.name != "__pycache__"}
+    assert entries == TOP_LEVEL
+
+
+def test_files_are_neither_long_nor_crumbs():
+    lengths = [len(module.text.splitlines()) for module in PACKAGE]
+    assert statistics.median(lengths) <= MEDIAN_FILE
+
+
+def test_tests_read_ever_fewer_private_attributes():
+    found = private_reads(Tree(ROOT, "tests", "bench", "examples"))
+    assert len(found) <= PRIVATE_READS_IN_TESTS, "\n".join(found)
 
 
 def test_layers_only_name_layers_before_them():
@@ -236,6 +316,8 @@ FAULTS = {
         "from ..engine import Engine\n",
         "mlxrt.cache.early:1 imports mlxrt.engine",
     ),
+    import_cycles: ("engine.py", "from .models import f\n", "import cycle: mlxrt.engine, mlxrt.models"),
+    private_reads: ("text/nosy.py", "from ..engine import _queue\n", "imports mlxrt.engine._queue"),
     foreign_imports: ("text/heavy.py", "import jinja2\n", "jinja2"),
     too_long: ("errors.py", "def f():\n" + "    x = 1\n" * 60, "61 lines"),
     bad_excepts: (
@@ -247,6 +329,7 @@ FAULTS = {
     poor_names: ("text/utils.py", "class PoolHelper:\n    pass\n", "PoolHelper"),
 }
 MORE_FAULTS = (
+    (private_reads, "text/nosy.py", "class A:\n    _a = 1\n\ndef f(a, b):\n    return a._a + b._b\n", "reads b._b"),
     (wrong_directions, "novelty.py", "x = 1\n", "in no layer"),
     (wrong_directions, "text/late.py", "def f():\n    from ..models import Request\n", "mlxrt.models"),
     (foreign_imports, "late.py", "def f():\n    import torch\n", "torch"),
@@ -264,10 +347,11 @@ MORE_FAULTS = (
 )
 def test_planted_faults_are_found(rule, path, text, told, tmp_path):
     assert set(FAULTS) == set(RULES)
-    for name in ("engine.py", "models.py", path):
+    late = "def f():\n    from .engine import x\n\n    return x\n"
+    for name, content in {"engine.py": "x = 1\n", "models.py": late, path: text}.items():
         file = tmp_path / "mlxrt" / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text if name == path else "x = 1\n", encoding="utf-8")
+        file.write_text(content, encoding="utf-8")
     assert any(told in line for line in rule(Tree(tmp_path, "mlxrt")))
 
 
