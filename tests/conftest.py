@@ -6,7 +6,7 @@ import pytest
 
 import mlxrt  # noqa: F401
 
-from .support.log_lines import stop_capturing
+from .support.log_lines import reset_log
 
 
 @pytest.fixture
@@ -21,4 +21,4 @@ def hears_ctrl_c():
 def released_log():
     """No test hears what the next one logs."""
     yield
-    stop_capturing()
+    reset_log()

@@ -158,7 +158,7 @@ def test_what_was_measured_is_kept_when_a_case_fails_or_the_user_stops():
     made.stop = lambda: bool(asked)
     said = []
     with pytest.raises(KeyboardInterrupt):
-        go_through(todo, made, report, 1e18)
+        go_through(todo, made, report, said.append, 1e18)
     assert len(report.figures) == 2 and not report.complete
     assert report.problems == said == ["decode / bad: not here"]
 

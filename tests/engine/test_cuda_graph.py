@@ -8,6 +8,7 @@ from mlxrt.engine import cuda_graph as replay
 from mlxrt.engine import load as loader
 from mlxrt.engine.cuda_graph import Replay
 from mlxrt.kernels import Kernels, gpu_of
+from tests.support.log_lines import capture_log
 
 from ..kernels.test_engine import PROMPT, folder  # noqa: F401  a fixture
 from ..kernels.test_families import FAMILIES, answer, made
@@ -36,7 +37,7 @@ def engines(folder, monkeypatch):  # noqa: F811
         engine = mlxrt.load(str(folder), options)
         runner = engine.runner
         runner.compiled = True  # tables as wide as a compiled step wants them; the step itself cannot be compiled here
-        device, said = Bench(), []
+        device, said = Bench(), capture_log("decode steps")
         if again:
             runner.replay = Replay(runner.next_best, runner.decode_best, runner.model, shelf, device)
         made.append(engine)
@@ -71,7 +72,7 @@ def test_one_request_longer_than_several_tails(engines):
 def test_steps_of_these_families_are_nothing_but_kernels(name):
     with made(name, Kernels("reference")) as plain:
         expected = answer(plain, 9)
-    shelf, said = Shelf(Simulator(checked=False)), []
+    shelf, said = Shelf(Simulator(checked=False)), capture_log("decode steps")
     with made(name, Kernels("strict", gpu_of("metal", shelf))) as engine:
         runner, device = engine.runner, Bench()
         runner.replay = Replay(runner.next_best, runner.decode_best, runner.model, shelf, device)
@@ -84,7 +85,7 @@ def test_steps_of_many_rows_are_nothing_but_kernels(name):
     """By matrix units, which take half precision; experts read once for all of their tokens."""
     asked, answers = [ask([*range(i, 2 * i + 3)], 4) for i in range(9)], []
     for again in (False, True):
-        shelf, said, device = Shelf(Simulator(checked=False)), [], Bench()
+        shelf, said, device = Shelf(Simulator(checked=False)), capture_log("decode steps"), Bench()
         kernels = Kernels("strict", gpu_of("metal", shelf))
         with made(name, kernels, dtype=mx.bfloat16, moe_intermediate_size=128) as engine:
             runner = engine.runner

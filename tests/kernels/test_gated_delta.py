@@ -13,6 +13,7 @@ from mlxrt.kernels import Kernels, delta_step, gpu_of
 from mlxrt.kernels.error_report import cases_of
 from mlxrt.models import find
 from mlxrt.weights.random_models import random_weights
+from tests.support.log_lines import capture_log
 
 from ..support.metal_sim import Simulator
 from .test_add_norm_qmv import AROUND, CONFIGS, PROMPT, decoded, simulated
@@ -116,7 +117,7 @@ def launcher(gpu):
     ],
 )
 def test_what_it_cannot_take_is_said_and_computed(changes, reason):
-    said = []
+    said = capture_log()
     kernels = Kernels("auto", gpu_of("metal", Simulator(portable=True).metal_kernel))
     assert decoded(qwen(kernels, **changes)) == decoded(qwen(Kernels("reference"), **changes))
     assert f"delta_step runs as plain MLX: {reason}" in said and "delta_step" not in kernels.used

@@ -49,10 +49,10 @@ def compiler(monkeypatch):
 
 def test_a_text_is_compiled_once_for_all_processes(tmp_path, compiler):
     first, second = Runs(), Runs()
-    library = Library(tmp_path, "sm_90", print, first)
+    library = Library(tmp_path, "sm_90", first)
     for _ in range(3):
         launch(library)
-    launch(Library(tmp_path, "sm_90", print, second))
+    launch(Library(tmp_path, "sm_90", second))
     assert len(compiler) == 1
     assert set(first.asked) == set(second.asked) and len(set(first.asked)) == 1
     assert [p.suffix for p in (tmp_path / "sm_90").iterdir()] == [".cubin"]
@@ -61,7 +61,7 @@ def test_a_text_is_compiled_once_for_all_processes(tmp_path, compiler):
 @pytest.mark.parametrize("other", [{"n": 4}, {"dtype": mx.bfloat16}, {"source": BODY + " "}])
 def test_another_text_is_another_kernel(tmp_path, compiler, other):
     run = Runs()
-    library = Library(tmp_path, "sm_90", print, run)
+    library = Library(tmp_path, "sm_90", run)
     launch(library)
     launch(library, **other)
     assert len(compiler) == 2 and len({name for name, _ in run.asked}) == 2
@@ -69,13 +69,13 @@ def test_another_text_is_another_kernel(tmp_path, compiler, other):
 
 def test_another_device_has_a_folder_of_its_own(tmp_path, compiler):
     for architecture in ("sm_90", "sm_100"):
-        launch(Library(tmp_path, architecture, print, Runs()))
+        launch(Library(tmp_path, architecture, Runs()))
     assert len(compiler) == 2
 
 
 def test_the_name_in_the_text_is_the_name_that_is_launched(tmp_path, compiler):
     run = Runs()
-    launch(Library(tmp_path, "sm_90", print, run))
+    launch(Library(tmp_path, "sm_90", run))
     [(name, _)] = run.asked
     assert f'extern "C" __global__ void __launch_bounds__(32, 1) {name}(const __half* x, __half* y)' in compiler[0]
     assert "constexpr bool B = true;" in compiler[0] and "using T = __half;" in compiler[0]
@@ -111,7 +111,7 @@ def test_a_wrong_trial_is_not_trusted(tmp_path, monkeypatch):
             return [inputs[0] + (3 if right else 2)]
 
         monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", run)
-        assert (cuda_compiler.library(tmp_path, print) is not None) == right
+        assert (cuda_compiler.library(tmp_path) is not None) == right
 
 
 @needs_tool
@@ -124,7 +124,7 @@ def test_the_compiler_makes_machine_code():
 
 
 def test_what_a_thread_launches_is_recorded_for_it_alone(tmp_path, compiler):
-    library = Library(tmp_path, "sm_90", print, Runs())
+    library = Library(tmp_path, "sm_90", Runs())
     launch(library)
     with library.recording() as launches:
         [mine] = launch(library, n=5)

@@ -9,6 +9,7 @@ from mlx.utils import tree_flatten
 from mlxrt.errors import BadCheckpoint, MlxrtError, UnsupportedModel
 from mlxrt.models import find
 from mlxrt.weights.random_models import shape_config
+from tests.support.log_lines import capture_log
 
 from .test_gemma import ARCHS, config_of, parse
 
@@ -61,7 +62,7 @@ def test_published_totals():
 
 
 def test_left_out_keys():
-    said = []
+    said = capture_log()
     c = parse(GEMMA3_4B)
     assert said == []
     assert (c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.vocab_size) == (8, 4, 256, 262208)
@@ -78,7 +79,7 @@ def test_some_keys_left_out_is_damage():
 
 def test_last_layer_is_full():
     raw = changed("gemma4_moe", layer_types=["sliding_attention"] * 4)
-    said = []
+    said = capture_log()
     assert parse(raw).windows == (5, 5, 5, None)
     assert len(said) == 1
     assert "last" in said[0]

@@ -3,27 +3,30 @@
 import logging
 
 LOG = logging.getLogger("mlxrt")
-OPEN: list["Lines"] = []
 
 
 class Lines(logging.Handler):
-    def __init__(self) -> None:
+    def __init__(self, prefix: str) -> None:
         super().__init__(logging.INFO)
         self.lines: list[str] = []
+        self.prefix = prefix
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
+        if (line := record.getMessage()).startswith(self.prefix):
+            self.lines.append(line)
 
 
-def capture_log() -> list[str]:
-    """The lines logged from now on, until the test ends."""
-    handler = Lines()
-    OPEN.append(handler)
+def capture_log(prefix: str = "") -> list[str]:
+    """The lines that begin so and are logged from now on, until the test ends."""
+    handler = Lines(prefix)
     LOG.addHandler(handler)
     LOG.setLevel(logging.INFO)
     return handler.lines
 
 
-def stop_capturing() -> None:
-    while OPEN:
-        LOG.removeHandler(OPEN.pop())
+def reset_log() -> None:
+    """As in a new process: no handler, neither a test's nor the command's."""
+    for handler in list(LOG.handlers):
+        LOG.removeHandler(handler)
+    LOG.setLevel(logging.NOTSET)
+    LOG.propagate = True

@@ -10,6 +10,7 @@ import pytest
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
 from mlxrt.weights import FolderCheckpoint
 from mlxrt.weights.formats.fp8 import unpack_fp8
+from tests.support.log_lines import capture_log
 
 
 def e4m3(codes: np.ndarray) -> np.ndarray:
@@ -40,7 +41,7 @@ def test_values(shape, block):
     codes = drawn(shape)
     scales = (*shape[:-2], *(-(-n // b) for n, b in zip(shape[-2:], block)))
     scale = np.random.default_rng(1).random(scales).astype(np.float32) + 0.1
-    said = []
+    said = capture_log()
     arrays = {"a.weight": mx.array(codes), "a.weight_scale_inv": mx.array(scale), "b": mx.ones(3)}
     found = unpack_fp8(arrays, config(weight_block_size=list(block)), mx.float32)
     assert set(found) == {"a.weight", "b"} and found["a.weight"].dtype == mx.float32
@@ -88,7 +89,7 @@ def test_one_other_scale_unpacks_all():
 def test_refused(change, given, error, words):
     arrays = {"a.weight": mx.array(drawn((4, 64))), "a.weight_scale_inv": mx.ones((1, 1))} | change
     with pytest.raises(error, match=words):
-        unpack_fp8({n: a for n, a in arrays.items() if a is not None}, config(**given), mx.float32, print)
+        unpack_fp8({n: a for n, a in arrays.items() if a is not None}, config(**given), mx.float32)
 
 
 def test_fp8_without_scales_is_refused(tmp_path):
@@ -96,4 +97,4 @@ def test_fp8_without_scales_is_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UnsupportedModel, match="F8_E4M3"):
-        FolderCheckpoint(tmp_path).load(print)
+        FolderCheckpoint(tmp_path).load()

