@@ -69,7 +69,7 @@ BROAD = {
     "mlxrt.engine.async_stream.open": "cancels what was submitted, then raises on",
     "mlxrt.engine.async_engine._do_jobs": "carried to the coroutine that asked",
     "mlxrt.engine.async_engine._run": "the step that failed has told every caller; the thread only ends",
-    "mlxrt.text.rust.rust_call": "the Rust library raises Exception itself, and panics as a BaseException",
+    "mlxrt.text.vocabulary.rust_call": "the Rust library raises Exception itself, and panics as a BaseException",
     "tests.support.fuzz.child.judge": "what is not ours is the failure that is looked for",
     "tests.long.fuzz_jang.serve": "what is not ours is the failure that is looked for",
     "tests.support.fuzz.pool.work": "carried out of a thread and raised by whoever closes the pool",

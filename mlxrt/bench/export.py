@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 
 from ..engine.load import open_checkpoint
 from ..errors import BadRequest
-from ..text.gguf_folder import write_folder
+from ..text.gguf_vocab import write_folder
 from ..weights import Checkpoint, GgufCheckpoint, build
 from ..weights.load.fingerprint import weights_digest
 from ..weights.source.alias import ALIASES, DEFAULT

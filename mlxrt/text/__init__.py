@@ -1,7 +1,7 @@
-"""Text to tokens and back: vocabularies, chat templates, the streaming detokenizer, stop strings."""
+"""Text to tokens and back: tokenizers, chat templates, the streaming detokenizer, stop strings."""
 
 from .detokenizer import Detokenizer
-from .stops import StopMatcher
+from .stop_strings import StopMatcher
 from .tokenizer import Tokenizer
 
 __all__ = ["Detokenizer", "StopMatcher", "Tokenizer"]

@@ -1,24 +1,49 @@
-"""The decoders that tokenizer.json files name, as stages of a stream. An unknown one is refused, never approximated."""
+"""Decoders of tokenizer.json as streaming stages, and GPT-2's byte-level alphabet. Unknown decoders are refused."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from ..errors import BadTokenizer
-from .bytelevel import piece_bytes
-from .decoding import ByteRuns, FirstToken, LastToken, PerToken, Replace, Stage, Strip, Utf8
+from .detokenizer import ByteFallback, FirstToken, LastToken, PerToken, Replace, Stage, Strip, Utf8
 
-Recipe = list[Callable[[], Stage]]
+StageFactory = Callable[[], Stage]
 
-# English punctuation that word-level vocabularies glue back, in the order it is replaced.
-GLUED = ((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"))
-GLUED_ENDS = ((" 's", "'s"), (" 've", "'ve"), (" 're", "'re"))
+# `clean_up_tokenization_spaces`, in the order of the replacements.
+CLEAN_UP = ((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"))
+CLEAN_UP_SUFFIXES = ((" 's", "'s"), (" 've", "'ve"), (" 're", "'re"))
 
 
-def recipe(spec: Mapping[str, Any] | None) -> Recipe:
-    """Makers of the stages for a tokenizer.json's `decoder`; without one, tokens are joined by spaces."""
+def build_byte_alphabet() -> dict[str, int]:
+    """Printable bytes stand for themselves; the others take the characters from U+0100 on, in order."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [b for b in range(256) if b not in set(plain)]
+    return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(hidden)}
+
+
+BYTE_ALPHABET = build_byte_alphabet()
+
+
+def missing_bytes(ids: Container[str]) -> frozenset[int]:
+    """The bytes of UTF-8 that have no token: some vocabularies lack the rarest."""
+    missing = (byte for letter, byte in BYTE_ALPHABET.items() if letter not in ids)
+    return frozenset(b for b in missing if b not in (0xC0, 0xC1) and b < 0xF5)
+
+
+def piece_bytes(piece: str, raw: bool = False) -> bytes:
+    """The bytes of a token; a piece outside the alphabet stands for its own text."""
+    if raw:
+        return piece.encode()
+    try:
+        return bytes([BYTE_ALPHABET[c] for c in piece])
+    except KeyError:
+        return piece.encode()
+
+
+def build_stages(spec: Mapping[str, Any] | None) -> list[StageFactory]:
+    """Stage factories for a tokenizer.json's `decoder`; without one, tokens are joined by spaces."""
     if spec is None:
         return [lambda: FirstToken(str, lambda t: " " + t)]
-    steps, fused, out = flat(spec), False, []
+    steps, fused, out = flatten(spec), False, []
     for step in steps:
         kind = step["type"]
         if kind == "Fuse":
@@ -33,30 +58,30 @@ def recipe(spec: Mapping[str, Any] | None) -> Recipe:
     return out
 
 
-def flat(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def flatten(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if spec["type"] != "Sequence":
         return [spec]
-    return [step for inner in spec["decoders"] for step in flat(inner)]
+    return [step for inner in spec["decoders"] for step in flatten(inner)]
 
 
-def clean_up() -> Recipe:
-    """What `clean_up_tokenization_spaces` asks for, over the whole text."""
-    return [lambda old=old, new=new: Replace(old, new) for old, new in GLUED + GLUED_ENDS]  # type: ignore[misc]
+def clean_up_stages() -> list[StageFactory]:
+    """`clean_up_tokenization_spaces`, over the full text."""
+    return [lambda old=old, new=new: Replace(old, new) for old, new in CLEAN_UP + CLEAN_UP_SUFFIXES]  # type: ignore[misc]
 
 
-def byte_level(step: Mapping[str, Any]):
-    known: dict[str, bytes] = {}
+def byte_level(step: Mapping[str, Any]) -> StageFactory:
+    cache: dict[str, bytes] = {}
 
-    def bytes_of(piece: str) -> bytes:
-        if piece not in known:
-            known[piece] = piece_bytes(piece)
-        return known[piece]
+    def to_bytes(piece: str) -> bytes:
+        if piece not in cache:
+            cache[piece] = piece_bytes(piece)
+        return cache[piece]
 
-    return lambda: Utf8(bytes_of)
+    return lambda: Utf8(to_bytes)
 
 
-def word_piece(step: Mapping[str, Any]):
-    prefix, clean = step["prefix"], glue if step["cleanup"] else str
+def word_piece(step: Mapping[str, Any]) -> StageFactory:
+    prefix, clean = step["prefix"], clean_up_piece if step["cleanup"] else str
 
     def later(piece: str) -> str:
         return clean(piece[len(prefix) :] if piece.startswith(prefix) else " " + piece)
@@ -64,21 +89,21 @@ def word_piece(step: Mapping[str, Any]):
     return lambda: FirstToken(clean, later)
 
 
-def glue(text: str) -> str:
-    for old, new in (*GLUED, (" do not", " don't"), *GLUED_ENDS):
+def clean_up_piece(text: str) -> str:
+    for old, new in (*CLEAN_UP, (" do not", " don't"), *CLEAN_UP_SUFFIXES):
         text = text.replace(old, new)
     return text
 
 
-def metaspace(step: Mapping[str, Any]):
-    mark, prepended = step["replacement"], step["prepend_scheme"] != "never"
+def metaspace(step: Mapping[str, Any]) -> StageFactory:
+    marker, prepended = step["replacement"], step["prepend_scheme"] != "never"
     return lambda: FirstToken(
-        lambda t: t.replace(mark, "" if prepended else " "),
-        lambda t: t.replace(mark, " "),
+        lambda t: t.replace(marker, "" if prepended else " "),
+        lambda t: t.replace(marker, " "),
     )
 
 
-def word_ends(step: Mapping[str, Any]):
+def bpe_suffix(step: Mapping[str, Any]) -> StageFactory:
     suffix = step["suffix"]
     return lambda: LastToken(lambda t: t.replace(suffix, " "), lambda t: t.replace(suffix, ""))
 
@@ -86,43 +111,43 @@ def word_ends(step: Mapping[str, Any]):
 def plain_pattern(step: Mapping[str, Any]) -> tuple[str, str]:
     pattern = step["pattern"].get("String")
     if not pattern:
-        raise BadTokenizer(f"decoder Replace with pattern {step['pattern']} is not supported; only a plain text is")
+        raise BadTokenizer(f"decoder Replace with pattern {step['pattern']} is not supported; only a plain string is")
     return pattern, step["content"]
 
 
-def replace(step: Mapping[str, Any]):
+def replace_in_token(step: Mapping[str, Any]) -> StageFactory:
     old, new = plain_pattern(step)
     return lambda: PerToken(lambda t: t.replace(old, new))
 
 
-def replace_all(step: Mapping[str, Any]):
+def replace_in_text(step: Mapping[str, Any]) -> StageFactory:
     old, new = plain_pattern(step)
     return lambda: Replace(old, new)
 
 
-def leading(step: Mapping[str, Any]) -> tuple[str, int]:
+def strip_arguments(step: Mapping[str, Any]) -> tuple[str, int]:
     if step["stop"]:
         raise BadTokenizer("decoder Strip at the end of a text is not supported; only at its start")
     return step["content"], step["start"]
 
 
-def strip(step: Mapping[str, Any]):
-    mark, count = leading(step)
-    return lambda: PerToken(lambda t: "".join(Strip(mark, count).push([t])))
+def strip_token(step: Mapping[str, Any]) -> StageFactory:
+    char, count = strip_arguments(step)
+    return lambda: PerToken(lambda t: "".join(Strip(char, count).push([t])))
 
 
-def strip_all(step: Mapping[str, Any]):
-    mark, count = leading(step)
-    return lambda: Strip(mark, count)
+def strip_text(step: Mapping[str, Any]) -> StageFactory:
+    char, count = strip_arguments(step)
+    return lambda: Strip(char, count)
 
 
-BEFORE_FUSE: dict[str, Callable[[Mapping[str, Any]], Callable[[], Stage]]] = {
+BEFORE_FUSE: dict[str, Callable[[Mapping[str, Any]], StageFactory]] = {
     "ByteLevel": byte_level,
     "WordPiece": word_piece,
     "Metaspace": metaspace,
-    "BPEDecoder": word_ends,
-    "ByteFallback": lambda step: ByteRuns,
-    "Replace": replace,
-    "Strip": strip,
+    "BPEDecoder": bpe_suffix,
+    "ByteFallback": lambda step: ByteFallback,
+    "Replace": replace_in_token,
+    "Strip": strip_token,
 }
-AFTER_FUSE: dict[str, Callable[[Mapping[str, Any]], Callable[[], Stage]]] = {"Replace": replace_all, "Strip": strip_all}
+AFTER_FUSE: dict[str, Callable[[Mapping[str, Any]], StageFactory]] = {"Replace": replace_in_text, "Strip": strip_text}

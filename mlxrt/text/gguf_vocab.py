@@ -1,100 +1,99 @@
-"""Vocabularies out of GGUF metadata: byte-level BPE ("gpt2"), raw BPE ("gemma4") and SentencePiece ("llama").
+"""Vocabularies from GGUF metadata: byte-level BPE ("gpt2"), BPE over characters ("gemma4") and SentencePiece ("llama").
 
-What llama.cpp does with the same metadata is the truth here.
+llama.cpp's behaviour on the same metadata is the reference.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ..errors import BadRequest, BadTokenizer
-from .bytelevel import bytes_without, piece_bytes
-from .decoding import Stage, Strip, Utf8
-from .fragments import Fragments, Mark
-from .metadata import BYTE, CONTROL, PREFIX, UNKNOWN, USER_DEFINED, Metadata
-from .pretokenizers import Scheme, scheme
-from .rust import rust_call
+from .decoders import missing_bytes, piece_bytes
+from .detokenizer import Stage, Strip, Utf8
+from .gguf_metadata import BYTE, CONTROL, PREFIX, UNKNOWN, USER_DEFINED, TokenizerMetadata
+from .pretokenizers import PreTokenizer, find_pretokenizer
 from .spm import SPACE, ScoredMerges
-from .vocabulary import Vocabulary
+from .vocabulary import SpecialToken, SpecialTokenSplitter, Vocabulary, rust_call
 
-# Tokens that end a turn under every model that has them as control tokens; files often name only one of theirs.
+# End-of-turn tokens of known models: files often name only one of theirs.
 TURN_ENDS = ["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>"]
 TURN_ENDS += ["<EOT>", "_<EOT>", "[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>", "<turn|>", "<|return|>"]
 NAMES = {"unknown": "unk", "padding": "pad", "seperator": "sep", "cls": "cls", "mask": "mask"}  # the format's spelling
-WHOLE = (UNKNOWN, CONTROL, USER_DEFINED)  # kinds that are cut out of a text before anything else
+SPECIAL_TYPES = (UNKNOWN, CONTROL, USER_DEFINED)  # matched in a text before anything else
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def read_metadata(values: Mapping[str, Any]) -> Vocabulary:
-    told = Metadata(values)
-    model = told.text("model")
+    meta = TokenizerMetadata(values)
+    model = meta.text("model")
     if model is None:
         raise BadTokenizer("the GGUF metadata has no tokenizer.ggml.model; give a model with a tokenizer")
     if model not in READERS:
         raise BadTokenizer(f"tokenizer.ggml.model is {model!r}, which mlxrt cannot use; it can: {', '.join(READERS)}")
-    ids = told.tokens()
-    return READERS[model](told, ids, told.types(len(ids)))
+    ids = meta.tokens()
+    return READERS[model](meta, ids, meta.types(len(ids)))
 
 
-def read_bpe(told: Metadata, ids: dict[str, int], types: list[int]) -> Vocabulary:
-    """GPT-2's: every byte is a printable character, words are cut by regular expressions, merges have ranks."""
-    name = told.text("pre")
+def read_bpe(meta: TokenizerMetadata, ids: dict[str, int], types: list[int]) -> Vocabulary:
+    """GPT-2's byte-level BPE: pre-tokenized by regular expressions, merges by rank."""
+    name = meta.text("pre")
     if name is None:
-        raise BadTokenizer("the GGUF has no tokenizer.ggml.pre, so how it cuts words is unknown; convert it again")
-    cut = scheme(name)
-    backend = bpe(told, ids, types, {"ignore_merges": cut.whole_words})
-    split_words(backend, cut)
-    pieces = [piece_bytes(t, raw=k in WHOLE) for t, k in zip(ids, types)]
-    lost = bytes_without(ids)
+        raise BadTokenizer("the GGUF has no tokenizer.ggml.pre, so its pre-tokenizer is unknown; convert it again")
+    pre = find_pretokenizer(name)
+    backend = build_bpe(meta, ids, types, {"ignore_merges": pre.ignore_merges})
+    set_pretokenizer(backend, pre)
+    pieces = [piece_bytes(t, raw=k in SPECIAL_TYPES) for t, k in zip(ids, types)]
+    missing = missing_bytes(ids)
 
     def encode(text: str) -> list[int]:
-        if not lost.isdisjoint(data := text.encode()):
-            byte = next(b for b in data if b in lost)
+        if not missing.isdisjoint(data := text.encode()):
+            byte = next(b for b in data if b in missing)
             raise BadRequest(f"this vocabulary has no token for byte 0x{byte:02X} of the text; remove the character")
         return rust_call("the vocabulary", lambda: backend.encode(text)).ids
 
-    return assemble(told, ids, types, encode, pieces, (cut.bos, None, None), lambda: [Utf8()])
+    return assemble(meta, ids, types, encode, pieces, (pre.add_bos, None, None), lambda: [Utf8()])
 
 
-def read_raw_bpe(told: Metadata, ids: dict[str, int], types: list[int]) -> Vocabulary:
-    """Gemma 4's: merges have ranks, but over characters; spaces are ▁ and unknown characters are bytes."""
+def read_char_bpe(meta: TokenizerMetadata, ids: dict[str, int], types: list[int]) -> Vocabulary:
+    """Gemma 4's BPE over characters: spaces are ▁, unknown characters fall back to bytes."""
     from tokenizers import Regex, normalizers, pre_tokenizers
 
     byte_ids(ids)
-    backend = bpe(told, ids, types, {"byte_fallback": True})
+    backend = build_bpe(meta, ids, types, {"byte_fallback": True})
     backend.normalizer = normalizers.Replace(" ", SPACE)
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), "isolated")
-    pieces = [spaced(t, k) for t, k in zip(ids, types)]
+    pieces = [spm_piece_bytes(t, k) for t, k in zip(ids, types)]
     encode = lambda text: rust_call("the vocabulary", lambda: backend.encode(text)).ids  # noqa: E731
-    return assemble(told, ids, types, encode, pieces, (True, None, None), lambda: [Utf8()])
+    return assemble(meta, ids, types, encode, pieces, (True, None, None), lambda: [Utf8()])
 
 
-def read_spm(told: Metadata, ids: dict[str, int], types: list[int]) -> Vocabulary:
-    """SentencePiece's: scores instead of merges."""
-    prefix = told.flag("add_space_prefix", True)
-    merges = ScoredMerges(ids, told.scores(len(ids)), byte_ids(ids))
-    strips = phi3(told.values.get("general.name"))
-    special = [(t, i) for (t, i), k in zip(ids.items(), types) if k in WHOLE]
-    fragments = Fragments(Mark(t, i, rstrip=strips and t not in UNSTRIPPED) for t, i in special)
+def read_spm(meta: TokenizerMetadata, ids: dict[str, int], types: list[int]) -> Vocabulary:
+    """SentencePiece's BPE: scores instead of ranked merges."""
+    prefix = meta.flag("add_space_prefix", True)
+    merges = ScoredMerges(ids, meta.scores(len(ids)), byte_ids(ids))
+    strips = is_phi3(meta.values.get("general.name"))
+    special = [(t, i) for (t, i), k in zip(ids.items(), types) if k in SPECIAL_TYPES]
+    splitter = SpecialTokenSplitter(SpecialToken(t, i, rstrip=strips and t not in UNSTRIPPED) for t, i in special)
 
     def encode(text: str) -> list[int]:
         out: list[int] = []
-        for part in fragments.cut(text):
-            # every stretch of text after a special token starts like a text of its own
+        for part in splitter.split(text):
+            # the text after a special token gets a space prefix too
             out += [part] if isinstance(part, int) else merges.encode(SPACE * prefix + part.replace(" ", SPACE))
         return out
 
-    pieces = [spaced(t, k) for t, k in zip(ids, types)]
+    pieces = [spm_piece_bytes(t, k) for t, k in zip(ids, types)]
     stages: Callable[[], list[Stage]] = lambda: [Utf8(), Strip(" ", 1)] if prefix else [Utf8()]  # noqa: E731
-    return assemble(told, ids, types, encode, pieces, (True, 1, 2), stages)
+    return assemble(meta, ids, types, encode, pieces, (True, 1, 2), stages)
 
 
-READERS = {"gpt2": read_bpe, "llama": read_spm, "gemma4": read_raw_bpe}
+READERS = {"gpt2": read_bpe, "llama": read_spm, "gemma4": read_char_bpe}
 
 
-def phi3(model: object) -> bool:
+def is_phi3(model: object) -> bool:
     """Phi-3's special tokens swallow the white space after them; its files do not say so."""
     return isinstance(model, str) and re.search("phi-?3", model.lower()) is not None
 
@@ -102,73 +101,102 @@ def phi3(model: object) -> bool:
 UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 
 
-def spaced(text: str, kind: int) -> bytes:
-    """A SentencePiece token as bytes."""
+def spm_piece_bytes(text: str, kind: int) -> bytes:
+    """The bytes of a SentencePiece token."""
     if kind == BYTE and (found := BYTE_TOKEN.fullmatch(text)):
         return bytes([int(found[1], 16)])
     return (text if kind in (UNKNOWN, CONTROL) else text.replace(SPACE, " ")).encode()
 
 
 def byte_ids(ids: Mapping[str, int]) -> list[int]:
-    """The ids of the 256 bytes, without which some text could not be written."""
+    """The ids of the 256 byte tokens."""
     found = [ids.get(f"<0x{b:02X}>", ids.get(chr(b)) if b < 128 else None) for b in range(256)]
     if None in found:
         raise BadTokenizer(f"the vocabulary has no token for byte <0x{found.index(None):02X}>")
     return found  # type: ignore[return-value]
 
 
-def bpe(told: Metadata, ids: dict[str, int], types: list[int], options: dict):
-    """A ranked-merges tokenizer with its special tokens, words still uncut."""
+def build_bpe(meta: TokenizerMetadata, ids: dict[str, int], types: list[int], options: dict):
+    """A BPE tokenizer with its special tokens, without a pre-tokenizer."""
     from tokenizers import AddedToken, Tokenizer, models
 
-    merges = told.merges()
+    merges = meta.merges()
     backend = rust_call("tokenizer.ggml.merges", lambda: Tokenizer(models.BPE(vocab=ids, merges=merges, **options)))
-    rows = [AddedToken(t, special=k != USER_DEFINED, normalized=False) for t, k in zip(ids, types) if k in WHOLE]
-    rust_call("the special tokens", lambda: backend.add_tokens(rows))
+    special = [(t, k) for t, k in zip(ids, types) if k in SPECIAL_TYPES]
+    added = [AddedToken(t, special=k != USER_DEFINED, normalized=False) for t, k in special]
+    rust_call("the special tokens", lambda: backend.add_tokens(added))
     return backend
 
 
-def split_words(backend, cut: Scheme) -> None:
+def set_pretokenizer(backend, pre: PreTokenizer) -> None:
     from tokenizers import Regex, pre_tokenizers
 
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in cut.splits]
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.splits]
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(False, use_regex=False)])
 
 
-def assemble(told: Metadata, ids, types, encode, pieces, defaults, stages) -> Vocabulary:
-    """Add what all kinds share: BOS and EOS around a text, the ends, the names, the templates."""
-    size, texts = len(ids), list(ids)
+def assemble(meta: TokenizerMetadata, ids, types, encode, pieces, defaults, stages) -> Vocabulary:
+    """Add what all kinds share: BOS and EOS, end-of-turn tokens, names, chat templates."""
+    size, pieces_by_id = len(ids), list(ids)
     add_bos, default_bos, default_eos = defaults
-    bos, eos = told.token("bos", size, default_bos), told.token("eos", size, default_eos)
-    before = around(told, "bos", told.flag("add_bos_token", add_bos), bos)
-    after = around(told, "eos", told.flag("add_eos_token", False), eos)
-    ends = {i for i in (eos, told.token("eot", size), told.token("eom", size)) if i is not None}
-    ends |= {ids[t] for t in TURN_ENDS if t in ids and types[ids[t]] == CONTROL}
+    bos, eos = meta.token("bos", size, default_bos), meta.token("eos", size, default_eos)
+    before = added_token(meta, "bos", meta.flag("add_bos_token", add_bos), bos)
+    after = added_token(meta, "eos", meta.flag("add_eos_token", False), eos)
+    eos_ids = {i for i in (eos, meta.token("eot", size), meta.token("eom", size)) if i is not None}
+    eos_ids |= {ids[t] for t in TURN_ENDS if t in ids and types[ids[t]] == CONTROL}
     named = {"bos_token": bos, "eos_token": eos}
-    named |= {f"{name}_token": told.token(key, size) for key, name in NAMES.items()}
+    named |= {f"{name}_token": meta.token(key, size) for key, name in NAMES.items()}
     return Vocabulary(
         size=size,
         encode=lambda text, special: before * special + encode(text) + after * special,
         piece=pieces.__getitem__,
-        hidden=frozenset(i for i, k in enumerate(types) if k in (UNKNOWN, CONTROL)),
+        special_ids=frozenset(i for i, k in enumerate(types) if k in (UNKNOWN, CONTROL)),
         stages=stages,
         bos=bos,
-        ends=frozenset(ends),
-        names={name: texts[i] for name, i in named.items() if i is not None},
-        templates=told.templates(),
-        digest=fingerprint(told),
+        eos_ids=frozenset(eos_ids),
+        names={name: pieces_by_id[i] for name, i in named.items() if i is not None},
+        templates=meta.templates(),
+        digest=metadata_digest(meta),
     )
 
 
-def around(told: Metadata, name: str, wanted: bool, token: int | None) -> list[int]:
-    if wanted and token is None:
+def added_token(meta: TokenizerMetadata, name: str, add: bool, token: int | None) -> list[int]:
+    if add and token is None:
         raise BadTokenizer(f"the GGUF asks to add {name} to every text and names no tokenizer.ggml.{name}_token_id")
-    return [token] if wanted and token is not None else []
+    return [token] if add and token is not None else []
 
 
-def fingerprint(told: Metadata) -> str:
+def metadata_digest(meta: TokenizerMetadata) -> str:
     lists = [PREFIX + key for key in ("tokens", "scores", "token_type", "merges")]
-    kept = {k: told.values[k] for k in lists if k in told.values}
-    kept |= {k: v for k, v in told.values.items() if str(k).startswith(PREFIX) and isinstance(v, (str, int, float))}
-    stripping = phi3(told.values.get("general.name"))
-    return hashlib.sha256(json.dumps([kept, stripping], sort_keys=True).encode()).hexdigest()
+    kept = {k: meta.values[k] for k in lists if k in meta.values}
+    kept |= {k: v for k, v in meta.values.items() if str(k).startswith(PREFIX) and isinstance(v, (str, int, float))}
+    strips = is_phi3(meta.values.get("general.name"))
+    return hashlib.sha256(json.dumps([kept, strips], sort_keys=True).encode()).hexdigest()
+
+
+def write_folder(folder: Path, metadata: Mapping[str, Any]) -> bool:
+    """Write tokenizer.json and tokenizer_config.json; False for vocabularies that have no such form.
+
+    The caller compares both tokenizers on a text before it relies on the files.
+    """
+    from tokenizers import decoders
+
+    meta = TokenizerMetadata(metadata)
+    if meta.text("model") != "gpt2":
+        return False
+    ids = meta.tokens()
+    pre = find_pretokenizer(str(meta.text("pre")))
+    backend = build_bpe(meta, ids, meta.types(len(ids)), {"ignore_merges": pre.ignore_merges})
+    set_pretokenizer(backend, pre)
+    backend.decoder = decoders.ByteLevel()
+    backend.save(str(folder / "tokenizer.json"))
+    pieces, templates = list(ids), meta.templates()
+    names = {name: pieces[token] for name in ("bos", "eos") if (token := meta.token(name, len(ids))) is not None}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        **({"chat_template": templates["default"]} if "default" in templates else {}),
+        **{f"{name}_token": text for name, text in names.items()},
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False, indent=1), encoding="utf-8")
+    return True

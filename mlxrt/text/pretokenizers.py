@@ -1,7 +1,7 @@
-"""How byte-level BPE vocabularies in GGUF files cut text into words, by the name in `tokenizer.ggml.pre`.
+"""Pre-tokenizers of byte-level BPE in GGUF files, by the name in `tokenizer.ggml.pre`.
 
-Each scheme is a list of regular expressions applied one after the other: a match becomes a word of its own, and the
-text between matches stays for the next. Only names whose scheme we know are here: a guess would be a wrong token.
+Each is a list of regular expressions applied in turn: a match becomes a word, the text between matches goes to the
+next. Unknown names are refused: a guess would give wrong tokens.
 """
 
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from ..errors import BadTokenizer
 
 
-def letters(ranges: str) -> str:
-    """A class of characters out of hexadecimal ranges: look-alike characters do not survive being written out."""
+def char_class(ranges: str) -> str:
+    """A character class from hexadecimal ranges, which unlike the characters themselves survive editing."""
     return "[" + "".join("-".join(rf"\x{{{end}}}" for end in one.split("-")) for one in ranges.split()) + "]"
 
 
@@ -28,11 +28,11 @@ CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{UP
 SLASHED = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}"
 TEKKEN = rf"{CASED[0]}|{CASED[1]}|\p{{N}}|{SLASHED}"
 GPT4O = rf"{CASED[0]}{SHORT}?|{CASED[1]}{SHORT}?|\p{{N}}{{1,3}}|{SLASHED}"
-CJK = letters("4e00-9fa5 800-4e00 ac00-d7ff")
-KANA_OR_HAN = letters("4e00-9fa5 3040-309f 30a0-30ff")
-SIGNS = letters("21-2f 3a-7e ff01-ff0f ff1a-ff5e 2018-201f 3000-3002")
+CJK = char_class("4e00-9fa5 800-4e00 ac00-d7ff")
+KANA_OR_HAN = char_class("4e00-9fa5 3040-309f 30a0-30ff")
+SIGNS = char_class("21-2f 3a-7e ff01-ff0f ff1a-ff5e 2018-201f 3000-3002")
 # the letters of scripts with upper and lower case, as of the Unicode version DeepSeek took them from
-CASED_LETTERS = letters(
+CASED_LETTERS = char_class(
     "41-5a 61-7a b5 c0-d6 d8-f6 f8-1ba 1bc-1bf 1c4-293 295-2af 370-373 376 377 37b-37d 37f 386 388-38a 38c "
     "38e-3a1 3a3-3f5 3f7-481 48a-52f 531-556 10a0-10c5 13a0-13f5 13f8-13fd 1c90-1cba 1cbd-1cbf 1d00-1d2b "
     "1d6b-1d77 1d79-1d9a 1e00-1f15 1f18-1f1d 1f20-1f45 1f48-1f4d 1f50-1f57 1f59 1f5b 1f5d 1f5f-1f7d 1f80-1fb4 "
@@ -47,38 +47,38 @@ DEEPSEEK3 = rf"{ASCII_SIGN}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}
 
 
 @dataclass(frozen=True)
-class Scheme:
+class PreTokenizer:
     splits: tuple[str, ...]
-    whole_words: bool = False  # a word that is a token is that token, whatever the merges say
-    bos: bool = False  # added unless the file says otherwise
+    ignore_merges: bool = False  # a word that is a token is not merged (llama.cpp's and tokenizers' name)
+    add_bos: bool = False  # unless the file says otherwise
 
 
-DIGITS = Scheme((r"\p{N}", GPT2))
-LLAMA3_SCHEME = Scheme((LLAMA3,), whole_words=True, bos=True)
+DIGITS = PreTokenizer((r"\p{N}", GPT2))
+LLAMA3_PRE = PreTokenizer((LLAMA3,), ignore_merges=True, add_bos=True)
 
-SCHEMES: Mapping[str, Scheme] = {
-    "default": Scheme((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+PRETOKENIZERS: Mapping[str, PreTokenizer] = {
+    "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     **dict.fromkeys(
-        ("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "mellum", "a.x-4.0", "trillion"), Scheme((GPT2,))
+        ("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "mellum", "a.x-4.0", "trillion"), PreTokenizer((GPT2,))
     ),
     **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"), DIGITS),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), LLAMA3_SCHEME),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), Scheme((LLAMA3,))),
-    "glm4": Scheme((LLAMA3,), whole_words=True),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan"), Scheme((QWEN2,))),
-    "qwen35": Scheme((QWEN35,)),
-    "tekken": Scheme((TEKKEN,), whole_words=True, bos=True),
-    **dict.fromkeys(("gpt-4o", "llama4"), Scheme((GPT4O,))),
-    "falcon": Scheme((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
-    "deepseek-llm": Scheme((r"[\r\n]", rf"\s?{CASED_LETTERS}+", rf"\s?{SIGNS}+", r"\s+$", f"{CJK}+", r"\p{N}+")),
-    "deepseek-coder": Scheme((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", f"{CJK}+", r"\p{N}")),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), Scheme((r"\p{N}{1,3}", f"{KANA_OR_HAN}+", DEEPSEEK3))),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), LLAMA3_PRE),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), PreTokenizer((LLAMA3,))),
+    "glm4": PreTokenizer((LLAMA3,), ignore_merges=True),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan"), PreTokenizer((QWEN2,))),
+    "qwen35": PreTokenizer((QWEN35,)),
+    "tekken": PreTokenizer((TEKKEN,), ignore_merges=True, add_bos=True),
+    **dict.fromkeys(("gpt-4o", "llama4"), PreTokenizer((GPT4O,))),
+    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
+    "deepseek-llm": PreTokenizer((r"[\r\n]", rf"\s?{CASED_LETTERS}+", rf"\s?{SIGNS}+", r"\s+$", f"{CJK}+", r"\p{N}+")),
+    "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", f"{CJK}+", r"\p{N}")),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), PreTokenizer((r"\p{N}{1,3}", f"{KANA_OR_HAN}+", DEEPSEEK3))),
 }
 
 
-def scheme(name: str) -> Scheme:
-    if name in SCHEMES:
-        return SCHEMES[name]
+def find_pretokenizer(name: str) -> PreTokenizer:
+    if name in PRETOKENIZERS:
+        return PRETOKENIZERS[name]
     raise BadTokenizer(
-        f"tokenizer.ggml.pre is {name!r}, which mlxrt does not know; known: {', '.join(sorted(SCHEMES))}"
+        f"tokenizer.ggml.pre is {name!r}, which mlxrt does not know; known: {', '.join(sorted(PRETOKENIZERS))}"
     )

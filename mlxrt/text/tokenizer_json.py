@@ -1,14 +1,13 @@
-"""Vocabularies out of tokenizer.json, run by the tokenizers library; only turning tokens into text is our own."""
+"""Reads tokenizer.json. The tokenizers library encodes; decoding is ours, because it must stream exactly."""
 
 import hashlib
 import json
 from dataclasses import asdict
 
 from ..errors import BadTokenizer
-from .decoders import clean_up, recipe
-from .rust import rust_call
-from .settings import Settings
-from .vocabulary import Vocabulary
+from .decoders import build_stages, clean_up_stages
+from .tokenizer_config import Settings
+from .vocabulary import Vocabulary, rust_call
 
 
 def read_json(data: bytes, settings: Settings) -> Vocabulary:
@@ -24,7 +23,7 @@ def read_json(data: bytes, settings: Settings) -> Vocabulary:
 
 
 def add_tokens(backend, settings: Settings) -> None:
-    """Tokens that only the configuration knows, after those of tokenizer.json; the named ones count as special."""
+    """Add the tokens that only tokenizer_config.json has; those with a role become special."""
     from tokenizers import AddedToken
 
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -38,7 +37,7 @@ def add_tokens(backend, settings: Settings) -> None:
 
 
 def post_process(backend, settings: Settings) -> None:
-    """Llama's classes have add_bos_token and add_eos_token; where given, they overrule tokenizer.json (DeepSeek's)."""
+    """Llama's tokenizer classes let add_bos_token and add_eos_token overrule tokenizer.json (DeepSeek uses it)."""
     from tokenizers import processors
 
     if not settings.llama_like or (settings.add_bos is None and settings.add_eos is None):
@@ -50,29 +49,29 @@ def post_process(backend, settings: Settings) -> None:
 
 
 def assemble(backend, settings: Settings, digest: str) -> Vocabulary:
-    steps = recipe(json.loads(backend.decoder.__getstate__()) if backend.decoder else None)
+    stages = build_stages(json.loads(backend.decoder.__getstate__()) if backend.decoder else None)
     is_bpe = type(backend.model).__name__ == "BPE"
     if settings.clean_up and (not is_bpe or settings.clean_up_bpe):
-        steps = steps + clean_up()
+        stages = stages + clean_up_stages()
     ids = backend.get_vocab(with_added_tokens=True)
     if not ids:
         raise BadTokenizer("tokenizer.json holds no tokens")
     names = {role: backend.token_to_id(text) for role, text in settings.names.items()}
-    ends = {names["eos_token"]} - {None} if "eos_token" in names else set()
+    eos_ids = {names["eos_token"]} - {None} if "eos_token" in names else set()
     processor = str(backend.post_processor)
     added = backend.get_added_tokens_decoder().items()
-    told = [digest, repr(settings.added), settings.extra, processor, len(steps)]
+    parts = [digest, repr(settings.added), settings.extra, processor, len(stages)]
     return Vocabulary(
         size=max(ids.values()) + 1,
         encode=lambda text, special: (
             rust_call("tokenizer.json", lambda: backend.encode(text, None, False, special)).ids
         ),
         piece=backend.id_to_token,
-        hidden=frozenset(i for i, token in added if token.special),
-        stages=lambda: [make() for make in steps],
+        special_ids=frozenset(i for i, token in added if token.special),
+        stages=lambda: [make() for make in stages],
         bos=names.get("bos_token"),
-        ends=frozenset(ends),
+        eos_ids=frozenset(eos_ids),
         names=settings.names,
         templates=settings.templates,
-        digest=hashlib.sha256(json.dumps([*told, settings.split_special]).encode()).hexdigest(),
+        digest=hashlib.sha256(json.dumps([*parts, settings.split_special]).encode()).hexdigest(),
     )

@@ -1,21 +1,81 @@
-"""What every source of a tokenizer boils down to. Plain data and three functions; knows no file format."""
+"""Vocabulary, the common result of every tokenizer file format, and what the readers of those formats share."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .decoding import Stage
+from ..errors import BadTokenizer, MlxrtError
+from .detokenizer import Stage
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     size: int
-    encode: Callable[[str, bool], list[int]]  # text, whether to add what the tokenizer puts around a text
-    piece: Callable[[int], Any]  # None for an id that stands for nothing
-    hidden: frozenset[int]  # ids that skip_special leaves out
-    stages: Callable[[], list[Stage]]  # a fresh chain that makes text of pieces
+    encode: Callable[[str, bool], list[int]]  # text, whether to add BOS and EOS
+    piece: Callable[[int], Any]  # None for an id without a token
+    special_ids: frozenset[int]  # left out by skip_special
+    stages: Callable[[], list[Stage]]  # a new chain for one detokenizer
     bos: int | None
-    ends: frozenset[int]
-    names: Mapping[str, str] = field(default_factory=dict)  # bos_token, eos_token ... as chat templates call them
+    eos_ids: frozenset[int]
+    names: Mapping[str, str] = field(default_factory=dict)  # bos_token, eos_token ... for chat templates
     templates: Mapping[str, str] = field(default_factory=dict)  # by name: default, tool_use ...
-    digest: str = ""  # of everything above, out of the bytes it was made from
+    digest: str = ""  # of all of the above
+
+
+@dataclass(frozen=True)
+class SpecialToken:
+    """A token that is matched in a text before anything else."""
+
+    text: str
+    id: int
+    lstrip: bool = False  # swallows the white space before it
+    rstrip: bool = False  # and after it
+
+
+class SpecialTokenSplitter:
+    """Splits a text at its special tokens: leftmost first, of those that start at one position the longest."""
+
+    def __init__(self, tokens: Iterable[SpecialToken]):
+        tokens = sorted((t for t in tokens if t.text), key=lambda t: len(t.text), reverse=True)
+        self.ids = [t.id for t in tokens]
+        self.pattern = re.compile("|".join(map(token_pattern, tokens)) or "(?!)")
+
+    def split(self, text: str) -> Iterator[str | int]:
+        """Strings and ids in order; no empty strings."""
+        at = 0
+        for match in self.pattern.finditer(text):
+            if match.start() > at:
+                yield text[at : match.start()]
+            yield self.ids[(match.lastindex or 0) - 1]  # every alternative is one group
+            at = match.end()
+        if at < len(text):
+            yield text[at:]
+
+
+def token_pattern(token: SpecialToken) -> str:
+    before, after = (r"\s*" if strips else "" for strips in (token.lstrip, token.rstrip))
+    return f"{before}({re.escape(token.text)}){after}"
+
+
+def is_encodable(text: str) -> bool:
+    """Whether a text is valid Unicode: JSON and GGUF can hold lone surrogates."""
+    return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def rust_call(what: str, call: Callable[[], Any]) -> Any:
+    """Call into the tokenizers library; its exceptions and panics become a BadTokenizer that names `what`."""
+    try:
+        return call()
+    except MlxrtError:
+        raise
+    except Exception as e:  # the library raises Exception itself for bad data, so nothing narrower exists
+        raise BadTokenizer(f"{what} cannot be used: {first_line(e)}") from None
+    except BaseException as e:
+        if type(e).__name__ != "PanicException":  # not exported anywhere; it derives from BaseException
+            raise
+        raise BadTokenizer(f"{what} cannot be used: the tokenizers library panicked: {first_line(e)}") from None
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -12,7 +12,7 @@ LINES = [
     "🦙🦙 emoji 👩‍👩‍👧 family, flags 🇫🇷 and   many    spaces",
     "'s 't 're 've 'm 'll 'd 'S 'LL don't do not n't",
 ]
-TEXTS = [
+SAMPLES = [
     *LINES,
     "",
     " ",
@@ -31,8 +31,8 @@ TEXTS = [
 
 
 @pytest.fixture(scope="session")
-def texts() -> list[str]:
-    return TEXTS
+def samples() -> list[str]:
+    return SAMPLES
 
 
 def trained_bpe(vocab_size: int = 450):

@@ -39,21 +39,21 @@ TOUCHED = (
 )
 
 
-def places(tree, path=()):
+def paths(tree, path=()):
     """Every place in a JSON value, except inside the long tables."""
     yield path
     if isinstance(tree, dict) and len(tree) < 40:
         for key, value in tree.items():
-            yield from places(value, (*path, key))
+            yield from paths(value, (*path, key))
     if isinstance(tree, list) and len(tree) < 40:
         for i, value in enumerate(tree):
-            yield from places(value, (*path, i))
+            yield from paths(value, (*path, i))
 
 
 def damage(tree, data):
     """Replace or remove one thing somewhere."""
     tree = copy.deepcopy(tree)
-    path = data.draw(st.sampled_from([p for p in places(tree) if p]))
+    path = data.draw(st.sampled_from([p for p in paths(tree) if p]))
     at = tree
     for step in path[:-1]:
         at = at[step]
@@ -88,11 +88,11 @@ def test_tokenizer_config(bpe, make_folder, data):
 @QUIET
 @given(data=st.data())
 def test_tokenizer_json(bpe, make_folder, data):
-    whole = json.loads(bpe.to_str())
-    model = {k: v for k, v in whole["model"].items() if k not in ("vocab", "merges")}
-    small = damage({k: whole[k] for k in TOUCHED} | {"model": model}, data)
+    full = json.loads(bpe.to_str())
+    model = {k: v for k, v in full["model"].items() if k not in ("vocab", "merges")}
+    small = damage({k: full[k] for k in TOUCHED} | {"model": model}, data)
     if isinstance(small.get("model"), dict):
-        small["model"] = {"vocab": whole["model"]["vocab"], "merges": whole["model"]["merges"]} | small["model"]
+        small["model"] = {"vocab": full["model"]["vocab"], "merges": full["model"]["merges"]} | small["model"]
     folder = make_folder(bpe, tokenizer_config_json=CONFIG)
     (folder / "tokenizer.json").write_text(json.dumps(small))
     use(lambda: Tokenizer.from_folder(folder))
@@ -102,10 +102,10 @@ def test_tokenizer_json(bpe, make_folder, data):
 @given(data=st.data())
 def test_bytes_of_tokenizer_json(bpe, make_folder, data):
     folder = make_folder(bpe)
-    whole = bytearray((folder / "tokenizer.json").read_bytes())
+    full = bytearray((folder / "tokenizer.json").read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
-        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    (folder / "tokenizer.json").write_bytes(whole[: data.draw(st.sampled_from([len(whole), len(whole) // 2]))])
+        full[data.draw(st.integers(0, len(full) - 1))] = data.draw(st.integers(0, 255))
+    (folder / "tokenizer.json").write_bytes(full[: data.draw(st.sampled_from([len(full), len(full) // 2]))])
     use(lambda: Tokenizer.from_folder(folder))
 
 
@@ -130,9 +130,9 @@ def test_metadata(bpe_metadata, spm_metadata, data):
 @QUIET
 @given(data=st.data())
 def test_sentencepiece_model(spm_bpe, tmp_path, data):
-    whole = bytearray(spm_bpe)
+    full = bytearray(spm_bpe)
     for _ in range(data.draw(st.integers(0, 3))):
-        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    (tmp_path / "tokenizer.model").write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
+        full[data.draw(st.integers(0, len(full) - 1))] = data.draw(st.integers(0, 255))
+    (tmp_path / "tokenizer.model").write_bytes(full[: data.draw(st.integers(0, len(full)))])
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(CONFIG | {"added_tokens_decoder": {}}))
     use(lambda: Tokenizer.from_folder(tmp_path))

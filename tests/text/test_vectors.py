@@ -9,7 +9,7 @@ from pytest import raises
 
 from mlxrt.errors import BadTemplate, BadTokenizer
 from mlxrt.text import Tokenizer
-from mlxrt.text.template import Template
+from mlxrt.text.chat_template import ChatTemplate
 
 spec = importlib.util.spec_from_file_location("token_vectors", Path(__file__).with_name("token_vectors.py"))
 token_vectors = importlib.util.module_from_spec(spec)
@@ -70,7 +70,7 @@ def test_real_chat_templates_against_transformers(archive):
     for name, source in archive[1].items():
         if "strftime_now" in source:
             continue  # a minute may pass between the two
-        template = Template(source, names)
+        template = ChatTemplate(source, names)
         for messages, tools in ((CHAT, None), (CHAT, [TOOL]), (CHAT[1:2], None)):
             try:
                 [wanted], _ = render_jinja_template(

@@ -94,12 +94,12 @@ def compare(files: dict[str, bytes], values: dict) -> tuple[int, list[tuple[str,
     from mlxrt.text import Tokenizer
 
     tokenizer = Tokenizer.from_gguf(values)
-    texts = files["inp"].decode().removesuffix(BETWEEN).split(BETWEEN)
+    samples = files["inp"].decode().removesuffix(BETWEEN).split(BETWEEN)
     wanted = [[int(i) for i in line.split()] for line in files["out"].decode().splitlines()]
-    if len(texts) != len(wanted):
-        raise SystemExit(f"{len(texts)} texts for {len(wanted)} rows of ids")
-    found = [tokenizer.encode(text, special=False) for text in texts]
-    return len(texts), [row for row in zip(texts, wanted, found) if row[1] != row[2]]
+    if len(samples) != len(wanted):
+        raise SystemExit(f"{len(samples)} samples for {len(wanted)} rows of ids")
+    found = [tokenizer.encode(text, special=False) for text in samples]
+    return len(samples), [row for row in zip(samples, wanted, found) if row[1] != row[2]]
 
 
 def main() -> int:
@@ -108,12 +108,12 @@ def main() -> int:
     print(f"{'vocabulary':16} {'model':8} {'pre':16} {'agree':>9}")
     for name, files in vocabularies(fetch()).items():
         values = metadata(files["gguf"])
-        told = f"{name:16} {values['tokenizer.ggml.model']:8} {values.get('tokenizer.ggml.pre', '-'):16}"
+        label = f"{name:16} {values['tokenizer.ggml.model']:8} {values.get('tokenizer.ggml.pre', '-'):16}"
         if name in REFUSED:
-            print(told, "refused by name")
+            print(label, "refused by name")
             continue
         count, wrong = compare(files, values)
-        print(told, f"{count - len(wrong):4}/{count}")
+        print(label, f"{count - len(wrong):4}/{count}")
         for text, wanted, found in wrong[:3]:
             print(f"    {text!r}\n      expected {wanted}\n      found    {found}")
         failed += bool(wrong)

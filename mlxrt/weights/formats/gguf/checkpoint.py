@@ -118,7 +118,7 @@ class GgufCheckpoint(Checkpoint):
 
     def save_tokenizer(self, folder: Path) -> None:
         from ....text import Tokenizer
-        from ....text.gguf_folder import write_folder
+        from ....text.gguf_vocab import write_folder
 
         same = "tokenizer.ggml.model" in self.metadata and write_folder(folder, self.metadata)
         if same and Tokenizer.from_folder(folder).encode(PROBE) == self.tokenizer().encode(PROBE):

@@ -17,12 +17,12 @@ def run(stops, chunks):
 
 
 def truth(stops, text):
-    places = [text.find(s) for s in stops if s in text]
-    return (text[: min(places)], True) if places else (text, False)
+    positions = [text.find(s) for s in stops if s in text]
+    return (text[: min(positions)], True) if positions else (text, False)
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.lists(st.text("abc", max_size=5), max_size=12))
-def test_any_cutting_of_the_text_gives_what_the_whole_text_gives(stops, chunks):
+def test_any_chunking_gives_what_the_full_text_gives(stops, chunks):
     assert run(tuple(stops), chunks) == truth(stops, "".join(chunks))
 
 

@@ -39,9 +39,9 @@ def theirs(folder):
     return AutoTokenizer.from_pretrained(str(folder))
 
 
-def compare(folder, texts):
+def compare(folder, samples):
     ours, truth = Tokenizer.from_folder(folder), theirs(folder)
-    for text in texts:
+    for text in samples:
         for special in (True, False):
             ids = truth.encode(text, add_special_tokens=special)
             assert ours.encode(text, special=special) == ids, text
@@ -54,25 +54,25 @@ def compare(folder, texts):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_byte_level_folders(name, bpe, make_folder, texts):
-    compare(make_folder(bpe, tokenizer_config_json=FAST | CONFIGS[name]), texts)
+def test_byte_level_folders(name, bpe, make_folder, samples):
+    compare(make_folder(bpe, tokenizer_config_json=FAST | CONFIGS[name]), samples)
 
 
-def test_the_files_own_post_processor_counts(bpe, make_folder, texts):
+def test_the_files_own_post_processor_counts(bpe, make_folder, samples):
     from tokenizers import Tokenizer as Fast
     from tokenizers import processors
 
     tok = Fast.from_str(bpe.to_str())
     tok.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 3), ("</s>", 4)])
     folder = make_folder(tok, tokenizer_config_json=FAST | {"bos_token": "<s>"})
-    compare(folder, texts)
+    compare(folder, samples)
     assert Tokenizer.from_folder(folder).encode("a")[0] == 3
     (folder / "tokenizer_config.json").write_text(json.dumps(FAST | {"bos_token": "<s>", "add_bos_token": False}))
-    compare(folder, texts)  # transformers does not look at add_bos_token here
+    compare(folder, samples)  # transformers does not look at add_bos_token here
 
 
 @pytest.mark.parametrize("bos, eos", [(True, True), (True, False), (False, True), (False, False)])
-def test_llamas_classes_say_what_goes_around_a_text(bos, eos, bpe, make_folder):
+def test_llama_classes_decide_on_bos_and_eos(bos, eos, bpe, make_folder):
     config = {"add_bos_token": bos, "add_eos_token": eos, "bos_token": "<s>", "eos_token": "</s>"}
     folder = make_folder(bpe, tokenizer_config_json={"tokenizer_class": "LlamaTokenizerFast"} | config)
     assert Tokenizer.from_folder(folder).encode("a") == [3] * bos + bpe.encode("a").ids + [4] * eos
@@ -88,7 +88,7 @@ def test_limits_and_padding_of_the_training_run_are_dropped(bpe, make_folder):
 
 
 @pytest.mark.parametrize("kind", ["WordPiece", "Unigram"])
-def test_clean_up_of_word_level_vocabularies(kind, make_folder, texts):
+def test_clean_up_of_word_level_vocabularies(kind, make_folder, samples):
     from tokenizers import Tokenizer as Fast
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -159,7 +159,7 @@ def test_where_chat_templates_live(where, bpe, make_folder):
         assert tok.render(messages, tools=[{"name": "f"}]).endswith("\n1")
 
 
-def test_the_digest_tells_vocabularies_and_behaviours_apart(bpe, make_folder):
+def test_digest_differs_by_vocabulary_and_behaviour(bpe, make_folder):
     seen = set()
     llama = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "bos_token": "<s>"}
     for config in [{}, llama, {"bos_token": "<s>"}, {"chat_template": "a"}]:
@@ -186,17 +186,17 @@ BAD = {
         ("{", "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
         ({"add_bos_token": "yes"}, "add_bos_token must be true or false"),
-        ({"bos_token": 5}, "'bos_token' must be a text"),
-        ({"bos_token": {"special": True}}, "'bos_token' must be a text"),
+        ({"bos_token": 5}, "'bos_token' must be a string"),
+        ({"bos_token": {"special": True}}, "'bos_token' must be a string"),
         ({"added_tokens_decoder": [1]}, "added_tokens_decoder must be an object"),
-        ({"added_tokens_decoder": {"x": {"content": "a"}}}, "no token id"),
-        ({"added_tokens_decoder": {"1": {"content": 3}}}, "must be a text"),
+        ({"added_tokens_decoder": {"x": {"content": "a"}}}, "not a token id"),
+        ({"added_tokens_decoder": {"1": {"content": 3}}}, "must be a string"),
         ({"added_tokens_decoder": {"5": {"content": "<new>"}}}, "'<new>' is token 5"),
         ({"extra_special_tokens": 3}, "must be a list"),
         ({"chat_template": [{"name": 1}]}, "chat_template must be"),
     ],
     "chat_template_json": [("3", "must hold an object"), ({"chat_template": 3}, "chat_template must be")],
-    "added_tokens_json": [({"<new>": -1}, "no token id"), ({"<new>": "a"}, "no token id")],
+    "added_tokens_json": [({"<new>": -1}, "not a token id"), ({"<new>": "a"}, "not a token id")],
 }
 
 

@@ -40,13 +40,13 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_folders_against_transformers(name, spm_bpe, tmp_path, texts):
+def test_folders_against_transformers(name, spm_bpe, tmp_path, samples):
     from transformers import AutoTokenizer
 
     folder = folder_of(spm_bpe, tmp_path, **CONFIGS[name])
     ours, truth = Tokenizer.from_folder(folder), AutoTokenizer.from_pretrained(str(folder))
     assert (ours.vocab_size, ours.bos_id, ours.eos_ids) == (len(truth), truth.bos_token_id, {truth.eos_token_id})
-    for text in [*texts, "a<pad>b<x y> c"]:
+    for text in [*samples, "a<pad>b<x y> c"]:
         ids = truth.encode(text)
         # transformers 5 leaves out SentencePiece's leading space before a space, and (legacy) adds one after <tool>
         if not text.startswith(" ") and not (name == "legacy" and "<tool>" in text):

@@ -11,9 +11,9 @@ from mlxrt.text import Tokenizer
 KEY = "tokenizer.ggml."
 
 
-def test_the_same_tokens_as_the_vocabulary_it_was_made_of(bpe, bpe_metadata, texts):
+def test_the_same_tokens_as_the_vocabulary_it_was_made_of(bpe, bpe_metadata, samples):
     tok = Tokenizer.from_gguf(bpe_metadata)
-    for text in texts:
+    for text in samples:
         ids = bpe.encode(text).ids
         assert tok.encode(text) == ids
         assert tok.decode(ids) == bpe.decode(ids)
@@ -77,7 +77,7 @@ def test_the_digest_follows_vocabulary_behaviour_and_template(bpe_metadata):
 GONE = object()
 BAD_BPE = [
     ({"model": GONE}, "no tokenizer.ggml.model"),
-    ({"model": 3}, "tokenizer.ggml.model must be a text"),
+    ({"model": 3}, "tokenizer.ggml.model must be a string"),
     *[({"model": m}, f"'{m}', which mlxrt cannot use") for m in ("bert", "t5", "rwkv", "")],
     ({"pre": "never-heard-of"}, "'never-heard-of', which mlxrt does not know; known: .*llama-bpe"),
     ({"pre": GONE}, "no tokenizer.ggml.pre"),
@@ -91,7 +91,7 @@ BAD_BPE = [
     ({"token_type": ["x"] * 450}, "token_type must hold int only"),
     ({"token_type": [True] * 450}, "token_type must hold int only"),
     ({"merges": GONE}, "merges must be a list"),
-    ({"merges": ["ab"]}, r"merges\[0\] is 'ab'; two tokens with a space"),
+    ({"merges": ["ab"]}, r"merges\[0\] is 'ab'; expected two tokens with a space"),
     ({"merges": ["a "]}, "two tokens with a space"),
     ({"merges": ["a nothere"]}, "merges cannot be used"),
     ({"bos_token_id": 450}, "bos_token_id is 450; the vocabulary has ids 0 to 449"),
@@ -128,14 +128,14 @@ def test_bad_spm_metadata(spm_metadata, change, message):
 
 
 def test_bad_template(bpe_metadata):
-    with raises(BadTokenizer, match="chat template default must be a text"):
+    with raises(BadTokenizer, match="chat template default must be a string"):
         Tokenizer.from_gguf(bpe_metadata | {"tokenizer.chat_template": 3})
 
 
-def test_every_known_scheme_cuts_text_without_loss(bpe_metadata, texts):
-    from mlxrt.text.pretokenizers import SCHEMES
+def test_every_pretokenizer_keeps_all_text(bpe_metadata, samples):
+    from mlxrt.text.pretokenizers import PRETOKENIZERS
 
-    for name in SCHEMES:
+    for name in PRETOKENIZERS:
         tok = Tokenizer.from_gguf(bpe_metadata | {KEY + "pre": name})
-        for text in texts:
+        for text in samples:
             assert tok.decode(tok.encode(text, special=False), skip_special=False) == text, name

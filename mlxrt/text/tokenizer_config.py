@@ -1,4 +1,4 @@
-"""The JSON files around a tokenizer: tokenizer_config.json and its older siblings. Knows files, no vocabulary."""
+"""Reads tokenizer_config.json, the older files beside it, and chat templates."""
 
 import json
 from dataclasses import dataclass, field
@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadTokenizer
+from .vocabulary import is_encodable
 
-# Classes whose add_bos_token and add_eos_token count even beside a tokenizer.json, whose post-processor decides else.
+# Tokenizer classes whose add_bos_token and add_eos_token overrule the post-processor of tokenizer.json.
 LLAMA_LIKE = {f"{name}Tokenizer{fast}" for name in ("Llama", "CodeLlama", "Gemma", "Cohere") for fast in ("", "Fast")}
 FORCED_CLEAN_UP = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -15,10 +16,10 @@ ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 
 @dataclass(frozen=True)
 class Added:
-    """A token beside the model's own vocabulary."""
+    """An added token. Its repr is part of the tokenizer's digest, so that names here are part of saved states."""
 
     text: str
-    id: int | None = None  # where the files say it is
+    id: int | None = None  # where the files give one
     special: bool = True
     lstrip: bool = False
     rstrip: bool = False
@@ -28,7 +29,7 @@ class Added:
 
 @dataclass(frozen=True)
 class Settings:
-    names: dict[str, str] = field(default_factory=dict)  # bos_token ... and what else templates may call by name
+    names: dict[str, str] = field(default_factory=dict)  # bos_token ... and other tokens chat templates name
     extra: tuple[str, ...] = ()  # further special tokens
     added: tuple[Added, ...] = ()  # in the order of their ids
     templates: dict[str, str] = field(default_factory=dict)
@@ -45,16 +46,16 @@ class Settings:
 def read_settings(folder: Path) -> Settings:
     config = read_object(folder / "tokenizer_config.json")
     older = {} if "added_tokens_decoder" in config else read_object(folder / "special_tokens_map.json")
-    told = {**config, **older}  # the older file counts where the newer one does not list the added tokens
-    extra = told.get("extra_special_tokens")
+    merged = {**config, **older}  # the older file counts where the newer one does not list the added tokens
+    extra = merged.get("extra_special_tokens")
     own = [role for role in config if role.endswith("_token") and isinstance(config[role], str)]  # image_token ...
-    names = {role: content(told.get(role), role) for role in (*ROLES, *own)}
+    names = {role: content(merged.get(role), role) for role in (*ROLES, *own)}
     if isinstance(extra, dict):
         names |= {role: content(token, role) for role, token in extra.items()}
-    listed = [extra, told.get("additional_special_tokens")]
+    lists = [extra, merged.get("additional_special_tokens")]
     return Settings(
         names={role: text for role, text in names.items() if text is not None},
-        extra=tuple(dict.fromkeys(text for some in listed for text in texts(some))),
+        extra=tuple(dict.fromkeys(text for tokens in lists for text in special_token_list(tokens))),
         added=read_added(folder, config),
         templates=read_templates(folder, config),
         llama_like=str(config.get("tokenizer_class")) in LLAMA_LIKE,
@@ -69,7 +70,7 @@ def read_settings(folder: Path) -> Settings:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; nothing when there is no such file."""
+    """The object in a JSON file; empty when there is no such file."""
     if not path.is_file():
         return {}
     try:
@@ -88,33 +89,29 @@ def read_bytes(path: Path) -> bytes:
         raise BadTokenizer(f"{path} cannot be read: {e.strerror}") from None
 
 
-def flag(config: dict[str, Any], key: str, otherwise: bool | None) -> bool | None:
+def flag(config: dict[str, Any], key: str, default: bool | None) -> bool | None:
     value = config.get(key)
     if value is not None and not isinstance(value, bool):
         raise BadTokenizer(f"tokenizer_config.json: {key} must be true or false, not {value!r:.40}")
-    return otherwise if value is None else value
+    return default if value is None else value
 
 
 def content(token: Any, where: str) -> str | None:
-    """The text of a token, written as itself or as an object with a content."""
+    """The text of a token that is given as a string or as an object with `content`."""
     text = token.get("content") if isinstance(token, dict) else token
     if text is None and not isinstance(token, dict):
         return None
-    if not isinstance(text, str) or not encodable(text):
-        raise BadTokenizer(f"{where!a:.60} must be a text or an object with a content, not {token!r:.80}")
+    if not isinstance(text, str) or not is_encodable(text):
+        raise BadTokenizer(f"{where!a:.60} must be a string or an object with `content`, not {token!r:.80}")
     return text or None
 
 
-def encodable(text: str) -> bool:
-    return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
-
-
-def texts(listed: Any) -> list[str]:
-    if listed is None or isinstance(listed, dict):
+def special_token_list(tokens: Any) -> list[str]:
+    if tokens is None or isinstance(tokens, dict):
         return []
-    if not isinstance(listed, list):
-        raise BadTokenizer(f"extra special tokens must be a list, not {listed!r:.40}")
-    return [text for token in listed if (text := content(token, "an extra special token")) is not None]
+    if not isinstance(tokens, list):
+        raise BadTokenizer(f"extra special tokens must be a list, not {tokens!r:.40}")
+    return [text for token in tokens if (text := content(token, "an extra special token")) is not None]
 
 
 def read_added(folder: Path, config: dict[str, Any]) -> tuple[Added, ...]:
@@ -122,14 +119,14 @@ def read_added(folder: Path, config: dict[str, Any]) -> tuple[Added, ...]:
     by_id = config.get("added_tokens_decoder") or {}
     if not isinstance(by_id, dict):
         raise BadTokenizer(f"tokenizer_config.json: added_tokens_decoder must be an object, not {by_id!r:.40}")
-    found = [added(key, token) for key, token in by_id.items()]
+    found = [parse_added(key, token) for key, token in by_id.items()]
     if not found:
         rows = read_object(folder / "added_tokens.json").items()
         found = [Added(content(text, "an added token") or "", token_id(i, text), special=False) for text, i in rows]
     return tuple(sorted((a for a in found if a.text), key=lambda a: a.id or 0))
 
 
-def added(key: str, token: Any) -> Added:
+def parse_added(key: str, token: Any) -> Added:
     text = content(token, f"added_tokens_decoder[{key}]")
     flags = {name: token.get(name, False) for name in FLAGS} if isinstance(token, dict) else {}
     if text is None or not all(isinstance(v, bool) for v in flags.values()):
@@ -142,23 +139,23 @@ FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
 
 def token_id(value: Any, text: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
-        raise BadTokenizer(f"the added token {text!r:.60} has id {value!r:.40}, which is no token id")
+        raise BadTokenizer(f"the added token {text!r:.60} has id {value!r:.40}, which is not a token id")
     return value
 
 
 def read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """By name. A file of its own wins over tokenizer_config.json, that over chat_template.json."""
+    """By name. chat_template.jinja wins over tokenizer_config.json, that over chat_template.json."""
     found = named_templates(read_object(folder / "chat_template.json").get("chat_template"))
     found |= named_templates(config.get("chat_template"))
     files = {"default": folder / "chat_template.jinja"}
     files |= {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     for name, path in files.items():
         if path.is_file():
-            found[name] = decoded(path)
+            found[name] = read_text(path)
     return found
 
 
-def decoded(path: Path) -> str:
+def read_text(path: Path) -> str:
     try:
         return read_bytes(path).decode()
     except UnicodeDecodeError as e:
@@ -176,5 +173,5 @@ def named_templates(value: Any) -> dict[str, str]:
         isinstance(r, dict) and isinstance(r.get("name"), str) and isinstance(r.get("template"), str) for r in rows
     )
     if not good:
-        raise BadTokenizer(f"chat_template must be a text or a list of {{name, template}}, not {value!r:.80}")
+        raise BadTokenizer(f"chat_template must be a string or a list of {{name, template}}, not {value!r:.80}")
     return {row["name"]: row["template"] for row in rows}

@@ -85,11 +85,11 @@ HOSTILE = {
     "long range": ("{% for i in range(10**9) %}{% endfor %}", "OverflowError"),
     "nested loops": (
         "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
-        "works too long",
+        "runs too long",
     ),
     "calls": (
         "{% macro f(n) %}{% if n %}{{ f(n-1) ~ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-        "works too long",
+        "runs too long",
     ),
     "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "nests too deep"),
     "long text": ("{{ 'a' * 10**9 }}", "product of more"),

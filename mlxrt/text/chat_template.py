@@ -1,6 +1,6 @@
-"""Chat templates: Jinja out of a checkpoint, run in a sandbox with a bound on its work.
+"""Chat templates: Jinja from a checkpoint, run in a sandbox that limits loops, calls and memory.
 
-The code of a template is somebody else's: whatever goes wrong inside is a BadTemplate of one line.
+Templates are untrusted code: whatever fails inside becomes a BadTemplate of one line.
 """
 
 import json
@@ -10,13 +10,13 @@ from typing import Any
 
 from ..errors import BadRequest, BadTemplate
 
-WORK = 3_000_000  # loop rounds of one rendering: about a second
-CALL = 20  # loop rounds that take as long as one call
-LARGEST = 10_000_000  # characters, digits or items that one product may have
+MAX_ITERATIONS = 3_000_000  # of all loops of one rendering: about a second
+CALL_COST = 20  # iterations that take as long as one call
+MAX_PRODUCT = 10_000_000  # characters, bits or items that one product may have
 
 
-def pick(templates: Mapping[str, str], tools: object) -> str:
-    """Which of the named templates serves: the one for tools when there are any, else the default."""
+def select_template(templates: Mapping[str, str], tools: object) -> str:
+    """The name of the template to use: `tool_use` when tools are given and it exists, else `default`."""
     if not templates:
         raise BadTemplate("this model has no chat template; give raw text (a str) instead of messages")
     if tools is not None and "tool_use" in templates:
@@ -26,12 +26,12 @@ def pick(templates: Mapping[str, str], tools: object) -> str:
     raise BadTemplate(f"no chat template is named default; there are {', '.join(sorted(templates))}: give raw text")
 
 
-class Template:
-    """One compiled template."""
+class ChatTemplate:
+    """A compiled template."""
 
     def __init__(self, source: str, names: Mapping[str, str]):
         self.names = dict(names)
-        self.compiled = compiled(source)
+        self.compiled = compile_template(source)
 
     def render(
         self,
@@ -40,35 +40,35 @@ class Template:
         enable_thinking: bool | None,
         add_generation_prompt: bool,
     ) -> str:
-        told: dict[str, Any] = {**self.names, "messages": checked(messages), "documents": None}
-        told["tools"] = None if tools is None else rows(tools, "tools", "tool")
-        told["add_generation_prompt"] = add_generation_prompt
+        variables: dict[str, Any] = {**self.names, "messages": check_messages(messages), "documents": None}
+        variables["tools"] = None if tools is None else check_dicts(tools, "tools", "tool")
+        variables["add_generation_prompt"] = add_generation_prompt
         if enable_thinking is not None:
-            told["enable_thinking"] = enable_thinking
-        self.compiled.environment.work = WORK
-        return guarded("refused the messages", lambda: self.compiled.render(told))
+            variables["enable_thinking"] = enable_thinking
+        self.compiled.environment.budget = MAX_ITERATIONS
+        return run_guarded("refused the messages", lambda: self.compiled.render(variables))
 
 
-def checked(messages: Sequence[Mapping[str, Any]]) -> list[dict]:
-    found = rows(messages, "messages", "message")
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict]:
+    found = check_dicts(messages, "messages", "message")
     for i, message in enumerate(found):
         if not isinstance(message.get("role"), str):
             raise BadRequest(f"message {i} needs a role (a str such as user), not {message.get('role')!r:.40}")
     return found
 
 
-def rows(given: Sequence[Mapping[str, Any]], what: str, one: str) -> list[dict]:
-    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
-        raise BadRequest(f"{what} must be a list of dicts, not {type(given).__name__}")
-    found = list(given)
+def check_dicts(values: Sequence[Mapping[str, Any]], what: str, one: str) -> list[dict]:
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+        raise BadRequest(f"{what} must be a list of dicts, not {type(values).__name__}")
+    found = list(values)
     for i, row in enumerate(found):
         if not isinstance(row, Mapping):
             raise BadRequest(f"{one} {i} must be a dict, not {type(row).__name__}")
     return [dict(row) for row in found]
 
 
-def guarded(what: str, work):
-    """Run a piece of a template; a template may raise anything, since it calls methods of our data."""
+def run_guarded(what: str, work):
+    """Compile or render a template; it may raise anything, since it calls methods of our data."""
     from jinja2 import TemplateError
 
     try:
@@ -76,7 +76,7 @@ def guarded(what: str, work):
     except TemplateError as e:
         raise BadTemplate(f"the chat template {what}: {one_line(e)}") from None
     except RecursionError:
-        raise BadTemplate(f"the chat template {what}: it nests too deep") from None
+        raise BadTemplate(f"the chat template {what}: it nests too deeply") from None
     except MemoryError:
         raise BadTemplate(f"the chat template {what}: it needs too much memory") from None
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, SyntaxError, RuntimeError) as e:
@@ -87,9 +87,9 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def compiled(source: str):
-    environment = sandbox()
-    return guarded("cannot be read", lambda: environment.from_string(source))
+def compile_template(source: str):
+    environment = build_sandbox()
+    return run_guarded("cannot be read", lambda: environment.from_string(source))
 
 
 def raise_exception(message: object) -> None:
@@ -103,18 +103,18 @@ def strftime_now(format: str) -> str:
 
 
 def tojson(x: Any, ensure_ascii: bool = False, indent=None, separators=None, sort_keys: bool = False) -> str:
-    """Jinja's own would escape for HTML."""
+    """Jinja's own filter escapes for HTML."""
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def sandbox():
-    """The environment chat templates are written for, with every loop, call and product counted."""
+def build_sandbox():
+    """The environment that chat templates expect, with a limit on loops, calls and products."""
     from jinja2 import TemplateRuntimeError, nodes, pass_environment
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """{% generation %} marks the assistant's text for training; here only its content counts."""
+        """{% generation %} marks the assistant's text for training; here it only renders its content."""
 
         tags = {"generation"}  # noqa: RUF012  Jinja reads a class attribute
 
@@ -125,20 +125,22 @@ def sandbox():
 
     class Sandbox(ImmutableSandboxedEnvironment):
         intercepted_binops = frozenset(["*", "**"])
-        work = WORK
+        budget = MAX_ITERATIONS
 
         def spend(self, units: int) -> None:
-            self.work -= units
-            if self.work < 0:
-                raise TemplateRuntimeError(f"it works too long (more than {WORK:,} loop rounds, a call being {CALL})")
+            self.budget -= units
+            if self.budget < 0:
+                raise TemplateRuntimeError(
+                    f"it runs too long (more than {MAX_ITERATIONS:,} iterations, a call as {CALL_COST})"
+                )
 
         def call(self, context, obj, *args, **kwargs):
-            self.spend(CALL)
+            self.spend(CALL_COST)
             return super().call(context, obj, *args, **kwargs)
 
         def call_binop(self, context, operator, left, right):
-            if product_size(operator, left, right) > LARGEST:
-                raise TemplateRuntimeError(f"a product of more than {LARGEST:,} digits or items")
+            if product_size(operator, left, right) > MAX_PRODUCT:
+                raise TemplateRuntimeError(f"a product of more than {MAX_PRODUCT:,} digits or items")
             return super().call_binop(context, operator, left, right)
 
         def _parse(self, source, name, filename):
@@ -153,14 +155,14 @@ def sandbox():
             environment.spend(1)
             yield item
 
-    made = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
-    made.filters.update(tojson=tojson, counted=counted)
-    made.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
-    return made
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
+    environment.filters.update(tojson=tojson, counted=counted)
+    environment.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
+    return environment
 
 
 def product_size(operator: str, left: Any, right: Any) -> int:
-    """How large left * right or left ** right gets, in items or bits."""
+    """The size of left * right or left ** right, in items or bits."""
     if operator == "**":
         both = isinstance(left, int) and isinstance(right, int)
         return left.bit_length() * max(right, 0) if both else 0
