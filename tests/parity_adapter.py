@@ -82,7 +82,7 @@ class Stepper:
     def fork(self):
         other = object.__new__(Stepper)
         other.engine = self.engine
-        self.engine.runner.settle()  # a recurrent state taken while it runs is not in the pool yet
+        self.engine.runner.flush()  # a recurrent state taken while it runs is not in the pool yet
         self.engine.scheduler.keep(self.seq, whole=True)
         other.adopt(self.seq.tokens, self.seq.parts, self.seq.length)
         return other
@@ -91,8 +91,9 @@ class Stepper:
         engine, state = self.engine, SequenceState(tuple(self.seq.tokens), self.seq.parts)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "state"
-            save_state(path, engine.runner, state, engine.identity(), {})
+            engine.runner.flush()
+            save_state(path, engine.pools, state, engine.identity(), {})
             mx.synchronize()
             self.reset()
-            state, _ = load_state(path, engine.runner, engine.empty(), engine.identity())
+            state, _ = load_state(path, engine.pools, engine.empty(), engine.identity())
         self.adopt(state.tokens, state.parts, len(state))

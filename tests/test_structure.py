@@ -35,8 +35,6 @@ LAYERS = {
 }
 # Imports against the direction that are still to go.
 UPWARD = {
-    ("mlxrt.cache.storage.disk_store", "mlxrt.engine.model_runner"),
-    ("mlxrt.cache.storage.snapshot", "mlxrt.engine.model_runner"),
     ("mlxrt.weights.convert.calibration", "mlxrt.engine.engine"),
 }
 PUBLIC_NAMES = "mlxrt"  # the package's __init__: only _openblas at once, everything else by name when asked for

@@ -47,7 +47,7 @@ def check_ahead():
         held = [g.pool.take(8192) for g in engine.groups]
         list(engine.stream(ask(range(8), 2)))
         del held
-        pool = sum(p.nbytes for p in engine.runner.pools[0])
+        pool = sum(p.nbytes for p in engine.pools.arrays[0])
         stream = engine.stream(ask(range(20), 140))
         for _ in range(8):
             next(stream)

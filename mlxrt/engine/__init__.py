@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .async_engine import AsyncEngine
-    from .engine import Engine
+    from .engine import Engine, Source
     from .load import load
 
-HOMES = {"AsyncEngine": "async_engine", "Engine": "engine", "load": "load"}
+HOMES = {"AsyncEngine": "async_engine", "Engine": "engine", "Source": "engine", "load": "load"}
 
-__all__ = ["AsyncEngine", "Engine", "load"]
+__all__ = ["AsyncEngine", "Engine", "Source", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from typing import Any, Self
 import mlx.core as mx
 
 from ..cache import LayerState, PrefixCache
-from ..cache.memory import choose, plan
+from ..cache.memory import KVPools, choose, plan
 from ..cache.storage import DiskStore
 from ..config import EngineConfig, nbytes
 from ..errors import BadRequest, EngineClosed, EngineFailed, WontFit
@@ -89,12 +89,13 @@ class StepLoop:
         self.context = self._context(memory.fits)
         compiled = device.kind() != "cpu" if config.compile is None else config.compile
         self._limits = MlxLimits(self.budget, config)
-        self.runner = Runner(self.model, self.specs, self.groups, compiled)
+        self.pools = KVPools(self.groups)
+        self.runner = Runner(self.model, self.specs, self.pools, compiled)
         if self.runner.replay is not None and config.memory is not None:
             self.runner.replay.most = min(self.runner.replay.most, self.budget.total // 32)  # the limit is the user's
         reuse = config.prefix_cache and not config.deterministic
         self.store = PrefixCache(self.empty, self.node) if reuse else None
-        check_buffers(buffers(self.model, self.runner.pools))
+        check_buffers(buffers(self.model, self.pools.arrays))
         step = min(g.spec.max_step for g in self.groups)
         limits = Limits(config.max_running, self.budget.chunk, self.context, step, config.max_queue, config.max_stall)
         if config.deterministic:
@@ -133,7 +134,7 @@ class StepLoop:
         if not all(g.spec.portable for g in self.groups):
             raise BadRequest("disk_cache does not apply: a model that runs through mlx-lm keeps its memory there")
         folder, limit = Path(str(self.config.disk_cache)).expanduser().absolute(), nbytes(self.config.disk_cache_bytes)
-        return DiskStore(folder, limit, self.identity(), store, self.runner, self.empty)
+        return DiskStore(folder, limit, self.identity(), store, self.pools, self.runner.flush, self.empty)
 
     # Turns: threads use an engine one after another, and every one of them works on the engine's own stream
 
@@ -163,7 +164,7 @@ class StepLoop:
 
     def identity(self) -> dict[str, str]:
         if self._identity is None:
-            self.runner.settle()  # it may read the weights on the host, and MLX moves what is read there
+            self.runner.flush()  # it may read the weights on the host, and MLX moves what is read there
             self._identity = identify(self.model, self.specs, self._tokenizer, self.source.files, self.node)
         return self._identity
 
@@ -237,7 +238,7 @@ class StepLoop:
     def _catch_up(self) -> None:
         with self.exclusive():  # leaving it does what is left to do
             if not self.busy and not self._closed:
-                self.runner.settle()
+                self.runner.flush()
 
     def _drop(self, id: int) -> None:
         if (ticket := self._tickets.pop(id, None)) and not ticket.seq.finish:
@@ -297,7 +298,7 @@ class StepLoop:
         if step:
             self._flights.append(self.runner.launch(step))
             if self.config.deterministic:
-                self.runner.settle()  # where keys lie decides in which order they are summed: always the same place
+                self.runner.flush()  # where keys lie decides in which order they are summed: always the same place
         if not self._flights:
             return bool(late or failed or given)
         if not step or len(self._flights) > self.config.ahead:

@@ -144,7 +144,7 @@ class Engine(StepLoop):
         while seq.length < len(known):
             rows.append(self.feed(seq, min(most, len(known) - seq.length)))  # others may step in between
         with self.exclusive():
-            self.runner.settle()
+            self.runner.flush()
             whole = mx.concatenate(rows) if len(rows) > 1 else rows[0]
             mx.eval(whole)  # here: another thread cannot compute what this one has left undone
         return whole
@@ -185,7 +185,7 @@ class Engine(StepLoop):
         while seq.length < len(known):
             self.feed(seq, min(most, len(known) - seq.length))
         self.scheduler.keep(seq, whole=True)
-        self.runner.settle()
+        self.runner.flush()
         return SequenceState.fit(known, seq.parts)  # not from the store, which has no place for every checkpoint
 
     def stats(self) -> Stats:

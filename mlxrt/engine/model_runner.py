@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from ..cache import SequenceState
-from ..cache.memory import TAIL, Batch, Group, Shared
-from ..cache.memory.slices import ArrayCache, bucket, put, widen
-from ..errors import BadSnapshot
+from ..cache.memory import TAIL, Batch, KVPools, Shared
+from ..cache.memory.slices import ArrayCache, bucket
 from ..kernels.cuda.graph import Driver
 from ..models import CausalLM
 from .batch import follow, inputs, place
@@ -71,21 +69,18 @@ class Tail:
 
 
 class Runner:
-    def __init__(self, model: CausalLM, specs: list, groups: list[Group], compiled: bool):
-        self.model, self.groups = model, groups
-        self.of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
+    def __init__(self, model: CausalLM, specs: list, pools: KVPools, compiled: bool):
+        self.model, self.pools, self.groups = model, pools, pools.groups
+        self.of = pools.group_of
         self.source = [s.layer if isinstance(s, Shared) else i for i, s in enumerate(specs)]
-        self.pools = {i: groups[g].spec.pool(groups[g].pool.size) for i, g in self.of.items()}
-        mx.eval(self.pools)  # run out of memory now, not in the first step
         self.tail: Tail | None = None
         self.held = ArrayCache()
-        pure = all(g.spec.compiles for g in groups)
+        pure = all(g.spec.compiles for g in self.groups)
         self.compiled = compiled and pure
         self.decode = mx.compile(self.next) if self.compiled else self.next
         self.decode_best = mx.compile(self.next_best) if self.compiled else self.next_best
         self.head = mx.compile(model.logits) if self.compiled else model.logits
         self.replay = self.replaying() if self.compiled else None
-        self.block_bytes = {i: groups[g].spec.nbytes() for i, g in self.of.items()}
         self.waits = 0  # steps that had to wait for the device
         self.positions = 0  # tokens run through the model
 
@@ -132,11 +127,12 @@ class Runner:
     def run(self, step: Step, decode: Decode | None, every: bool = False) -> tuple[mx.array, ...]:
         """What `decode` gives for every row; without it, the hidden states of a step of any kind."""
         rows = tuple(s.seq.id for s in step.slices)
-        moved = any(g.pool.copies or g.pool.size > self.pools[g.layers[0]][0].shape[0] for g in self.groups)
+        moved = self.pools.pending
         if self.tail and (not step.decode or moved or self.tail.ends or not self.tail.goes_on(step)):
-            self.settle(goes_on=step.decode and not moved and self.tail.goes_on(step))
+            self.flush(goes_on=step.decode and not moved and self.tail.goes_on(step))
         if moved:
-            self.move()
+            self.wait()
+            self.pools.apply_pending()
         tokens = inputs(step, bucket(len(rows)) if decode else 0)
         self.positions += sum(s.stop - s.start for s in step.slices)
         return self.ahead(step, rows, tokens, decode) if decode else (self.alone(step, tokens, every),)
@@ -164,10 +160,11 @@ class Runner:
     def alone(self, step, tokens, every):
         """Rows of any length, packed. Writes the pools, so nothing else may be reading them."""
         self.wait()
+        pools = self.pools
         batch, index = place(step, self.groups, [s.start for s in step.slices], 0, len(step.slices))
         batch = batch._replace(every=every)
-        hidden, self.pools, _ = self.forward(tokens, batch, index, self.pools, dict.fromkeys(self.of, ()))
-        mx.async_eval(self.pools)
+        hidden, pools.arrays, _ = self.forward(tokens, batch, index, pools.arrays, dict.fromkeys(self.of, ()))
+        mx.async_eval(pools.arrays)
         if every or hidden.shape[0] == len(step.slices):
             return hidden
         ends, n = [], 0
@@ -182,11 +179,10 @@ class Runner:
         width = bucket(len(rows))
         t.batch, t.index = follow(step, self.groups, t.start, t.used, width, self.compiled, self.held)
         self.tail = t  # only now: a stale block raises above and must not leave half a tail
+        pools = self.pools.arrays
         if not t.live:
-            t.live = {
-                i: self.groups[g].spec.open(self.pools[i], t.index[g], width, self.held) for i, g in self.of.items()
-            }
-        arrays = tokens, t.batch, t.index, self.pools, t.live
+            t.live = {i: self.groups[g].spec.open(pools[i], t.index[g], width, self.held) for i, g in self.of.items()}
+        arrays = tokens, t.batch, t.index, pools, t.live
         replay = self.replay if decode is self.decode_best else None
         with self.model.kernels.costless(replay is not None):
             made, t.live = decode(*arrays) if replay is None else replay(t.used, *arrays)
@@ -195,73 +191,24 @@ class Runner:
             t.places = self.places(step, t.start)
         return made
 
-    def settle(self, goes_on: bool = False):
+    def flush(self, goes_on: bool = False):
         """Write the tail to the pools; `goes_on`: the next step is the next one of this very batch."""
         t, self.tail = self.tail, None
         if t is None or t.batch is None:
             return
-        if t.places and self.replay is not None and self.replay.keep(t.live, t.places, self.block_bytes):
+        if t.places and self.replay is not None and self.replay.keep(t.live, t.places, self.pools.block_bytes):
             return None if goes_on else self.wait()
         self.wait()
-        batch = t.batch._replace(used=mx.array([t.used]))
+        batch, pools = t.batch._replace(used=mx.array([t.used])), self.pools.arrays
         for i, g in self.of.items():
-            self.pools[i] = self.groups[g].spec.flush(self.pools.pop(i), t.live[i], batch, t.index[g], t.whole)
-        mx.async_eval(self.pools)
+            pools[i] = self.groups[g].spec.flush(pools.pop(i), t.live[i], batch, t.index[g], t.whole)
+        mx.async_eval(pools)
 
     def places(self, step: Step, start: list[int]) -> dict[int, list[int]]:
         """The block of each row that begins there, by layer."""
         rows = list(zip((s.seq.parts for s in step.slices), start, strict=True))
         found = [[group.spec.place(parts[g], n) for parts, n in rows] for g, group in enumerate(self.groups)]
         return {i: found[g] for i, g in self.of.items()}
-
-    def move(self):
-        """Make true what the host's pools have promised: more places, and copies of shared ones."""
-        self.wait()
-        for group in self.groups:
-            pairs, group.pool.copies = group.pool.copies, []
-            old, new = (mx.array([b.check() for b in side]) for side in zip(*pairs)) if pairs else (None, None)
-            for i in group.layers:
-                arrays = self.pools.pop(i)
-                if group.pool.size > arrays[0].shape[0]:
-                    arrays = tuple(widen(p, group.pool.size) for p in arrays)
-                if pairs:
-                    taken = [p[old] for p in arrays]
-                    mx.eval(arrays, taken)  # read before written: a pool that is still being read would be copied whole
-                    arrays = tuple(put(p, new, x) for p, x in zip(arrays, taken))
-                mx.eval(arrays)  # one layer at a time: the old and the new pool exist together
-                self.pools[i] = arrays
-        self.pools = dict(sorted(self.pools.items()))
-
-    def read(self, state: SequenceState) -> dict[str, mx.array]:
-        """The blocks a state names, layer by layer."""
-        if not all(g.spec.portable for g in self.groups):
-            raise BadSnapshot(
-                "a model that runs through mlx-lm keeps its memory there: its conversations cannot be saved"
-            )
-        self.settle()
-        if any(g.pool.copies for g in self.groups):
-            self.move()
-        arrays: dict[str, mx.array] = {}
-        for i, g in self.of.items():
-            ids = mx.array([b.check() for b in state.parts[g].blocks])
-            arrays |= {f"layer.{i}.{n}": p[ids] for n, p in enumerate(self.pools[i])}
-        mx.eval(arrays)
-        return arrays
-
-    def write(self, tokens, described, arrays, empty) -> SequenceState:
-        """A state of these tokens in blocks of its own, filled with what `read` gave."""
-        self.settle()
-        parts, places = [], []
-        for g, group in enumerate(self.groups):
-            new = tuple(group.pool.take(arrays[f"layer.{group.layers[0]}.0"].shape[0]))
-            places.append(mx.array([b.check() for b in new]))
-            parts.append(empty[g].placed(new, len(tokens), described[g]))
-        self.move()
-        for i, g in self.of.items():
-            old = self.pools.pop(i)
-            self.pools[i] = tuple(put(p, places[g], arrays[f"layer.{i}.{n}"]) for n, p in enumerate(old))
-        mx.eval(self.pools)
-        return SequenceState(tuple(tokens), tuple(parts))
 
     def close(self):
         """Give the memory back."""

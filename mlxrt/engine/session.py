@@ -209,7 +209,8 @@ class Session:
 
         def write(to: Path) -> str:
             with engine.exclusive():
-                return save_state(to, engine.runner, state, engine.identity(), extra)
+                engine.runner.flush()
+                return save_state(to, engine.pools, state, engine.identity(), extra)
 
         try:
             if bundle is None:
@@ -230,7 +231,8 @@ class Session:
         file, digest = Bundle(Path(path)).find(name) if is_bundle(Path(path), name) else (Path(path), None)
         with engine.exclusive():
             identity, evict = engine.identity(), engine.store.evict
-            state, extra = load_state(file, engine.runner, engine.empty(), identity, digest, evict)
+            engine.runner.flush()
+            state, extra = load_state(file, engine.pools, engine.empty(), identity, digest, evict)
             session.turns = read_turns(file, extra, engine)
             engine.store.put(state)
         return session

@@ -72,7 +72,7 @@ def memory(engine: "Engine") -> dict[str, Any]:
             "active": mx.get_active_memory(),
             "cache": mx.get_cache_memory(),
         },
-        buffers=buffers(engine.model, engine.runner.pools),
+        buffers=buffers(engine.model, engine.pools.arrays),
     )
 
 

@@ -65,7 +65,7 @@ def test_memory_really_shrinks():
     for kv in ("full", "q8", "q4"):
         engine = Engine(model, EngineConfig(kv=kv))
         engine.generate(tuple(i % 90 for i in range(1000)), max_tokens=2)
-        sizes[kv] = sum(p.nbytes for pool in engine.runner.pools.values() for p in pool)
+        sizes[kv] = sum(p.nbytes for pool in engine.pools.arrays.values() for p in pool)
     assert sizes["q8"] <= 0.57 * sizes["full"] and sizes["q4"] <= 0.32 * sizes["full"]
 
 

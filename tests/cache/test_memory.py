@@ -29,7 +29,7 @@ def large(model, blocks, **options):
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_decode_ahead_never_copies_the_pool(compiled, ahead):
     engine = large(make("f", size=16), 4096, compile=compiled, ahead=ahead)
-    pool = sum(p.nbytes for p in engine.runner.pools[0])
+    pool = sum(p.nbytes for p in engine.pools.arrays[0])
     stream = engine.stream(ask(range(20), 64))
     for _ in range(4):
         next(stream)
@@ -62,7 +62,7 @@ def test_chunks_write_the_pool_in_place():
     mx.reset_peak_memory()
     base = mx.get_active_memory()
     next(stream)
-    assert mx.get_peak_memory() - base < engine.runner.pools[0][0].nbytes / 4
+    assert mx.get_peak_memory() - base < engine.pools.arrays[0][0].nbytes / 4
 
 
 def test_steps_wait_only_to_write_the_pool():
@@ -74,7 +74,7 @@ def test_steps_wait_only_to_write_the_pool():
 
 def test_layers_that_share_memory_have_none():
     engine = Engine(make("wfs"))
-    assert engine.runner.source == [0, 1, 1, 3] and len(engine.runner.pools) == 3
+    assert engine.runner.source == [0, 1, 1, 3] and len(engine.pools.arrays) == 3
 
 
 def test_one_trace_serves_many_steps():
@@ -105,7 +105,7 @@ def test_dtypes_are_kept():
     model.set_dtype(mx.bfloat16)
     engine = Engine(model)
     engine.generate(ask(range(9), 20))
-    assert {p.dtype for pool in engine.runner.pools.values() for p in pool} == {mx.bfloat16}
+    assert {p.dtype for pool in engine.pools.arrays.values() for p in pool} == {mx.bfloat16}
     x = model.model.embed_tokens(mx.array([1, 2]))
     assert model.model.layers[0].mlp(x).dtype == mx.bfloat16
 

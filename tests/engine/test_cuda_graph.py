@@ -121,8 +121,8 @@ def test_pools_that_moved_are_followed(engines):
         engine, device, _ = engines(again)
         answers.append([engine.generate([ask(prompt, 8)])[0].tokens for prompt in (PROMPT, OTHER)])
         made = device.graphs
-        engine.runner.pools = {i: tuple(a + 0 for a in arrays) for i, arrays in engine.runner.pools.items()}
-        mx.eval(engine.runner.pools)
+        engine.pools.arrays = {i: tuple(a + 0 for a in arrays) for i, arrays in engine.pools.arrays.items()}
+        mx.eval(engine.pools.arrays)
         answers[-1] += [engine.generate([ask(tokens, 8)])[0].tokens for tokens in ([7], [*PROMPT, *answers[-1][0]])]
     assert answers[0] == answers[1] and device.graphs > made > 0
 

@@ -72,7 +72,7 @@ def held(engine: Engine) -> dict[str, int]:
     assert engine.store is not None
     engine.store.clear()
     with engine.exclusive():
-        engine.runner.settle()
+        engine.runner.flush()
         mx.synchronize()
     gc.collect()
     mx.clear_cache()

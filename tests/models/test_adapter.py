@@ -156,7 +156,7 @@ def test_what_cannot_be_done_is_said():
     with quiet("phi3") as engine:
         engine.generate(list(PROMPT), max_tokens=2)
         with pytest.raises(BadSnapshot, match="mlx-lm"):
-            engine.runner.read(engine.state([*PROMPT]))
+            engine.pools.read(engine.state([*PROMPT]))
     with pytest.raises(BadRequest, match="kv q8"):
         quiet("phi3", EngineConfig(kv="q8"))
     with pytest.raises(WontFit):

@@ -6,6 +6,7 @@ from .kv_options import KV, choose
 from .layer_spec import TAIL, Arrays, Batch, Group, LayerSpec, LayerView, Shared
 from .paged import PagedKV, WindowKV
 from .pool_sizing import Plan, plan
+from .pools import KVPools
 from .recurrent import Recurrent
 from .rotating import RotatingKV
 
@@ -17,6 +18,7 @@ __all__ = [
     "Codec",
     "ExternalKV",
     "Group",
+    "KVPools",
     "LayerSpec",
     "LayerView",
     "PagedKV",

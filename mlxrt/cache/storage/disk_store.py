@@ -13,10 +13,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...engine.model_runner import Runner
 from ...errors import BadRequest, BadSnapshot
 from ...weights.identity import identity_digest
 from .. import Block, LayerState, PrefixCache
+from ..memory import KVPools
 from ..memory.slices import put
 from ..prefix_cache import Node
 from .checksummed import inspect_sealed
@@ -50,10 +50,11 @@ class DiskStore:
         nbytes: int,
         identity: dict[str, str],
         store: PrefixCache,
-        runner: Runner,
+        pools: KVPools,
+        flush: Callable[[], None],
         empty: Callable[[], tuple[LayerState, ...]],
     ):
-        self.identity, self.store, self.runner, self.empty = identity, store, runner, empty
+        self.identity, self.store, self.pools, self.flush, self.empty = identity, store, pools, flush, empty
         self.digest = identity_digest(identity)
         self.shelf = Shelf(folder, self.digest, identity, nbytes)
         self.hits = self.misses = self.tokens = self.corrupt = self.evicted = self.written = 0
@@ -115,7 +116,7 @@ class DiskStore:
         """Blocks that are missing even after everything but this text was evicted."""
         self.store.use(tokens)
         most = 0
-        for g, group in enumerate(self.runner.groups):
+        for g, group in enumerate(self.pools.groups):
             need = sum(1 for place in wanted if place[0] == g)
             while group.pool.idle < need and len(self.store) > len(self.store.path(tokens)):
                 self.store.evict(group.pool)
@@ -144,8 +145,8 @@ class DiskStore:
 
     def _check_arrays(self, file: Path, record: Record) -> None:
         expected = set()
-        for i, g in self.runner.of.items():
-            for n, pool in enumerate(self.runner.pools[i] if g in record.described else ()):
+        for i, g in self.pools.group_of.items():
+            for n, pool in enumerate(self.pools.arrays[i] if g in record.described else ()):
                 name, found = f"layer.{i}.{n}", record.arrays.get(f"layer.{i}.{n}")
                 if found is None or found.shape != pool.shape[1:] or found.dtype != pool.dtype:
                     raise BadSnapshot(f"{file}: no array {name} of {pool.dtype} {pool.shape[1:]}")
@@ -162,18 +163,19 @@ class DiskStore:
 
     def _fill(self, records: dict[Place, Record], path: list[Address], tokens: Sequence[int]) -> None:
         """Write the pieces into blocks, all of a layer at once, and give them to the store."""
-        runner, empty = self.runner, self.empty()
-        runner.settle()
-        blocks = {place: runner.groups[place[0]].pool.take()[0] for place in records}
-        runner.move()
-        for layer, g in runner.of.items():
+        pools, empty = self.pools, self.empty()
+        self.flush()
+        blocks = {place: pools.groups[place[0]].pool.take()[0] for place in records}
+        mx.synchronize()
+        pools.apply_pending()
+        for layer, g in pools.group_of.items():
             if mine := [place for place in records if place[0] == g]:
                 where = mx.array([blocks[place].check() for place in mine])
-                old = runner.pools.pop(layer)
+                old = pools.arrays.pop(layer)
                 new = [mx.stack([records[p].arrays[f"layer.{layer}.{n}"] for p in mine]) for n in range(len(old))]
-                runner.pools[layer] = tuple(put(pool, where, x) for pool, x in zip(old, new))
-        runner.pools = dict(sorted(runner.pools.items()))
-        mx.eval(runner.pools)
+                pools.arrays[layer] = tuple(put(pool, where, x) for pool, x in zip(old, new))
+        pools.arrays = dict(sorted(pools.arrays.items()))
+        mx.eval(pools.arrays)
         pieces: list[list[Any]] = [[None] * len(empty) for _ in range(1 + max(i for _, i in records))]
         for (g, i), record in records.items():
             state = empty[g].placed((blocks[g, i],), path[i].end, dict(record.described[g]))
@@ -200,7 +202,7 @@ class DiskStore:
 
     def _batches(self, path: list[Address], nodes: list[Node]) -> Iterator[list[tuple[Address, Node]]]:
         """The nodes to write, as many at a time as memory can bear; none beyond what the whole budget could hold."""
-        cost = [group.nbytes(1) for group in self.runner.groups]
+        cost = [group.nbytes(1) for group in self.pools.groups]
         batch, size, total = [], 0, 0
         for at, node in zip(path, nodes):
             groups = groups_of(node)
@@ -236,17 +238,18 @@ class DiskStore:
 
     def _gather(self, batch: list[tuple[Address, Node]]) -> list[dict[str, mx.array]]:
         """The arrays of each node, one read per layer."""
-        runner = self.runner
-        runner.settle()
-        if any(group.pool.copies for group in runner.groups):
-            runner.move()
+        pools = self.pools
+        self.flush()
+        if pools.pending:
+            mx.synchronize()
+            pools.apply_pending()
         found: list[dict[str, mx.array]] = [{} for _ in batch]
-        for layer, g in runner.of.items():
+        for layer, g in pools.group_of.items():
             rows = [i for i, (_, node) in enumerate(batch) if node.pieces[g] is not None]
             if not rows:
                 continue
             where = mx.array([place_of(batch[i][1].pieces[g]) for i in rows])
-            for n, pool in enumerate(runner.pools[layer]):
+            for n, pool in enumerate(pools.arrays[layer]):
                 for i, array in zip(rows, pool[where]):
                     found[i][f"layer.{layer}.{n}"] = array
         mx.eval(found)

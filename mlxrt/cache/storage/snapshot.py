@@ -7,20 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...engine.model_runner import Runner
 from ...errors import BadSnapshot, WontFit
 from ...weights.identity import check_same
 from .. import BlockPool, LayerState, SequenceState
+from ..memory import KVPools
 from .checksummed import Sealed, read_sealed, sweep, write_sealed
 
 KIND = "state"
 
 
 def save_state(
-    path: Path, runner: Runner, state: SequenceState, identity: dict[str, str], extra: dict[str, Any]
+    path: Path, pools: KVPools, state: SequenceState, identity: dict[str, str], extra: dict[str, Any]
 ) -> str:
-    """Written whole or not at all; the digest of the file."""
-    arrays = runner.read(state)
+    """Written atomically; the digest of the file. The decode tail must be in the pools already."""
+    arrays = pools.read(state)
     parts = [part.describe() for part in state.parts]
     header = {"kind": KIND, "identity": identity, "tokens": list(state.tokens), "parts": parts, "extra": extra}
     sweep(path.parent)
@@ -29,7 +29,7 @@ def save_state(
 
 def load_state(
     path: Path,
-    runner: Runner,
+    pools: KVPools,
     empty: tuple[LayerState, ...],
     identity: dict[str, str],
     digest: str | None = None,
@@ -49,12 +49,12 @@ def load_state(
         )
     header = check_header(path, sealed.header)
     check_same(path, header["identity"], identity)
-    for g, places in check_arrays(path, sealed, runner, empty).items():
-        pool = runner.groups[g].pool
+    for g, places in check_arrays(path, sealed, pools, empty).items():
+        pool = pools.groups[g].pool
         while pool.idle < places:
             if not evict(pool):
                 raise WontFit(f"{path} needs {places} blocks, {pool.idle} are free; wait, or raise kv_memory")
-    return runner.write(tuple(header["tokens"]), header["parts"], sealed.arrays, empty), header["extra"]
+    return pools.write(tuple(header["tokens"]), header["parts"], sealed.arrays, empty), header["extra"]
 
 
 def check_header(path: Path, header: dict[str, Any]) -> dict[str, Any]:
@@ -75,14 +75,14 @@ def check_header(path: Path, header: dict[str, Any]) -> dict[str, Any]:
     return header
 
 
-def check_arrays(path: Path, sealed: Sealed, runner: Runner, empty: tuple[LayerState, ...]) -> dict[int, int]:
+def check_arrays(path: Path, sealed: Sealed, pools: KVPools, empty: tuple[LayerState, ...]) -> dict[int, int]:
     """The places each group needs, when every array is there and fits its pool, all of a group equally many."""
     parts = sealed.header["parts"]
     if len(parts) != len(empty) or any(set(p) != set(e.describe()) for p, e in zip(parts, empty)):
         raise BadSnapshot(f"{path} does not describe the {len(empty)} kinds of memory of this model; it was not used")
     places: dict[int, int] = {}
-    for i, g in runner.of.items():
-        for n, pool in enumerate(runner.pools[i]):
+    for i, g in pools.group_of.items():
+        for n, pool in enumerate(pools.arrays[i]):
             found = sealed.arrays.get(f"layer.{i}.{n}")
             if found is None or found.dtype != pool.dtype or found.shape[1:] != pool.shape[1:]:
                 raise BadSnapshot(f"{path} has no layer.{i}.{n} of {pool.dtype} {pool.shape[1:]}; it was not used")

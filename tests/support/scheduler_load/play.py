@@ -148,8 +148,8 @@ class Play:
             self.tally[name] += n
         if self.engine.store is not None:
             self.engine.store.clear()
-        self.engine.runner.settle()
-        self.engine.runner.move()
+        self.engine.runner.flush()
+        self.engine.pools.apply_pending()
         invariants.check_empty(self.engine)
         self.engine.close()
         self.tally["programs"] += 1

@@ -50,8 +50,8 @@ class Machine(StateOps, TalkOps):
         self.sessions.clear()
         self.store.clear()
         # A copy promised to a growth that then found no room is made, and forgotten, by the next step.
-        self.engine.runner.settle()
-        self.engine.runner.move()
+        self.engine.runner.flush()
+        self.engine.pools.apply_pending()
         invariants.check_empty(self.engine)
 
     def note_totals(self) -> None:

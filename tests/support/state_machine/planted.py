@@ -19,8 +19,8 @@ def fault(name: str, file: str, old: str, new: str, kinds: str = "gemma") -> Fau
     return Fault(name, file, old, new, tuple(kinds.split()))
 
 
-BLOCKS, STATES, STORE = "cache/blocks.py", "cache/states.py", "cache/store.py"
-KV, RING, RECURRENT = "cache/memory/kv.py", "cache/memory/ring.py", "cache/memory/recurrent.py"
+BLOCKS, STATES, STORE = "cache/blocks.py", "cache/layer_state.py", "cache/prefix_cache.py"
+KV, RING, RECURRENT = "cache/memory/paged.py", "cache/memory/rotating.py", "cache/memory/recurrent.py"
 
 FAULTS = (
     # Places
@@ -113,56 +113,62 @@ FAULTS = (
     # Steps
     fault(
         "one layer is left out of a copy",
-        "runner.py",
+        "cache/memory/pools.py",
         "                if pairs:\n",
         "                if pairs and i != group.layers[-1]:\n",
         "full",
     ),
     fault(
-        "copies are made before the tail is settled",
-        "runner.py",
+        "copies are made before the tail is flushed",
+        "engine/model_runner.py",
         "        if self.tail and (not step.decode",
-        "        if moved:\n            self.move()\n        moved = False\n        if self.tail and (not step.decode",
+        "        if moved:\n            self.pools.apply_pending()\n            moved = False\n"
+        "        if self.tail and (not step.decode",
         "full gemma",
     ),
     fault(
         "one layer is left out of a flush",
-        "runner.py",
-        "for i, g in self.of.items():\n            self.pools[i] = self.groups[g].spec.flush",
-        "for i, g in list(self.of.items())[:-1]:\n            self.pools[i] = self.groups[g].spec.flush",
+        "engine/model_runner.py",
+        "for i, g in self.of.items():\n            pools[i] = self.groups[g].spec.flush",
+        "for i, g in list(self.of.items())[:-1]:\n            pools[i] = self.groups[g].spec.flush",
     ),
     fault(
         "a tail goes on with other rows",
-        "runner.py",
+        "engine/model_runner.py",
         "return at == [(row, start + self.used) for row, start in zip(self.rows, self.start)]",
         "return len(at) == len(self.rows)",
         "full gemma",
     ),
     fault(
         "a checkpoint is not flushed",
-        "scheduler.py",
+        "engine/scheduler.py",
         "Step((*rows, *spans), marked, n)",
         "Step((*rows, *spans), False, n)",
         "hybrid ring",
     ),
     fault(
         "a prompt that is cut samples",
-        "scheduler.py",
+        "engine/scheduler.py",
         "seq.length - n, seq.length, n == todo)",
         "seq.length - n, seq.length, True)",
         "full gemma",
     ),
-    fault("logits of another row are sampled", "runner.py", "else hidden[mx.array(ends)]", "else hidden[: len(ends)]"),
+    fault(
+        "logits of another row are sampled",
+        "engine/model_runner.py",
+        "else hidden[mx.array(ends)]",
+        "else hidden[: len(ends)]",
+    ),
     fault(
         "a draw depends on its row",
-        "sampling.py",
+        "engine/sampler.py",
         "uniforms(seq.seed, len(seq) - len(seq.prompt)) for seq in seqs",
         "uniforms(seq.seed + i, len(seq) - len(seq.prompt)) for i, seq in enumerate(seqs)",
         "full",
     ),
     fault(
         "a draw forgets tokens in the air",
-        "sampling.py",
+        "engine/sampler.py",
         "uniforms(seq.seed, len(seq) -",
         "uniforms(seq.seed, len(seq.tokens) -",
         "full",
@@ -170,7 +176,7 @@ FAULTS = (
     # Files
     fault(
         "blocks are saved in another order",
-        "runner.py",
+        "cache/memory/pools.py",
         "for b in state.parts[g].blocks]",
         "for b in state.parts[g].blocks[::-1]]",
     ),

@@ -82,7 +82,7 @@ class StateOps(Stage):
             while seq.length < len(tokens):
                 rows.append(engine.feed(seq, min(most, len(tokens) - seq.length)))
         finally:
-            engine.runner.settle()  # whatever takes a value out of a running sequence settles its tail
+            engine.runner.flush()  # whatever takes a value out of a running sequence flushes its tail
         return mx.concatenate(rows), SequenceState.fit(tokens, seq.parts)
 
     def do_rewind(self, a: int, b: int, c: int, d: int) -> None:
@@ -129,8 +129,9 @@ class StateOps(Stage):
         if (state := self.held(a)) is None or not len(state):
             return
         engine, path = self.engine, self.folder / "value"
-        save_state(path, engine.runner, state, engine.identity(), {})
-        loaded = self.refused(lambda: load_state(path, engine.runner, engine.empty(), engine.identity()))
+        engine.runner.flush()
+        save_state(path, engine.pools, state, engine.identity(), {})
+        loaded = self.refused(lambda: load_state(path, engine.pools, engine.empty(), engine.identity()))
         if loaded is not None:
             invariants.require(loaded[0].tokens == state.tokens, "a file gave other tokens back")
             self.keep(loaded[0])

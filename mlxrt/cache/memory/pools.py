@@ -1,0 +1,84 @@
+"""KV pools: the device arrays that hold the KV cache and the recurrent states of all sequences, layer by layer.
+
+Block ids come from the host's `BlockPool`s, which only promise growth and copies; `apply_pending` carries them out.
+Nothing here knows the decode tail: a caller that reads or writes blocks flushes the tail first.
+"""
+
+import mlx.core as mx
+
+from ...errors import BadSnapshot
+from ..layer_state import LayerState
+from ..sequence import SequenceState
+from .layer_spec import Arrays, Group
+from .slices import put, widen
+
+
+class KVPools:
+    def __init__(self, groups: list[Group]):
+        self.groups = groups
+        self.group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
+        self.arrays: dict[int, Arrays] = {i: groups[g].spec.pool(groups[g].pool.size) for i, g in self.group_of.items()}
+        self.block_bytes = {i: groups[g].spec.nbytes() for i, g in self.group_of.items()}
+        mx.eval(self.arrays)  # run out of memory now, not in the first step
+
+    @property
+    def pending(self) -> bool:
+        """Whether a `BlockPool` has promised growth or copies that the arrays do not have yet."""
+        return any(g.pool.copies or g.pool.size > self.arrays[g.layers[0]][0].shape[0] for g in self.groups)
+
+    def apply_pending(self) -> None:
+        """Grow the arrays and copy shared blocks, as the host has promised. Nothing may be reading the pools."""
+        for group in self.groups:
+            pairs, group.pool.copies = group.pool.copies, []
+            old, new = (mx.array([b.check() for b in ends]) for ends in zip(*pairs)) if pairs else (None, None)
+            for i in group.layers:
+                arrays = self.arrays.pop(i)
+                if group.pool.size > arrays[0].shape[0]:
+                    arrays = tuple(widen(p, group.pool.size) for p in arrays)
+                if pairs:
+                    sources = [p[old] for p in arrays]
+                    mx.eval(arrays, sources)  # read before writing: MLX copies a pool that still has a reader
+                    arrays = tuple(put(p, new, x) for p, x in zip(arrays, sources))
+                mx.eval(arrays)  # one layer at a time: the old and the new pool exist together
+                self.arrays[i] = arrays
+        self.arrays = dict(sorted(self.arrays.items()))
+
+    def read(self, state: SequenceState) -> dict[str, mx.array]:
+        """The blocks of a state, as `layer.<i>.<n>` arrays."""
+        if not all(g.spec.portable for g in self.groups):
+            raise BadSnapshot(
+                "a model that runs through mlx-lm keeps its memory there: its conversations cannot be saved"
+            )
+        if self.pending:
+            mx.synchronize()
+            self.apply_pending()
+        arrays: dict[str, mx.array] = {}
+        for i, g in self.group_of.items():
+            ids = mx.array([b.check() for b in state.parts[g].blocks])
+            arrays |= {f"layer.{i}.{n}": p[ids] for n, p in enumerate(self.arrays[i])}
+        mx.eval(arrays)
+        return arrays
+
+    def write(
+        self,
+        tokens: tuple[int, ...],
+        described: list[dict[str, int]],
+        arrays: dict[str, mx.array],
+        empty: tuple[LayerState, ...],
+    ) -> SequenceState:
+        """A state of these tokens in newly allocated blocks that hold what `read` returned."""
+        parts, ids = [], []
+        for g, group in enumerate(self.groups):
+            blocks = tuple(group.pool.take(arrays[f"layer.{group.layers[0]}.0"].shape[0]))
+            ids.append(mx.array([b.check() for b in blocks]))
+            parts.append(empty[g].placed(blocks, len(tokens), described[g]))
+        mx.synchronize()
+        self.apply_pending()
+        for i, g in self.group_of.items():
+            old = self.arrays.pop(i)
+            self.arrays[i] = tuple(put(p, ids[g], arrays[f"layer.{i}.{n}"]) for n, p in enumerate(old))
+        mx.eval(self.arrays)
+        return SequenceState(tuple(tokens), tuple(parts))
+
+    def clear(self) -> None:
+        self.arrays.clear()
