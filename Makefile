@@ -21,7 +21,7 @@ SUITES ?= decode prefill prefix batch kv startup
 COMMA := ,
 EXTRAS := $(if $(filter metal,$(BACKEND)),dev,$(BACKEND)$(COMMA)dev)
 
-.PHONY: demo test test-kernels test-all bench bench-foundation lint clean backend
+.PHONY: demo test test-kernels test-gpu test-all bench lint clean backend
 
 demo: $(READY)
 	@$(BIN)/python examples/demo.py
@@ -30,17 +30,21 @@ demo: $(READY)
 test: $(READY)
 	@$(BIN)/mlxrt pull smollm2 >/dev/null || echo "make test: no default model; the tests that need it are skipped"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -rs $(HANGS) $(PYTEST)
+	@$(BIN)/python -m pytest --benchmark-disable bench/host
 
 # Every kernel in every case, dtype and thread order, in the Metal simulator (needs g++). Who notices a kernel that is
 # wrong: python -m tests.long.mutate_kernels (docs/add-a-kernel.md).
 test-kernels: $(READY)
 	@MLXRT_KERNEL_CASES=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -rs $(HANGS) tests/kernels tests/support/metal_sim $(PYTEST)
 
+# What needs a GPU, on a machine with one: every op, CUDA graphs, the engine, quantized KV caches.
+test-gpu: $(READY)
+	@$(BIN)/python -m pytest -rs $(HANGS) -m gpu tests/gpu $(PYTEST)
+
 # What takes minutes or downloads: see docs/numbers.md. Every line fails on a difference.
 test-all: test $(PEERS)
 	@$(BIN)/python -m tests.long.fuzz_checkpoints --count 2000
 	@$(BIN)/python -m tests.long.fuzz_jang --count 1000
-	@$(BIN)/python -m bench.jang_quality
 	@$(BIN)/python tests/text/token_vectors.py
 	@$(BIN)/python tests/long/check_macos_resolve.py
 	@$(BIN)/python -m tests.long.state_machine --programs 3000
@@ -48,8 +52,7 @@ test-all: test $(PEERS)
 	@$(BIN)/python -m tests.long.scheduler --programs 2000
 	@$(BIN)/python -m tests.long.soak
 	@$(BIN)/python -m tests.long.kill_during_save --saves 200
-	@$(BIN)/python -m bench.peer_tokens
-	@$(BIN)/python -m bench.perplexity
+	@$(BIN)/python -m pytest -rs -m slow tests
 	@if [ -d ../shared/fixtures/parity ]; then \
 		$(BIN)/python ../shared/tools/parity/check_parity.py ../shared/fixtures/parity tests.parity_adapter:logits \
 			--stepper tests.parity_adapter:Stepper --batch tests.parity_adapter:batch && \
@@ -58,14 +61,12 @@ test-all: test $(PEERS)
 			--only gemma2,gemma3_text,gemma3_mm,qwen3_moe,gpt_oss,mixtral; \
 	else echo "make test-all: ../shared is not here; parity with the stored logits was not checked"; fi
 
-# mlxrt beside mlx-lm and llama.cpp: a table here, a page with plots, a report in the history. Under 10 minutes.
+# The host's hot paths, then mlxrt beside mlx-lm and llama.cpp: a table, an HTML page with plots, a report in the
+# history. Under 10 minutes.
 bench: $(PEERS)
 	@mkdir -p build
+	@$(BIN)/python -m pytest bench/host
 	@$(BIN)/mlxrt bench $(SUITES) --minutes 8 --json build/bench.json --html build/bench.html --save bench/results $(BENCH)
-
-# The figures the foundation promised, judged: exit 1 when one does not hold.
-bench-foundation: $(READY)
-	@$(BIN)/python -m bench.foundation $(BENCH)
 
 lint: $(READY)
 	@$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""README's table, made from a report: the part between its two marks is replaced.
+"""Writes README's table from a report, between its two marks.
 
     python -m bench.readme bench/results/MACHINE/RUN.json [--check]
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlxrt.bench.result import OURS, Figure, Report
-from mlxrt.bench.table import amount, told
+from mlxrt.bench.table import format_ratio, format_value
 from mlxrt.errors import MlxrtError
 
 README = Path(__file__).resolve().parent.parent / "README.md"
@@ -21,7 +21,7 @@ HIDDEN = ("peak memory", "first token cold")
 
 
 def rows(report: Report, path: str) -> Iterator[str]:
-    peers = [name for name, told in report.sides.items() if name != OURS and "absent" not in told]
+    peers = [name for name, info in report.backends.items() if name != OURS and "absent" not in info]
     clock = report.settings["clock"]
     busy = "busy" if report.machine["before"]["busy"] else "quiet"
     minutes = report.settings["minutes"]
@@ -46,14 +46,14 @@ def rows(report: Report, path: str) -> Iterator[str]:
 
 
 def row(f: Figure, peers: list[str]) -> str:
-    values = [amount(f.sides[name].median) if name in f.sides else "" for name in (OURS, *peers)]
-    ratios = [told(f.ratios[p]).lstrip("+-=?") if p in f.ratios else "" for p in peers]
-    share = f.share(OURS)
+    values = [format_value(f.engines[name].median) if name in f.engines else "" for name in (OURS, *peers)]
+    ratios = [format_ratio(f.ratios[p]).lstrip("+-=?") if p in f.ratios else "" for p in peers]
+    share = f.roofline_share(OURS)
     name = f"{f.suite} {f.case}" + ("" if f.what == f.suite else f", {f.what}")
     return "| " + " | ".join([f"{name}, {f.unit}", *values, *ratios, f"{share:.0%}" if share else ""]) + " |"
 
 
-def filled(text: str, report: Report, path: str) -> str:
+def fill_table(text: str, report: Report, path: str) -> str:
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)
     return head + BEGIN + "\n" + "\n".join(rows(report, path)) + "\n" + END + tail
@@ -71,7 +71,7 @@ def main() -> int:
         return 2
     path = options.report.resolve().relative_to(README.parent).as_posix()
     old = README.read_text(encoding="utf-8")
-    new = filled(old, report, path)
+    new = fill_table(old, report, path)
     if options.check:
         return 0 if new == old else 1
     README.write_text(new, encoding="utf-8")

@@ -40,7 +40,7 @@ UPWARD = {
 PUBLIC_NAMES = "mlxrt"  # the package's __init__: only _openblas at once, everything else by name when asked for
 
 NEVER = ("torch", "transformers", "mlx_lm", "tests", "bench", "examples")  # models/mlx_lm_adapter.py: by name, late
-SIDES = "mlxrt.bench.sides."  # programs of their own, each stands for the engine it imports
+BACKENDS = "mlxrt.bench.backends."  # programs of their own, each stands for the engine it imports
 HEAVY = ("gguf", "huggingface_hub", "jinja2", "rich", "safetensors", "sentencepiece", "tokenizers")
 
 LONGEST_FILE, LONGEST_FUNCTION, MEDIAN_FILE = 600, 60, 140
@@ -97,7 +97,7 @@ def wrong_directions(tree: Tree) -> list[str]:
             # the package itself is reachable for its version alone
             if i.typing or not target.startswith("mlxrt") or i.target == "mlxrt.__version__":
                 continue
-            if target == PUBLIC_NAMES and module.name.startswith(SIDES):
+            if target == PUBLIC_NAMES and module.name.startswith(BACKENDS):
                 continue  # a program of its own uses the public names like any other
             if unit(target) not in allowed and (module.name, target) not in UPWARD:
                 found.append(f"{module.name}:{i.line} imports {target}: {own} may import {', '.join(sorted(allowed))}")
@@ -109,7 +109,7 @@ def foreign_imports(tree: Tree) -> list[str]:
     for module in tree:
         for i in module.imports:
             top = i.target.split(".")[0]
-            if top in NEVER and not module.name.startswith(SIDES):
+            if top in NEVER and not module.name.startswith(BACKENDS):
                 found.append(f"{module.name}:{i.line} imports {top}, which the runtime never does")
             if top in HEAVY and not i.late and not i.typing:
                 found.append(f"{module.name}:{i.line} imports {top} at its top; import it where it is used")

@@ -1,6 +1,6 @@
-"""A model as a Hugging Face folder in the user's cache, so that two engines load the very same weights.
+"""Exports a model to a Hugging Face folder in the user's cache, so that two engines load the very same weights.
 
-`plain` holds the weights unpacked to float32, `packed` the 4 and 8 bit words as they lie in a GGUF.
+`plain` holds the weights dequantized to float32, `packed` the 4 and 8 bit blocks of a GGUF file as they are.
 """
 
 import json
@@ -27,43 +27,43 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 
 def export(kind: str, located: Located | None = None) -> Path:
-    """The folder of kind `plain` or `packed` of a model (the default one), made when it is not there."""
+    """The folder of kind `plain` or `packed` of a model (default: the default model), made where it is missing."""
     located = located or locate(DEFAULT)
     if located.path is None:
         raise BadRequest(f"{located.name} has no files to export")
     checkpoint = open_checkpoint(located)
-    folder = cache_root() / "bench" / f"{stem(located, checkpoint)}-{kind}"
+    folder = cache_root() / "bench" / f"{folder_name(located, checkpoint)}-{kind}"
     if folder.is_dir():
         return folder
     with writing(folder.parent):
         made = Path(tempfile.mkdtemp(dir=folder.parent))
         try:
-            fill(made, checkpoint, kind)
-            os.replace(made, folder)  # a reader sees all of the folder or none
+            write_model(made, checkpoint, kind)
+            os.replace(made, folder)  # readers see the complete folder or none
         finally:
             shutil.rmtree(made, ignore_errors=True)
     return folder
 
 
-def stem(located: Located, checkpoint: Checkpoint) -> str:
+def folder_name(located: Located, checkpoint: Checkpoint) -> str:
     if located.name in ALIASES:
         return f"{located.name}-{ALIASES[located.name].sha256[:12]}"
     assert located.path is not None
     return f"{located.path.stem}-{weights_digest(tuple(checkpoint.files()))[:12]}"
 
 
-def fill(made: Path, checkpoint: Checkpoint, kind: str) -> None:
+def write_model(made: Path, checkpoint: Checkpoint, kind: str) -> None:
     config = dict(checkpoint.config)
     for key in ("quantization", "quantization_config"):
         config.pop(key, None)
     if kind == "plain":
-        weights = unpacked(checkpoint)
+        weights = dequantize(checkpoint)
         config["torch_dtype"] = "float32"
     else:
         weights = checkpoint.load()
-        config["quantization"] = layouts(weights)
+        config["quantization"] = quantization_config(weights)
     mx.save_safetensors(str(made / "model.safetensors"), weights, metadata={"format": "mlx"})
-    write(made / "config.json", config)
+    write_json(made / "config.json", config)
     if isinstance(checkpoint, GgufCheckpoint):
         write_folder(made, checkpoint.metadata)
     else:
@@ -73,13 +73,13 @@ def fill(made: Path, checkpoint: Checkpoint, kind: str) -> None:
                 shutil.copy(folder / name, made / name)
 
 
-def unpacked(checkpoint: Checkpoint) -> dict[str, mx.array]:
+def dequantize(checkpoint: Checkpoint) -> dict[str, mx.array]:
     model = build(checkpoint, dtype=mx.float32, dequantise=True)
     return dict(tree_flatten(model.parameters()))  # type: ignore[arg-type]
 
 
-def layouts(weights: dict[str, mx.array]) -> dict[str, Any]:
-    """mlx-lm's `quantization`: what most matrices have, then the others by name."""
+def quantization_config(weights: dict[str, mx.array]) -> dict[str, Any]:
+    """mlx-lm's `quantization`: the bits of most matrices, then the others by name."""
     bits = {}
     for name in [n.removesuffix(".scales") for n in weights if n.endswith(".scales")]:
         columns = weights[f"{name}.scales"].shape[1] * GROUP
@@ -89,5 +89,5 @@ def layouts(weights: dict[str, mx.array]) -> dict[str, Any]:
     return {"group_size": GROUP, "bits": most, **others}
 
 
-def write(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")

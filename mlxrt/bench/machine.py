@@ -1,4 +1,4 @@
-"""What the machine is, and what else it does while we measure. Knows no engine."""
+"""The machine a benchmark runs on, and its load by other processes. Knows no engine."""
 
 import os
 import platform
@@ -11,17 +11,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-BUSY_LOAD = 0.5  # of other processes, before we start
+BUSY_LOAD = 0.5  # cores that other processes use before a run
 LIBRARIES = ("mlx", "mlx-lm", "xllamacpp", "numpy", "transformers", "tokenizers")
 
 
 @dataclass(frozen=True)
-class Bustle:
-    """What else the machine does."""
+class SystemLoad:
+    """Load by other processes."""
 
-    load: float  # cores that others keep busy
+    load: float  # cores that other processes keep busy
     cores: int
-    share: float  # of a core that a busy loop got
+    share: float  # of a core that a busy loop gets
 
     @property
     def busy(self) -> bool:
@@ -29,28 +29,29 @@ class Bustle:
 
     def __str__(self) -> str:
         state = "BUSY: figures are noisy" if self.busy else "quiet"
-        return f"others use {self.load:.2f} of {self.cores} cores, a loop gets {self.share:.0%} of a core ({state})"
+        used = f"other processes use {self.load:.2f} of {self.cores} cores"
+        return f"{used}, a busy loop gets {self.share:.0%} of a core ({state})"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"busy": self.busy}
 
 
-def look_around(seconds: float = 1.0) -> Bustle:
-    """Spin for a moment and see how much of it was granted, and how many cores others kept busy meanwhile."""
-    others = busy_seconds()
+def measure_load(seconds: float = 1.0) -> SystemLoad:
+    """Spin for a moment: how much of a core a busy loop gets, and how many cores other processes use."""
+    before = busy_seconds()
     wall, used = time.perf_counter(), time.process_time()
     while time.perf_counter() - wall < seconds:
         sum(range(1000))
     wall, used = time.perf_counter() - wall, time.process_time() - used
-    if others is None or (now := busy_seconds()) is None:
-        load = os.getloadavg()[0]  # of the last minute: what ended just now still counts
+    if before is None or (now := busy_seconds()) is None:
+        load = os.getloadavg()[0]  # of the last minute: processes that just ended still count
     else:
-        load = max(0.0, (now - others - used) / wall)
-    return Bustle(load, os.cpu_count() or 1, min(used / wall, 1.0))
+        load = max(0.0, (now - before - used) / wall)
+    return SystemLoad(load, os.cpu_count() or 1, min(used / wall, 1.0))
 
 
 def busy_seconds() -> float | None:
-    """What all cores together have worked since the machine started; None where the system does not say."""
+    """CPU seconds of all cores since boot; None where the system does not report it."""
     try:
         user, nice, system, _idle, _waiting, *more = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
         return sum(map(int, (user, nice, system, *more))) / os.sysconf("SC_CLK_TCK")
@@ -58,22 +59,22 @@ def busy_seconds() -> float | None:
         return None
 
 
-def swapped() -> int | None:
-    """Pages read back from or written to swap since the machine started; None where the system does not say."""
+def swapped_pages() -> int | None:
+    """Pages swapped in and out since boot; None where the system does not report it."""
     if sys.platform.startswith("linux"):
         try:
-            found = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-            return int(found["pswpin"]) + int(found["pswpout"])
+            counters = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+            return int(counters["pswpin"]) + int(counters["pswpout"])
         except (OSError, KeyError):
             return None
     if sys.platform == "darwin":
-        told = subprocess.run(["vm_stat"], capture_output=True, text=True, check=False).stdout
-        return sum(int(n) for n in re.findall(r"Swap(?:ins|outs):\s+(\d+)", told))
+        output = subprocess.run(["vm_stat"], capture_output=True, text=True, check=False).stdout
+        return sum(int(n) for n in re.findall(r"Swap(?:ins|outs):\s+(\d+)", output))
     return None
 
 
 def describe() -> dict[str, Any]:
-    """Everything about this machine that a figure may depend on, but its device: the engine's process knows that."""
+    """What a figure may depend on, except the device: the engine's process knows that."""
     return {
         "name": f"{platform.system().lower()}-{platform.machine()}-{os.cpu_count()}",
         "host": platform.node(),
@@ -81,11 +82,11 @@ def describe() -> dict[str, Any]:
         "processor": processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        "libraries": {name: found for name in LIBRARIES if (found := installed(name))},
+        "libraries": {name: found for name in LIBRARIES if (found := installed_version(name))},
     }
 
 
-def installed(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
@@ -97,13 +98,13 @@ def processor() -> str:
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     try:
-        told = Path("/proc/cpuinfo").read_text()
+        cpuinfo = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.processor()
-    found = re.search(r"^(?:model name|Hardware)\s*:\s*(.+)$", told, re.M)
+    found = re.search(r"^(?:model name|Hardware)\s*:\s*(.+)$", cpuinfo, re.M)
     return found[1] if found else platform.processor() or platform.machine()
 
 
-def library(told: str) -> str:
-    """What a library says of itself, its file without the folder: reports are shown to others."""
-    return re.sub(r"\(/.*/", "(", told)
+def library_name(text: str) -> str:
+    """A library's description with its file but without the folder: reports are shared."""
+    return re.sub(r"\(/.*/", "(", text)

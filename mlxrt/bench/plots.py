@@ -1,138 +1,133 @@
-"""Which plots a report has, and what goes into them. A plot without data is not drawn."""
+"""A report's plots, drawn by matplotlib as SVG. A plot without data is left out."""
 
+import io
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from html import escape
+from typing import TYPE_CHECKING, Any, cast
 
+from ..errors import BadRequest
 from .result import OURS, Figure, Report
-from .svg import BOTTOM, COLOURS, LEFT, RIGHT, Axis, Plot, brief, frame, legend
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's colours: distinguishable for everybody, on white and on black.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
 
 
-@dataclass(frozen=True)
-class Drawing:
-    title: str
-    svg: str
-    remark: str = ""
+def require_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise BadRequest("plots need matplotlib: pip install 'mlxrt[bench]'") from None
 
 
-def colours(report: Report) -> dict[str, str]:
-    """An engine has the same colour in every plot."""
-    names = [OURS, *(n for n in report.sides if n != OURS)]
-    names += sorted({n for f in report.figures for n in f.sides} - set(names))
-    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+def new_plot(title: str, x: str, y: str, size: tuple[float, float] = (6.2, 3.4)) -> "Axes":
+    from matplotlib.figure import Figure as Canvas  # not pyplot: no display and no global state
+
+    axes = Canvas(figsize=size, layout="constrained").subplots()
+    axes.set(title=title, xlabel=x, ylabel=y)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes
 
 
-def drawings(report: Report) -> Iterator[Drawing]:
-    chosen = colours(report)
-    for what, title in (("decode", "Decode against context"), ("prefill", "Prefill against prompt length")):
-        figures = [f for f in report.figures if f.suite == what and f.what == what]
-        if figures:
-            yield against_length(figures, title, chosen)
+def to_svg(axes: "Axes") -> str:
+    import matplotlib
+
+    out, canvas = io.StringIO(), cast(Any, axes.figure)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "mlxrt"}):
+        canvas.savefig(out, format="svg", metadata={"Date": None}, transparent=True)
+    svg = out.getvalue()
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
+    return re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")  # as HTML wants it
+
+
+def plots(report: Report) -> Iterator["Axes"]:
+    """Every plot there is data for."""
+    names = [OURS, *(n for n in report.backends if n != OURS)]
+    names += sorted({n for f in report.figures for n in f.engines} - set(names))
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+    for what, title in (("decode", "Decode by context"), ("prefill", "Prefill by prompt length")):
+        if figures := [f for f in report.figures if f.suite == what and f.what == what]:
+            yield plot_by_length(figures, title, colours)
     if memory := [f for f in report.figures if f.suite == "decode" and f.what == "peak memory"]:
-        yield against_length(memory, "Peak memory against context", chosen)
-    if judged := [f for f in report.figures if f.ratios]:
-        yield ratios(judged, chosen)
-    for suite, title in (("decode", "Time between tokens"), ("batch", "Wait for the first token in a batch")):
-        if waits := [f for f in report.figures if f.suite == suite and f.percentiles]:
-            yield latencies(waits[-1], f"{title}, {waits[-1].case}", chosen)
+        yield plot_by_length(memory, "Peak memory by context", colours)
+    if compared := [f for f in report.figures if any(not p.startswith(f"{OURS} ") for p in f.ratios)]:
+        yield plot_ratios(compared, colours)
+    for suite, title in (("decode", "Time between tokens"), ("batch", "First token in a batch")):
+        if timed := [f for f in report.figures if f.suite == suite and f.percentiles]:
+            yield plot_percentiles(timed[-1], f"{title}, {timed[-1].case}", colours)
     if placed := [f for f in report.figures if "intensity" in f.at]:
-        yield roofline(report, placed, chosen)
+        yield plot_roofline(report, placed, colours)
 
 
-def against_length(figures: list[Figure], title: str, chosen: dict[str, str]) -> Drawing:
-    names = list(dict.fromkeys(name for f in figures for name in f.sides))
-    tops = [s.high for f in figures for s in f.sides.values()]
-    lengths = [f.at["context"] for f in figures]
-    roofs = [f.roof for f in figures if f.roof is not None and f.roof < 4 * max(tops)]
-    x = Axis.around(lengths, log=True) if len(set(lengths)) > 1 else Axis(lengths[0] / 2, lengths[0] * 2, True)
-    unit = figures[0].unit
-    plot = Plot(x, Axis.around([*tops, *roofs], zero=True), "tokens", unit, x_ticks=sorted(set(lengths)))
-    for name in names:
-        found = sorted((f.at["context"], f.sides[name]) for f in figures if name in f.sides)
-        plot.line([(n, s.median) for n, s in found], chosen[name])
-        for n, s in found:
-            told = f"{name}, {n:g} tokens: {s.median:.4g} {unit} (quartiles {s.low:.4g} to {s.high:.4g})"
-            plot.point(n, s.median, chosen[name], told, s.low, s.high)
-    remark = ""
-    if roofs and len(roofs) == len(figures):
-        plot.line([(f.at["context"], f.roof) for f in figures if f.roof], "currentColor", dashed=True)
-        remark = "Dashed: the roof, what the device's measured rate allows."
-    return Drawing(title, legend(names, chosen) + plot.text(), remark)
+def plot_by_length(figures: list[Figure], title: str, colours: dict[str, str]) -> "Axes":
+    axes = new_plot(title, "tokens", figures[0].unit)
+    for name in dict.fromkeys(name for f in figures for name in f.engines):
+        points = sorted((f.at["context"], f.engines[name]) for f in figures if name in f.engines)
+        middle = [s.median for _, s in points]
+        errors = [[s.median - s.low for _, s in points], [s.high - s.median for _, s in points]]
+        lengths = [n for n, _ in points]
+        axes.errorbar(lengths, middle, errors, color=colours[name], label=name, marker="o", capsize=3)
+    highest = max(s.high for f in figures for s in f.engines.values())
+    roofline = [(f.at["context"], f.roofline) for f in figures if f.roofline and f.roofline < 4 * highest]
+    if len(roofline) == len(figures):
+        axes.plot(*zip(*roofline), "--", color="gray", label="roofline")
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    return axes
 
 
-def ratios(figures: list[Figure], chosen: dict[str, str]) -> Drawing:
-    """Every comparison as a line from the low to the high end of its interval."""
-    kinds = f"{OURS} "  # other kinds of mlxrt are no peers
-    rows = [
-        (f"{f.case}, {f.what}", f.suite, peer, r)
-        for f in figures
-        for peer, r in f.ratios.items()
-        if not peer.startswith(kinds)
-    ]
-    width, height, left, step = 940, 40 + 20 * len(rows), 360, 20
-    axis = Axis.around([0.8, 1.25, *(v for *_, r in rows for v in (r.low, r.high))], log=True)
-    place = lambda value: left + axis.part(value) * (width - left - 20)  # noqa: E731
-    parts = []
-    for tick in axis.ticks():
-        kind = "axis" if tick == 1 else "grid"
-        parts.append(f'<path class="{kind}" d="M{place(tick):.1f} 8V{height - 26}"/>')
-        parts.append(f'<text x="{place(tick):.1f}" y="{height - 10}" text-anchor="middle">{brief(tick)}</text>')
-    for i, (name, suite, peer, r) in enumerate(rows):
-        y, colour = 18 + i * step, chosen[peer]
-        told = escape(f"{suite}: {name}, against {peer}: {r}, {r.level:.0%}, {r.rounds} rounds")
-        parts.append(f'<text x="{left - 10}" y="{y + 4}" text-anchor="end">{escape(f"{suite}: {name}")}</text>')
-        parts.append(f'<path d="M{place(r.low):.1f} {y}H{place(r.high):.1f}" stroke="{colour}" stroke-width="3"/>')
-        parts.append(
-            f'<circle cx="{place(r.value):.1f}" cy="{y}" r="4.5" fill="{colour}"><title>{told}</title></circle>'
-        )
-    peers = list(dict.fromkeys(peer for _, _, peer, _ in rows))
-    remark = "Right of 1: mlxrt is better. The line is the interval; one that crosses 1 says nothing."
-    return Drawing("mlxrt against its peers", legend(peers, chosen) + frame(width, height, parts), remark)
+def plot_ratios(figures: list[Figure], colours: dict[str, str]) -> "Axes":
+    """Every comparison with its interval; other configurations of mlxrt are no peers."""
+    rows = [(f, peer, r) for f in figures for peer, r in f.ratios.items() if not peer.startswith(f"{OURS} ")]
+    title = "mlxrt against its peers (right of 1: mlxrt is better)"
+    axes = new_plot(title, "ratio", "", (9.6, 1.2 + 0.28 * len(rows)))
+    labelled: set[str] = set()
+    for i, (_, peer, r) in enumerate(rows):
+        label = None if peer in labelled else peer
+        labelled.add(peer)
+        error: Any = [[r.value - r.low], [r.high - r.value]]
+        axes.errorbar([r.value], [i], xerr=error, color=colours[peer], marker="o", capsize=3, ls="", label=label)
+    axes.axvline(1, color="gray")
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(rows)), [f"{f.suite}: {f.case}, {f.what}" for f, _, _ in rows])
+    axes.invert_yaxis()
+    axes.legend()
+    return axes
 
 
-def latencies(f: Figure, title: str, chosen: dict[str, str]) -> Drawing:
-    names, steps = list(f.percentiles), list(next(iter(f.percentiles.values())))
-    plot = Plot(
-        Axis(0, 1),
-        Axis.around([v for p in f.percentiles.values() for v in p.values()], zero=True),
-        "",
-        "ms",
-        x_ticks=(),
+def plot_percentiles(f: Figure, title: str, colours: dict[str, str]) -> "Axes":
+    axes = new_plot(title, "", "ms")
+    steps, width = list(next(iter(f.percentiles.values()))), 0.8 / len(f.percentiles)
+    for j, (name, values) in enumerate(f.percentiles.items()):
+        left = [i + j * width for i in range(len(steps))]
+        axes.bar(left, [values[s] for s in steps], width, color=colours[name], label=name)
+    axes.set_xticks([i + 0.4 - width / 2 for i in range(len(steps))], steps)
+    axes.legend()
+    return axes
+
+
+def plot_roofline(report: Report, figures: list[Figure], colours: dict[str, str]) -> "Axes":
+    copy = report.device_peak["copy_bytes_per_s"]
+    flops = report.device_peak[f"matmul_{report.backends[OURS]['dtype']}_flops"]
+    title = f"Roofline: {copy / 1e9:,.1f} GB/s copied, {flops / 1e9:,.0f} GFLOP/s multiplied"
+    axes = new_plot(title, "FLOPs per byte", "FLOP/s", (9.6, 3.6))
+    labelled: set[str] = set()
+    for f in figures:
+        for name, s in f.engines.items():
+            label = None if name in labelled else name
+            labelled.add(name)
+            axes.plot(f.at["intensity"], s.median * f.at["flops"], "o", color=colours[name], label=label)
+        lowest = min(s.median for s in f.engines.values()) * f.at["flops"]
+        axes.annotate(f"{f.suite} {f.case}", (f.at["intensity"], lowest), fontsize=7)
+    low, high = (
+        min(f.at["intensity"] for f in figures) / 2,
+        2 * max(flops / copy, *(f.at["intensity"] for f in figures)),
     )
-    room = (plot.width - LEFT - RIGHT) / len(steps)
-    wide = 0.8 * room / len(names)
-    for i, step in enumerate(steps):
-        for j, name in enumerate(names):
-            value = f.percentiles[name][step]
-            left = LEFT + room * (i + 0.1) + j * wide
-            plot.bar(left, wide - 2, value, chosen[name], f"{name} {step}: {value:.4g} ms")
-        middle = LEFT + room * (i + 0.5)
-        plot.parts.append(f'<text x="{middle:.1f}" y="{plot.height - BOTTOM + 16}" text-anchor="middle">{step}</text>')
-    return Drawing(title, legend(names, chosen) + plot.text())
-
-
-def roofline(report: Report, figures: list[Figure], chosen: dict[str, str]) -> Drawing:
-    """What a figure does a second over what it does with a byte; above both lines nothing is possible."""
-    copy = report.roof["copy_bytes_per_s"]
-    dtype = report.sides[OURS]["dtype"]
-    most = report.roof[f"matmul_{dtype}_flops"]
-    points = [(f.at["intensity"], s.median * f.at["flops"], name, f) for f in figures for name, s in f.sides.items()]
-    xs = [p[0] for p in points] + [most / copy]
-    x, y = (
-        Axis.around([*xs, 1.6 * max(xs)], log=True),
-        Axis.around([p[1] for p in points] + [most, min(xs) * copy], log=True),
-    )
-    plot = Plot(x, y, "operations per byte", "operations per second", width=940, height=320)
-    knee = most / copy
-    plot.line([(x.low, x.low * copy), (knee, most), (x.high, most)], "currentColor", dashed=True)
-    for intensity, rate, name, f in points:
-        told = f"{name}: {f.suite} {f.case}, {brief(rate)} a second at {intensity:.3g} a byte"
-        plot.point(intensity, rate, chosen[name], told)
-    named = {round(f.at["intensity"], 1): f for f in figures}  # decode reads all for one token, whatever its context
-    for intensity, f in named.items():
-        slowest = min(s.median for s in f.sides.values()) * f.at["flops"]
-        alone = f.suite == "prefill"
-        plot.label(f.at["intensity"], slowest, f"{f.suite} {f.case}" if alone or intensity > 1 else f.suite)
-    names = list(dict.fromkeys(p[2] for p in points))
-    remark = f"Dashed: {copy / 1e9:,.1f} GB/s copied and {most / 1e9:,.0f} GFLOP/s multiplied, measured before the run."
-    return Drawing("Roofline", legend(names, chosen) + plot.text(), remark)
+    axes.plot([low, flops / copy, high], [low * copy, flops, flops], "--", color="gray")
+    axes.set(xscale="log", yscale="log")
+    axes.legend()
+    return axes

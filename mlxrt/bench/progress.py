@@ -1,4 +1,4 @@
-"""How far a benchmark is: one line that is drawn over itself on a terminal, one line a case elsewhere."""
+"""Progress of a benchmark: one line redrawn on a terminal, one line a case elsewhere."""
 
 import sys
 import time
@@ -10,7 +10,7 @@ WIDTH = 24
 
 @dataclass
 class Progress:
-    """Cases have weights; the time left is what the rest of them would take at the pace so far."""
+    """Cases have weights; the time left assumes the pace so far."""
 
     total: float
     stream: TextIO = field(default_factory=lambda: sys.stderr)
@@ -23,14 +23,14 @@ class Progress:
         if not self.stream.isatty():
             print(f"  {label} ...", file=self.stream, flush=True)
 
-    def tell(self, label: str, rounds: int, share: float) -> None:
+    def update(self, label: str, rounds: int, share: float) -> None:
         if self.stream.isatty():
             part = min(1.0, (self.done + self.current * min(share, 1.0)) / self.total)
             bar = "#" * round(WIDTH * part) + "." * (WIDTH - round(WIDTH * part))
-            text = f"[{bar}] {part:4.0%}  {label}, round {rounds}  {self.left(part)} left"
+            text = f"[{bar}] {part:4.0%}  {label}, round {rounds}  {self.time_left(part)} left"
             print(f"\r{text:<78}"[:100], end="", file=self.stream, flush=True)
 
-    def left(self, part: float) -> str:
+    def time_left(self, part: float) -> str:
         seconds = (time.perf_counter() - self.began) * (1 - part) / max(part, 0.01)
         return f"{seconds // 60:.0f}:{seconds % 60:02.0f}"
 

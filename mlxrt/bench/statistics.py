@@ -1,9 +1,8 @@
-"""How sure a comparison is. Knows numbers only.
+"""Ratios of measurements with confidence intervals, and the rule that says when there are enough rounds.
 
-Rounds come in pairs (both engines ran next to each other), so the ratio of a pair is what is judged: what the machine
-did to one it did to the other. The figure is the Hodges-Lehmann estimate of the log ratios, its interval the one of
-Wilcoxon's signed ranks: a burst of noise that hits one half of a pair moves it as little as it moves a median, and it
-needs a third fewer rounds than a median for the same width.
+Rounds are paired (two engines run back to back), so machine noise that hits both halves of a pair cancels in their
+ratio. The estimate is Hodges-Lehmann of the log ratios, the interval comes from Wilcoxon's signed ranks: as robust to
+outliers as a median, and a third fewer rounds for the same width.
 """
 
 import math
@@ -15,17 +14,18 @@ from typing import Any
 
 import numpy as np
 
-# Two processes of the same engine differ for as long as they live (where their memory lies, which core they prefer):
-# standard deviation of the log of their ratio, measured (docs/decisions/benchmark-intervals.md).
-PROCESSES = 0.008
-SURE = 0.9
-ALIKE = 12  # rounds from which on their likeness can be told
-EXACT = 40  # rounds up to which the distribution of ranks is counted out; beyond, a normal one is as good
+# Two processes of the same engine differ for their lifetime (memory placement, preferred core): standard deviation of
+# the log of their ratio, measured (docs/decisions/benchmark-intervals.md). Without it, an engine compared with itself
+# is called faster or slower too often (tests/bench/test_harness_selftest.py).
+PROCESS_SPREAD = 0.008
+MIN_LEVEL = 0.9
+MIN_ROUNDS_AUTOCORRELATION = 12
+MAX_EXACT_ROUNDS = 40  # beyond that the normal approximation of the rank distribution is used
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio and the interval that holds it with probability `level`."""
+    """A ratio with its confidence interval at `level`."""
 
     value: float
     low: float
@@ -35,13 +35,13 @@ class Ratio:
 
     @property
     def width(self) -> float:
-        """Of the interval, as part of the ratio."""
+        """Width of the interval relative to the ratio."""
         return (self.high - self.low) / self.value
 
     @property
-    def verdict(self) -> str:
-        """faster, slower, same: the interval holds 1, or unsure: too few rounds for an interval worth the name."""
-        if self.level < SURE:
+    def conclusion(self) -> str:
+        """faster, slower, same (the interval contains 1) or unsure (too few rounds for the level)."""
+        if self.level < MIN_LEVEL:
             return "unsure"
         return "faster" if self.low > 1 else "slower" if self.high < 1 else "same"
 
@@ -49,75 +49,75 @@ class Ratio:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"verdict": self.verdict}
+        return asdict(self) | {"verdict": self.conclusion}
 
 
 def paired_ratio(a: Sequence[float], b: Sequence[float], level: float = 0.95, processes: int = 1) -> Ratio:
-    """a[i] / b[i], which ran next to each other, in so many pairs of processes."""
+    """Estimate a / b from rounds where a[i] and b[i] ran back to back, in `processes` pairs of processes."""
     logs = np.log(np.asarray(a, float)) - np.log(np.asarray(b, float))
     if len(logs) == 0 or len(a) != len(b):
         raise ValueError(f"{len(a)} and {len(b)} rounds make no pairs")
     n = len(logs)
     rows, columns = np.triu_indices(n)
     averages = np.sort((logs[rows] + logs[columns]) / 2)
-    cut, reached = signed_rank_cut(n, level)
-    middle, more = float(np.median(averages)), persistence(logs)
-    low = widened(middle, more * (averages[cut - 1] - middle), -1, level, processes)
-    high = widened(middle, more * (averages[-cut] - middle), 1, level, processes)
-    return Ratio(math.exp(middle), math.exp(low), math.exp(high), reached, n)
+    cut, actual_level = signed_rank_cut(n, level)
+    center, factor = float(np.median(averages)), autocorrelation_factor(logs)
+    low = widen(center, factor * (averages[cut - 1] - center), -1, level, processes)
+    high = widen(center, factor * (averages[-cut] - center), 1, level, processes)
+    return Ratio(math.exp(center), math.exp(low), math.exp(high), actual_level, n)
 
 
-def widened(middle: float, away: float, sign: int, level: float, processes: int = 1) -> float:
-    """An end of the interval, `away` from its middle, with what another pair of processes would have given."""
-    other = NormalDist().inv_cdf((1 + level) / 2) * PROCESSES / math.sqrt(processes)
-    return middle + sign * math.hypot(away, other)
+def widen(center: float, distance: float, sign: int, level: float, processes: int = 1) -> float:
+    """One end of the interval, `distance` from its center, widened by the spread between processes."""
+    between_processes = NormalDist().inv_cdf((1 + level) / 2) * PROCESS_SPREAD / math.sqrt(processes)
+    return center + sign * math.hypot(distance, between_processes)
 
 
-def persistence(logs: np.ndarray) -> float:
-    """How much wider the interval has to be since neighbouring rounds are alike: noise lasts longer than a round.
+def autocorrelation_factor(logs: np.ndarray) -> float:
+    """How much wider the interval must be because neighbouring rounds are correlated: noise outlasts a round.
 
-    From the ranks, so that a burst counts once; 1 where neighbours are independent or too few to tell.
+    Computed from ranks, so that a burst counts once; 1 for independent rounds, or too few to know.
     """
     n = len(logs)
-    if n < ALIKE:
+    if n < MIN_ROUNDS_AUTOCORRELATION:
         return 1.0
     ranks = np.argsort(np.argsort(logs)) - (n - 1) / 2
-    alike = float(np.dot(ranks[1:], ranks[:-1]) / np.dot(ranks, ranks)) + 1 / n
-    return math.sqrt((1 + alike) / (1 - alike)) if 0 < alike < 0.9 else 1.0
+    correlation = float(np.dot(ranks[1:], ranks[:-1]) / np.dot(ranks, ranks)) + 1 / n
+    return math.sqrt((1 + correlation) / (1 - correlation)) if 0 < correlation < 0.9 else 1.0
 
 
 def unpaired_ratio(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> Ratio:
-    """Of two runs that know nothing of each other: the shift between the logs, after Mann, Whitney, Hodges, Lehmann."""
+    """Ratio of two independent runs: the Hodges-Lehmann shift between the logs, interval after Mann and Whitney."""
     if not len(a) or not len(b):
         raise ValueError(f"{len(a)} and {len(b)} rounds give no ratio")
     n, m = len(a), len(b)
     shifts = np.sort(np.subtract.outer(np.log(np.asarray(a, float)), np.log(np.asarray(b, float))).ravel())
-    cut, reached = rank_sum_cut(n, m, level)
-    middle = float(np.median(shifts))
-    low, high = (widened(middle, shifts[end] - middle, sign, level) for end, sign in ((cut - 1, -1), (-cut, 1)))
-    return Ratio(math.exp(middle), math.exp(low), math.exp(high), reached, min(n, m))
+    cut, actual_level = rank_sum_cut(n, m, level)
+    center = float(np.median(shifts))
+    low, high = (widen(center, shifts[end] - center, sign, level) for end, sign in ((cut - 1, -1), (-cut, 1)))
+    return Ratio(math.exp(center), math.exp(low), math.exp(high), actual_level, min(n, m))
 
 
 @cache
 def signed_rank_cut(n: int, level: float) -> tuple[int, float]:
-    """Which ordered average, from either end, bounds the interval; the level it really has."""
+    """Which ordered pair average, from either end, bounds the interval, and the level it actually has."""
     tail = (1 - level) / 2
-    if n > EXACT:
+    if n > MAX_EXACT_ROUNDS:
         spread = math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
         return max(1, int(n * (n + 1) / 4 - NormalDist().inv_cdf(1 - tail) * spread)), level
     ways = np.ones(1)
     for rank in range(1, n + 1):
         ways = np.concatenate([ways, np.zeros(rank)]) + np.concatenate([np.zeros(rank), ways])
-    return counted_cut(np.cumsum(ways) / 2.0**n, tail)
+    return exact_cut(np.cumsum(ways) / 2.0**n, tail)
 
 
 @cache
 def rank_sum_cut(n: int, m: int, level: float) -> tuple[int, float]:
     tail = (1 - level) / 2
-    if n > EXACT or m > EXACT:
+    if n > MAX_EXACT_ROUNDS or m > MAX_EXACT_ROUNDS:
         spread = math.sqrt(n * m * (n + m + 1) / 12)
         return max(1, int(n * m / 2 - NormalDist().inv_cdf(1 - tail) * spread)), level
-    # ways[k][u]: choices of k of the values seen so far whose Mann-Whitney count is u
+    # ways[k][u]: choices of k of the values so far whose Mann-Whitney count is u
     ways = np.zeros((n + 1, n * m + 1))
     ways[0, 0] = 1
     for seen in range(1, n + m + 1):
@@ -125,18 +125,18 @@ def rank_sum_cut(n: int, m: int, level: float) -> tuple[int, float]:
             below = seen - k  # of the other sample's values below this one
             if below <= m:
                 ways[k, below:] += ways[k - 1, : n * m + 1 - below]
-    return counted_cut(np.cumsum(ways[n]) / math.comb(n + m, n), tail)
+    return exact_cut(np.cumsum(ways[n]) / math.comb(n + m, n), tail)
 
 
-def counted_cut(below: np.ndarray, tail: float) -> tuple[int, float]:
-    """From P(count <= k) to the cut. Too few values for the level: the whole range, and the level that has."""
+def exact_cut(below: np.ndarray, tail: float) -> tuple[int, float]:
+    """The cut for a tail probability, from P(count <= k). With too few values: the full range and its level."""
     cut = max(1, int(np.searchsorted(below, tail, side="right")))
     return cut, float(1 - 2 * below[cut - 1])
 
 
 @dataclass(frozen=True)
 class Spread:
-    """One engine's rounds."""
+    """Median, quartiles and values of one engine's rounds."""
 
     median: float
     low: float  # quartiles
@@ -154,17 +154,17 @@ def percentiles(values: Sequence[float], which: Sequence[float] = (50, 90, 99)) 
 
 
 @dataclass(frozen=True)
-class Patience:
-    """When a comparison has had rounds enough. The width decides, never the ratio: looking often is no bias then."""
+class StoppingRule:
+    """When a comparison has enough rounds. Only the width of the interval decides, so looking often adds no bias."""
 
-    width: float = 0.05  # of the interval, as part of the ratio
+    width: float = 0.05  # of the interval, relative to the ratio
     level: float = 0.95
-    least: int = 6
-    most: int = 400
-    seconds: float = 30.0  # beyond them `hurried` rounds are enough
-    hurried: int = 2
+    min_rounds: int = 6
+    max_rounds: int = 400
+    seconds: float = 30.0  # after them `min_late_rounds` are enough
+    min_late_rounds: int = 2
 
-    def enough(self, ratios: Sequence[Ratio], rounds: int, spent: float) -> bool:
-        if rounds >= self.most or (spent >= self.seconds and rounds >= self.hurried):
+    def is_met(self, ratios: Sequence[Ratio], rounds: int, spent: float) -> bool:
+        if rounds >= self.max_rounds or (spent >= self.seconds and rounds >= self.min_late_rounds):
             return True
-        return rounds >= self.least and bool(ratios) and all(r.width <= self.width for r in ratios)
+        return rounds >= self.min_rounds and bool(ratios) and all(r.width <= self.width for r in ratios)

@@ -1,4 +1,4 @@
-"""`mlxrt bench`: engines side by side, and two runs against each other."""
+"""`mlxrt bench`: engines compared on this machine, two runs compared, and the history of runs."""
 
 import argparse
 from pathlib import Path
@@ -16,17 +16,21 @@ if TYPE_CHECKING:
     from ..bench.run import Plan
 
 RANGES = {"minutes": (0.01, 1e4), "rounds": (1, 1000), "width": (0.1, 100), "level": (50, 99.9), "restarts": (0, 100)}
-BAD_CALL = 2  # something asked for could not be measured; the rest was
-WRONG = 1  # an engine gave another answer
+BAD_CALL = 2  # part of what was asked for could not be measured
+WRONG = 1  # an engine gave a wrong answer
 
 
 def add_flags(parser: Parser) -> None:
-    known = "; ".join(f"{name}: {text}" for name, text in SUITES.items())
-    parser.add_argument("words", nargs="+", metavar="SUITE", help=f"{known}. Or: compare A.json B.json; history FOLDER")
+    suites = "; ".join(f"{name}: {text}" for name, text in SUITES.items())
+    parser.add_argument(
+        "words", nargs="+", metavar="SUITE", help=f"{suites}. Or: compare A.json B.json; history FOLDER"
+    )
     parser.add_argument("-m", "--model", metavar="MODEL", help="what `generate -m` takes (default: smollm2)")
     parser.add_argument("--peer", action="append", metavar="P", help="mlx-lm, llama.cpp, a URL, none; may repeat")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, for scripts and `compare`")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report there, with plots")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the report there, with plots (needs mlxrt[bench])"
+    )
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="keep the report in a history by machine")
     parser.add_argument("--lengths", type=whole_list, metavar="N,...", help="prompt lengths (default: by device)")
     parser.add_argument("--tokens", type=whole, metavar="N", help="tokens decoded in a round (default: by device)")
@@ -37,16 +41,21 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument("--threads", type=whole, metavar="N", help="of every engine on a CPU (default: free cores)")
     parser.add_argument("--requests", type=whole, metavar="N", help="requests of a batch (default: by device)")
     parser.add_argument("--restarts", type=whole, default=0, metavar="N", help="of every engine within a case")
+    parser.add_argument("--clock", choices=("wall", "processor"), help="default: wall; processor on a busy CPU")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="text for the prompts (default: Moby-Dick)")
     parser.add_argument(
-        "--clock", choices=("wall", "processor"), help="what is read (default: wall; processor on a busy CPU)"
+        "--kv", metavar="KIND,...", help="KV cache kinds of suites kv and quality (default: q8,q4,k8v4)"
     )
-    parser.add_argument("--text", type=Path, metavar="FILE", help="what prompts are made of (default: Moby-Dick)")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.words[0] in ("compare", "history"):
         return compare(args) if args.words[0] == "compare" else show_history(args)
-    plan = plan_of(args)
+    plan = make_plan(args)
+    if args.html:
+        from ..bench.plots import require_matplotlib
+
+        require_matplotlib()
     from ..bench.result import Report
     from ..bench.run import run as measure
 
@@ -54,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     stopped = False
     with Interrupt(lambda: True) as interrupt:
         try:
-            measure(plan, report, note, lambda: interrupt.asked)
+            measure(plan, report, lambda: interrupt.asked)
         except KeyboardInterrupt:
             stopped = True
     write(args, report)
@@ -63,9 +72,9 @@ def run(args: argparse.Namespace) -> int:
     return BAD_CALL if report.problems else WRONG if report.wrong else 0
 
 
-def plan_of(args: argparse.Namespace) -> "Plan":
+def make_plan(args: argparse.Namespace) -> "Plan":
+    from ..bench.bench_model import check_peer
     from ..bench.run import Plan
-    from ..bench.subject import check_peer
     from ..weights.source.alias import DEFAULT
 
     peers = args.peer and tuple(p for p in args.peer if p != "none")
@@ -93,40 +102,41 @@ def plan_of(args: argparse.Namespace) -> "Plan":
         args.requests,
         args.clock,
         args.restarts,
+        args.kv and tuple(args.kv.split(",")),
     )
 
 
 def write(args: argparse.Namespace, report: "Report") -> None:
-    from ..bench.table import lines
+    from ..bench.table import format_report
 
     if args.json:
         report.save(args.json)
     if args.html:
-        from ..bench.page import page
+        from ..bench.html import render_html
 
-        args.html.write_text(page(report), encoding="utf-8")
+        args.html.write_text(render_html(report), encoding="utf-8")
     if args.save and report.figures:
-        from ..bench.history import keep
+        from ..bench.compare import save_to_history
 
-        note(f"kept in {keep(report, args.save)}")
-    print("\n".join(lines(report)))
+        note(f"saved as {save_to_history(report, args.save)}")
+    print("\n".join(format_report(report)))
 
 
 def compare(args: argparse.Namespace) -> int:
-    from ..bench.compare import compare_reports, lines
+    from ..bench.compare import compare_reports, format_changes
     from ..bench.result import Report
 
     if len(args.words) != 3:
         raise BadRequest(f"compare takes two reports, {len(args.words) - 1} given: mlxrt bench compare A.json B.json")
     before, after = (Report.load(Path(word)) for word in args.words[1:])
-    print("\n".join(lines(before, after, compare_reports(before, after, args.level / 100))))
+    print("\n".join(format_changes(before, after, compare_reports(before, after, args.level / 100))))
     return 0
 
 
 def show_history(args: argparse.Namespace) -> int:
-    from ..bench.history import lines
+    from ..bench.compare import format_history
 
     if len(args.words) != 2:
         raise BadRequest("history takes one folder: mlxrt bench history bench/results")
-    print("\n".join(lines(Path(args.words[1]))))
+    print("\n".join(format_history(Path(args.words[1]))))
     return 0

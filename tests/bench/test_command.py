@@ -13,13 +13,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 import mlxrt
+from mlxrt.bench.backend import Backend, BackendFailed, environment
+from mlxrt.bench.bench_model import BenchModel
 from mlxrt.bench.result import OURS, Report
-from mlxrt.bench.side import Side, SideFailed, environment
-from mlxrt.bench.statistics import Patience
-from mlxrt.bench.subject import Subject
+from mlxrt.bench.statistics import StoppingRule
 from mlxrt.weights.source.resolve import locate
 
-from .liar import PLACE as liar_place
+from .faulty_backends import CHANGED_TOKEN
 
 FAST = ("--lengths", "12,16", "--tokens", "4", "--rounds", "2", "--minutes", "5", "--threads", "1")
 
@@ -27,7 +27,7 @@ FAST = ("--lengths", "12,16", "--tokens", "4", "--rounds", "2", "--minutes", "5"
 @pytest.fixture
 def two_rounds(monkeypatch):
     """However wide the intervals are: what is tried is not the statistics."""
-    monkeypatch.setattr("mlxrt.bench.run.Patience", partial(Patience, most=2))
+    monkeypatch.setattr("mlxrt.bench.run.StoppingRule", partial(StoppingRule, max_rounds=2))
 
 
 def test_suites_against_mlx_lm(cli, two_rounds, folder, tmp_path):
@@ -43,31 +43,31 @@ def test_suites_against_mlx_lm(cli, two_rounds, folder, tmp_path):
     assert {"decode / after 12 / decode", "decode / after 16 / decode"} <= names
     assert {"prefix / second turn, 16 / first token", "prefix / restart, 16 / first token"} <= names
     for f in report.figures:
-        assert set(f.sides) == {OURS, "mlx-lm"}, f.name
+        assert set(f.engines) == {OURS, "mlx-lm"}, f.name
         if f.agreement and f.what != "first token cold":
             assert f.agreement["compared"] == f.agreement["equal"]
-    assert report.model["digest"] and report.roof["copy_bytes_per_s"] > 0 and "before" in report.machine
+    assert report.model["digest"] and report.device_peak["copy_bytes_per_s"] > 0 and "before" in report.machine
     assert "second turn, 16" in result.out and "<svg" in page.read_text()
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (("nosuch",), "no suite 'nosuch'"),
-        (("decode", "--peer", "ollama"), "no peer goes by 'ollama'"),
+        (("decode", "--peer", "ollama"), "unknown peer 'ollama'"),
         (("decode", "--width", "0"), "--width must be"),
         (("decode", "--lengths", "1"), "--lengths must be"),
         (("decode", "--clock", "sun"), "sun"),
         (("compare", "a.json"), "two reports"),
-        (("compare", "a.json", "b.json"), "can be read"),
-        (("history", "/nowhere"), "no folder"),
+        (("compare", "a.json", "b.json"), "cannot be read"),
+        (("history", "/nowhere"), "not a folder"),
         ((), "required"),
     ],
 )
-def test_a_wrong_call_is_one_line(cli, argv, told):
+def test_a_wrong_call_is_one_line(cli, argv, message):
     result = cli("bench", *argv)
     assert result.code == 2 and "Traceback" not in result.err
-    assert told in result.err
+    assert message in result.err
 
 
 @pytest.mark.parametrize("model", ["shape:qwen9-1b", "shape:qwen3-8b@7bit", "./nowhere"])
@@ -79,36 +79,36 @@ def test_a_model_that_does_not_fit_is_one_line(cli):
     assert "GB are free" in cli("bench", "decode", "-m", "shape:gpt-oss-120b").refused(2)
 
 
-def test_a_model_that_does_not_fit_is_told_before_it_is_made():
-    under = Subject.find("shape:gpt-oss-120b")
-    assert under.work.resident > 2e11
+def test_a_model_that_does_not_fit_is_refused_before_it_is_made():
+    under = BenchModel.find("shape:gpt-oss-120b")
+    assert under.cost.weight_bytes > 2e11
     with pytest.raises(mlxrt.WontFit, match="GB are free") as caught:
         under.check_fits(2)
     assert caught.value.exit_code == 2
 
 
-def test_work_of_a_shape_is_that_of_its_matrices():
+def test_token_cost_of_a_shape_is_that_of_its_matrices():
     """SmolLM2: 30 layers of 576 x (576 + 2 x 192 + 576 + 3 x 1536), and the tied head."""
-    work = Subject.find("shape:smollm2-135m").work
+    cost = BenchModel.find("shape:smollm2-135m").cost
     matrices = 30 * 576 * (576 + 192 + 192 + 576 + 3 * 1536) + 49152 * 576
-    assert work.multiplied == matrices
-    wide = work.read // matrices
-    assert work.read == matrices * wide and wide in (2, 4)
-    assert work.bytes_at(100) - work.bytes_at(0) == 100 * 30 * 2 * 3 * 64 * wide
-    four = Subject.find("shape:smollm2-135m@4bit").work
-    assert four.multiplied == matrices and four.read == pytest.approx(
+    assert cost.active_weights == matrices
+    wide = cost.bytes_read // matrices
+    assert cost.bytes_read == matrices * wide and wide in (2, 4)
+    assert cost.bytes_at(100) - cost.bytes_at(0) == 100 * 30 * 2 * 3 * 64 * wide
+    four = BenchModel.find("shape:smollm2-135m@4bit").cost
+    assert four.active_weights == matrices and four.bytes_read == pytest.approx(
         matrices * (4 + 16 * wide / 2 * 2 / 64) / 8, rel=0.1
     )
-    experts = Subject.find("shape:qwen3-30b-a3b@4bit").work
-    assert experts.multiplied < 0.15 * 30.5e9 < experts.resident * 2
+    experts = BenchModel.find("shape:qwen3-30b-a3b@4bit").cost
+    assert experts.active_weights < 0.15 * 30.5e9 < experts.weight_bytes * 2
 
 
 def test_a_dead_url_is_absent_and_the_rest_is_measured(cli, two_rounds, folder, tmp_path):
     out = tmp_path / "a.json"
     result = cli("bench", "decode", "-m", folder, "--peer", "http://127.0.0.1:9/v1", "--json", out, *FAST)
-    assert result.code == 2 and "nobody answers at http://127.0.0.1:9/v1" in result.err
+    assert result.code == 2 and "no answer from http://127.0.0.1:9/v1" in result.err
     report = Report.load(out)
-    assert "absent" in report.sides["http://127.0.0.1:9/v1"] and len(report.figures) == 4
+    assert "absent" in report.backends["http://127.0.0.1:9/v1"] and len(report.figures) == 4
 
 
 class Server(BaseHTTPRequestHandler):
@@ -158,27 +158,28 @@ def test_a_server_behind_a_url(cli, two_rounds, folder, server, tmp_path, spoilt
     result = cli("bench", "decode", "batch", "-m", folder, "--peer", url, "--json", out, "--requests", "2", *FAST)
     report = Report.load(out)
     assert not report.problems, result
-    assert all(url in f.sides for f in report.figures if f.what != "peak memory")
+    assert all(url in f.engines for f in report.figures if f.what != "peak memory")
     remarks = [r for f in report.figures for r in (f.agreement or {}).get("remarks", ())]
     assert any("not our text" in r for r in remarks) == spoilt, remarks
 
 
 def test_a_wrong_token_of_an_engine_is_caught(cli, two_rounds, folder, tmp_path, monkeypatch):
     """Another mlxrt stands in for mlx-lm, and changes one token of every answer."""
-    liar = lambda *_: Side("mlx-lm", {"model": str(folder)}, program="tests.bench.liar")  # noqa: E731
-    monkeypatch.setattr("mlxrt.bench.run.start_peer", liar)
+    setting = {"model": str(folder), "fault": "wrong token"}
+    start = partial(Backend, "mlx-lm", setting, program="tests.bench.faulty_backends")
+    monkeypatch.setattr("mlxrt.bench.run.start_peer", lambda *_: start())
     out = tmp_path / "a.json"
     result = cli("bench", "decode", "-m", folder, "--peer", "mlx-lm", "--json", out, *FAST)
     report = Report.load(out)
-    assert result.code == 1 and "(WRONG)" in result.out and "0 of 4 answers of peers are ours" in result.out
-    assert report.wrong == [f"decode / after {n}: mlx-lm differs at token {liar_place}" for n in (12, 16)]
+    assert result.code == 1 and "(WRONG)" in result.out and "0 of 4 answers of peers equal ours" in result.out
+    assert report.wrong == [f"decode / after {n}: mlx-lm differs at token {CHANGED_TOKEN}" for n in (12, 16)]
     hashes = report.figures[0].agreement["hashes"]
     assert len(hashes[OURS]) == len(hashes["mlx-lm"]) == 1 and hashes[OURS] != hashes["mlx-lm"]
 
 
-def test_a_side_that_dies_says_why():
-    with pytest.raises(SideFailed, match=r"ours ended with status 1: .*KeyError"):
-        Side("ours", {})
+def test_a_backend_that_dies_says_why():
+    with pytest.raises(BackendFailed, match=r"mlxrt ended with status 1: .*KeyError"):
+        Backend("mlxrt", {})
 
 
 def test_ctrl_c_keeps_what_was_measured(folder, tmp_path, hears_ctrl_c):
@@ -204,7 +205,7 @@ def test_ctrl_c_keeps_what_was_measured(folder, tmp_path, hears_ctrl_c):
 def test_folder_in_half_precision_is_exported_for_mlx_lm(folder, tmp_path, monkeypatch):
     import mlx.core as mx
 
-    from mlxrt.bench.subject import mlx_lm_setting
+    from mlxrt.bench.bench_model import mlx_lm_setting
     from tests.cli.conftest import weights
 
     monkeypatch.setenv("MLXRT_CACHE", str(tmp_path / "cache"))

@@ -4,12 +4,12 @@ import pytest
 
 import mlxrt
 from mlxrt import kernels
-from mlxrt.bench.contest import Contest, Options
+from mlxrt.bench.backends.kernels import KernelBackend
+from mlxrt.bench.comparison import Comparison, Options
 from mlxrt.bench.result import OURS
-from mlxrt.bench.sides.kernels import KernelBench
-from mlxrt.bench.statistics import Patience
+from mlxrt.bench.statistics import StoppingRule
 from mlxrt.bench.suites import cases
-from mlxrt.bench.suites.kernels import PLAIN
+from mlxrt.bench.suites.kernels import REFERENCE
 from tests.support.metal_sim import NoCompiler, Simulator
 from tests.support.metal_sim.toolchain import compiler
 
@@ -18,7 +18,7 @@ def test_without_a_gpu_it_says_so():
     if kernels.backend() != "reference":
         pytest.skip("this machine has a GPU")
     with pytest.raises(mlxrt.MlxrtError, match="no GPU here"):
-        KernelBench({})
+        KernelBackend({})
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def simulated(monkeypatch):
     monkeypatch.setattr(kernels, "backend", lambda: "metal")
     gpu = kernels.gpu_of("metal", make)
     monkeypatch.setattr(kernels, "gpu_of", lambda name, folder: gpu)
-    monkeypatch.setattr("mlxrt.bench.sides.kernels.CHAINED", 1)
-    return KernelBench({})
+    monkeypatch.setattr("mlxrt.bench.backends.kernels.LAUNCHES", 1)
+    return KernelBackend({})
 
 
 class InProcess:
@@ -51,17 +51,17 @@ class InProcess:
         return None
 
 
-def test_every_case_is_timed_and_proved(simulated, monkeypatch):
+def test_every_case_is_timed_and_checked(simulated, monkeypatch):
     simulated.todo = simulated.todo[:2]
     listed = simulated.list()
     assert {row["op"] for row in listed} == {"add_norm"} and all(row["bytes"] > 0 for row in listed)
-    monkeypatch.setattr("mlxrt.bench.suites.kernels.Side", lambda name, setting: InProcess(simulated))
-    options = Options((8,), 2, Patience(least=2, most=2))
-    contest = Contest(None, {}, options, {"copy_bytes_per_s": 1e9}, lambda count, stretch: [])
+    monkeypatch.setattr("mlxrt.bench.suites.kernels.Backend", lambda name, setting: InProcess(simulated))
+    options = Options((8,), 2, StoppingRule(min_rounds=2, max_rounds=2))
+    comparison = Comparison(None, {}, options, {"copy_bytes_per_s": 1e9}, lambda count, section: [])
     [case] = cases("kernels", options)
-    figures = list(case.run(contest))
-    assert len(figures) == 2 and not contest.problems
-    assert all(set(f.sides) == {OURS, PLAIN} and f.roof and "MB moved" in f.notes[0] for f in figures)
+    figures = list(case.run(comparison))
+    assert len(figures) == 2 and not comparison.problems
+    assert all(set(f.engines) == {OURS, REFERENCE} and f.roofline and "MB moved" in f.notes[0] for f in figures)
 
 
 def test_a_wrong_kernel_is_a_problem(simulated, monkeypatch):
@@ -69,9 +69,9 @@ def test_a_wrong_kernel_is_a_problem(simulated, monkeypatch):
     op = simulated.todo[0][0]
     right = op.launch
     op.launch = lambda gpu, **given: [2 * a for a in right(gpu, **given)]
-    monkeypatch.setattr("mlxrt.bench.suites.kernels.Side", lambda name, setting: InProcess(simulated))
-    options = Options((8,), 2, Patience(least=2, most=2))
-    contest = Contest(None, {}, options, {"copy_bytes_per_s": 1e9}, lambda count, stretch: [])
+    monkeypatch.setattr("mlxrt.bench.suites.kernels.Backend", lambda name, setting: InProcess(simulated))
+    options = Options((8,), 2, StoppingRule(min_rounds=2, max_rounds=2))
+    comparison = Comparison(None, {}, options, {"copy_bytes_per_s": 1e9}, lambda count, section: [])
     [case] = cases("kernels", options)
-    list(case.run(contest))
-    assert len(contest.problems) == 1 and "WRONG" in contest.problems[0]
+    list(case.run(comparison))
+    assert len(comparison.problems) == 1 and "WRONG" in comparison.problems[0]

@@ -2,7 +2,7 @@
 
 import re
 
-from bench.readme import BEGIN, README, filled
+from bench.readme import BEGIN, README, fill_table
 from mlxrt.bench.result import Report
 
 
@@ -11,4 +11,4 @@ def test_readme_shows_the_report_it_links():
     block = text.partition(BEGIN)[2]
     linked = re.search(r"\[Report\]\((bench/results/[^)]+\.json)\)", block)
     assert linked, "README links no report; python -m bench.readme REPORT puts one there"
-    assert filled(text, Report.load(README.parent / linked[1]), linked[1]) == text
+    assert fill_table(text, Report.load(README.parent / linked[1]), linked[1]) == text

@@ -4,7 +4,7 @@ import mlx.core as mx
 import pytest
 
 import mlxrt
-from mlxrt.bench.sides.mlx_lm import MlxLm, plain
+from mlxrt.bench.backends.mlx_lm import MlxLmBackend, our_name
 from mlxrt.weights import published
 
 SMALL = {
@@ -37,42 +37,42 @@ def tiny(monkeypatch):
 def test_mlx_lm_computes_the_same_logits(tiny, base, more, bits):
     tiny(base, **more)
     name = f"shape:tiny{bits}"
-    side = MlxLm({"shape": name})
+    backend = MlxLmBackend({"shape": name})
     with mlxrt.load(name) as engine:
         ours = engine.score(PROMPT)
-        theirs = side.model(mx.array(PROMPT)[None])[0]
+        theirs = backend.model(mx.array(PROMPT)[None])[0]
         assert ours.dtype == mx.float32 and mx.abs(ours).max().item() > 0.1
         assert mx.abs(ours - theirs).max().item() < 2e-3
-        reply = side.reply({"do": "generate", "prompt": PROMPT, "max_tokens": 6})
+        reply = backend.reply({"do": "generate", "prompt": PROMPT, "max_tokens": 6})
         assert reply["tokens"] == list(engine.generate(PROMPT, max_tokens=6).tokens)
         assert len(reply["at"]) == len(reply["used"]) == 6 and reply["cached"] == 0
 
 
-def test_mlx_lm_keeps_and_cuts_back_its_cache(tiny):
+def test_mlx_lm_keeps_and_trims_its_cache(tiny):
     tiny("qwen3-0.6b")
-    side = MlxLm({"shape": "shape:tiny"})
-    cold = side.generate(PROMPT, 5)
-    again = side.generate(PROMPT, 5, fresh=False)
+    backend = MlxLmBackend({"shape": "shape:tiny"})
+    cold = backend.generate(PROMPT, 5)
+    again = backend.generate(PROMPT, 5, fresh=False)
     edited = [*PROMPT[:15], 1, 2, 3]
-    warm = side.generate(edited, 5, fresh=False)
+    warm = backend.generate(edited, 5, fresh=False)
     assert again["cached"] == len(PROMPT) - 1 and warm["cached"] == 15
-    assert again["tokens"] == cold["tokens"] and warm["tokens"] == side.generate(edited, 5)["tokens"]
+    assert again["tokens"] == cold["tokens"] and warm["tokens"] == backend.generate(edited, 5)["tokens"]
     longer = [*PROMPT, *cold["tokens"], 9, 9]
-    restarted = side.restart(PROMPT, longer, 4)
-    assert restarted["cached"] == len(PROMPT) and restarted["tokens"] == side.generate(longer, 4)["tokens"]
+    restarted = backend.restart(PROMPT, longer, 4)
+    assert restarted["cached"] == len(PROMPT) and restarted["tokens"] == backend.generate(longer, 4)["tokens"]
 
 
 def test_mlx_lm_batches_give_the_tokens_of_single_requests(tiny):
     tiny("qwen3-0.6b")
-    side = MlxLm({"shape": "shape:tiny"})
+    backend = MlxLmBackend({"shape": "shape:tiny"})
     asked = [{"prompt": PROMPT[:n], "max_tokens": 4, "after": 0.002 * n} for n in (5, 11, 23)]
-    rows = side.batch(asked)["rows"]
-    assert [row["tokens"] for row in rows] == [side.generate(a["prompt"], 4)["tokens"] for a in asked]
+    rows = backend.batch(asked)["rows"]
+    assert [row["tokens"] for row in rows] == [backend.generate(a["prompt"], 4)["tokens"] for a in asked]
     assert all(row["at"] == sorted(row["at"]) and row["at"][0] >= 0 for row in rows)
 
 
 def test_a_module_with_other_tensors_is_refused_by_name(tiny, monkeypatch):
     tiny("qwen3-0.6b")
-    monkeypatch.setattr("mlxrt.bench.sides.mlx_lm.plain", lambda name: plain(name).replace("norm", "form"))
+    monkeypatch.setattr("mlxrt.bench.backends.mlx_lm.our_name", lambda name: our_name(name).replace("norm", "form"))
     with pytest.raises(mlxrt.UnsupportedModel, match=r"form|norm"):
-        MlxLm({"shape": "shape:tiny"})
+        MlxLmBackend({"shape": "shape:tiny"})

@@ -9,11 +9,11 @@ import pytest
 
 from mlxrt.bench import statistics
 from mlxrt.bench.statistics import (
-    Patience,
     Ratio,
     Spread,
+    StoppingRule,
+    autocorrelation_factor,
     paired_ratio,
-    persistence,
     rank_sum_cut,
     signed_rank_cut,
     unpaired_ratio,
@@ -23,14 +23,14 @@ from mlxrt.bench.statistics import (
 @pytest.fixture
 def bare(monkeypatch):
     """Without what processes differ by: simulated rounds come from none."""
-    monkeypatch.setattr(statistics, "PROCESSES", 0.0)
+    monkeypatch.setattr(statistics, "PROCESS_SPREAD", 0.0)
 
 
 @pytest.mark.parametrize("n", [5, 8, 11])
 @pytest.mark.parametrize("level", [0.9, 0.95, 0.99])
 def test_signed_rank_cut_is_that_of_counting_every_sign(n, level):
-    sums = Counter(sum(r for r, sign in zip(range(1, n + 1), signs) if sign) for signs in product((0, 1), repeat=n))
-    below = np.cumsum([sums[k] for k in range(n * (n + 1) // 2 + 1)]) / 2**n
+    counts = Counter(sum(r for r, sign in zip(range(1, n + 1), signs) if sign) for signs in product((0, 1), repeat=n))
+    below = np.cumsum([counts[k] for k in range(n * (n + 1) // 2 + 1)]) / 2**n
     cut, reached = signed_rank_cut(n, level)
     assert reached == pytest.approx(1 - 2 * below[cut - 1])
     if reached >= level:
@@ -79,33 +79,33 @@ def test_noise_that_lasts_makes_the_interval_wider(bare):
     chance = np.random.default_rng(0)
     free = chance.normal(0, 0.05, 100)
     lasting = np.convolve(free, np.ones(6) / math.sqrt(6), "same")
-    assert persistence(free) < 1.25 < persistence(lasting)
-    assert persistence(free[:5]) == 1.0
+    assert autocorrelation_factor(free) < 1.25 < autocorrelation_factor(lasting)
+    assert autocorrelation_factor(free[:5]) == 1.0
 
 
 def test_processes_differ_so_no_interval_is_narrower_than_that():
     r = paired_ratio([1.0] * 30, [1.0] * 30, 0.99)
     assert r.low < 0.99 and r.high > 1.01 and r.value == 1.0
-    assert r.verdict == "same"
+    assert r.conclusion == "same"
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "level", "verdict"),
+    ("low", "high", "level", "conclusion"),
     [(1.01, 1.2, 0.95, "faster"), (0.8, 0.99, 0.95, "slower"), (0.9, 1.1, 0.95, "same"), (1.1, 1.2, 0.75, "unsure")],
 )
-def test_verdict(low, high, level, verdict):
-    assert Ratio((low + high) / 2, low, high, level, 9).verdict == verdict
+def test_conclusion(low, high, level, conclusion):
+    assert Ratio((low + high) / 2, low, high, level, 9).conclusion == conclusion
 
 
-def test_patience_ends_by_width_or_time_never_by_the_ratio():
-    patience = Patience(width=0.05, least=6, most=50, seconds=10, hurried=2)
+def test_rule_ends_by_width_or_time_never_by_the_ratio():
+    rule = StoppingRule(width=0.05, min_rounds=6, max_rounds=50, seconds=10, min_late_rounds=2)
     narrow, wide = Ratio(2.0, 1.98, 2.02, 0.95, 6), Ratio(2.0, 1.5, 2.5, 0.95, 6)
-    assert patience.enough([narrow], 6, 1.0)
-    assert not patience.enough([narrow], 5, 1.0)
-    assert not patience.enough([narrow, wide], 20, 1.0)
-    assert patience.enough([wide], 2, 10.0)
-    assert not patience.enough([wide], 1, 99.0)
-    assert patience.enough([wide], 50, 1.0)
+    assert rule.is_met([narrow], 6, 1.0)
+    assert not rule.is_met([narrow], 5, 1.0)
+    assert not rule.is_met([narrow, wide], 20, 1.0)
+    assert rule.is_met([wide], 2, 10.0)
+    assert not rule.is_met([wide], 1, 99.0)
+    assert rule.is_met([wide], 50, 1.0)
 
 
 def test_pairs_need_partners():

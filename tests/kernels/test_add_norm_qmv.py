@@ -8,7 +8,6 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from bench.gpu.decode import ask, launches
 from mlxrt import EngineConfig
 from mlxrt.engine.engine import Engine, Source
 from mlxrt.errors import NoKernel
@@ -19,6 +18,7 @@ from mlxrt.kernels.ops.qmv import FEW
 from mlxrt.models import find
 from mlxrt.models.fused_linear import product_of_sum
 from mlxrt.weights.random_models import random_weights
+from tests.support.launch_count import launches_per_token, make_request
 
 from ..support.log_lines import capture_log
 from ..support.metal_sim import Simulator
@@ -70,7 +70,7 @@ def simulated(sim=None):
 def decoded(model, count=8):
     config = EngineConfig(max_context=128, chunk=64, compile=False, ahead=0, prefix_cache=False)
     with Engine(model, config, source=Source("tiny")) as engine:
-        return engine.generate(ask(PROMPT, count)).tokens
+        return engine.generate(make_request(PROMPT, count)).tokens
 
 
 @pytest.mark.parametrize("name", GEMMAS)
@@ -86,7 +86,7 @@ def test_gemma_decodes_the_same_by_kernels(name):
 def test_launches_a_token(name):
     model = gemma(name, simulated())
     layer, besides = GEMMAS[name][2:]
-    assert launches(model, PROMPT) == model.config.num_hidden_layers * layer + besides
+    assert launches_per_token(model, PROMPT) == model.config.num_hidden_layers * layer + besides
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -6,13 +6,13 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from bench.gpu.decode import ask, launches
 from mlxrt import EngineConfig
 from mlxrt.engine.engine import Engine, Source
 from mlxrt.kernels import Kernels, delta_step, gpu_of
 from mlxrt.kernels.error_report import cases_of
 from mlxrt.models import find
 from mlxrt.weights.random_models import random_weights
+from tests.support.launch_count import launches_per_token, make_request
 from tests.support.log_lines import capture_log
 
 from ..support.metal_sim import Simulator
@@ -68,7 +68,7 @@ def test_rows_of_different_lengths_decode_the_same():
     def together(kernels):
         config = EngineConfig(max_context=128, chunk=64, compile=False, prefix_cache=False)
         with Engine(qwen(kernels), config, source=Source("tiny")) as engine:
-            return [c.tokens for c in engine.generate([ask(PROMPT[:n], 6) for n in (8, 1, 3)])]
+            return [c.tokens for c in engine.generate([make_request(PROMPT[:n], 6) for n in (8, 1, 3)])]
 
     kernels = simulated(sim := Simulator(portable=True))
     assert together(kernels) == together(Kernels("reference"))
@@ -77,7 +77,7 @@ def test_rows_of_different_lengths_decode_the_same():
 
 def test_launches_a_token():
     model = qwen(simulated())
-    assert launches(model, PROMPT) == model.config.num_hidden_layers * A_LAYER + AROUND
+    assert launches_per_token(model, PROMPT) == model.config.num_hidden_layers * A_LAYER + AROUND
 
 
 def test_token_memory_and_one_buffer_are_the_inputs():

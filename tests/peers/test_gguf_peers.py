@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrt.bench.side import Side
+from mlxrt.bench.backend import Backend
 from mlxrt.weights import GgufCheckpoint, build
 from tests.support.llama_cpp_files import convert
 
@@ -73,7 +73,7 @@ def test_log_probabilities_are_llama_cpps(tmp_path, arch):
     tokens = np.random.default_rng(5).integers(4, 64, 60).tolist()
     found = ours(convert(folder, tmp_path / "ours.gguf"), arch, tokens)
     gguf = str(convert(folder, tmp_path / "theirs.gguf", tokens=True))
-    with Side("llama.cpp", {"gguf": gguf, "context": 128, "threads": 1, "exact": True}) as peer:
+    with Backend("llama.cpp", {"gguf": gguf, "context": 128, "threads": 1, "exact": True}) as peer:
         for n in (1, 9, 33, 60):
             theirs = np.array(peer.ask(do="scores", prompt=tokens[:n], vocab=64))
             likely = theirs > -15

@@ -1,10 +1,10 @@
-"""The suites: each a list of cases, each case a function from a contest to figures."""
+"""The suites: each is a list of cases, each case a function from a comparison to figures."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 
-from ..contest import Contest, Options
+from ..comparison import Comparison, Options
 from ..result import Figure
 
 
@@ -12,10 +12,10 @@ from ..result import Figure
 class Case:
     suite: str
     name: str
-    run: Callable[[Contest], Iterator[Figure]]
-    weight: float = 1.0  # of the time there is
+    run: Callable[[Comparison], Iterator[Figure]]
+    weight: float = 1.0  # share of the time
 
 
 def cases(suite: str, options: Options) -> list[Case]:
-    """The cases of a suite that is known."""
+    """The cases of an existing suite."""
     return import_module(f".{suite}", __name__).cases(options)

@@ -1,19 +1,19 @@
-"""Kernels: every op of the registry against plain MLX, on its own cases; what it moves against what can be copied.
+"""Kernels: every op of the registry against plain MLX on its own cases, and the bytes it moves against copying.
 
-The arrays of a case lie in the device's cache after the first launch, so a small case may pass the roof of memory.
+The arrays of a case are in the device's cache after the first launch, so a small case may exceed the memory roofline.
 """
 
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from ..contest import Contest, Options
+from ..backend import Backend
+from ..comparison import Comparison, Options
+from ..interleave import Reply
 from ..result import OURS, Figure
-from ..side import Side
-from ..turns import Reply
 from . import Case
 
-PLAIN = "MLX's own"
+REFERENCE = "MLX's own"
 
 
 def cases(options: Options) -> list[Case]:
@@ -24,27 +24,28 @@ def microseconds(reply: Reply) -> float:
     return 1e6 * reply["seconds"]
 
 
-def run(contest: Contest) -> Iterator[Figure]:
-    with Side("kernels", {}) as side:
-        todo = side.ask(do="list")
-        whole = contest.allowance
-        for number, told in enumerate(todo):
-            contest.allowance = whole / len(todo)
-            yield measured(contest, side, number, told)
+def run(comparison: Comparison) -> Iterator[Figure]:
+    with Backend("kernels", {}) as backend:
+        todo = backend.ask(do="list")
+        comparison.time_limit /= max(1, len(todo))
+        for number, case in enumerate(todo):
+            yield measure(comparison, backend, number, case)
 
 
-def measured(contest: Contest, side: Side, number: int, told: dict[str, Any]) -> Figure:
+def measure(comparison: Comparison, backend: Backend, number: int, case: dict[str, Any]) -> Figure:
     def launch(which: str, r: int) -> Reply:
-        return side.ask(do="time", number=number, which=which)
+        return backend.ask(do="time", number=number, which=which)
 
-    error = side.ask(do="error", number=number)
-    players = {OURS: partial(launch, "kernel"), PLAIN: partial(launch, "plain")}
-    rounds = contest.turns(f"{told['op']}, {told['case']}").play(players, [microseconds], warm=2)
+    error = backend.ask(do="error", number=number)
+    engines = {OURS: partial(launch, "kernel"), REFERENCE: partial(launch, "plain")}
+    rounds = comparison.interleave(f"{case['op']}, {case['case']}").run(engines, [microseconds], warmup=2)
     values = rounds.values(microseconds)
-    roof = 1e6 * told["bytes"] / contest.roof["copy_bytes_per_s"]
-    notes = [f"{told['bytes'] / 1e6:.2f} MB moved, {told['bytes'] / min(values[OURS]) / 1e3:,.0f} GB/s"]
+    roofline = 1e6 * case["bytes"] / comparison.device_peak["copy_bytes_per_s"]
+    notes = [f"{case['bytes'] / 1e6:.2f} MB moved, {case['bytes'] / min(values[OURS]) / 1e3:,.0f} GB/s"]
     if error["error"] > error["allowed"]:
-        notes.append(f"WRONG: off by {error['error']:.1e}, {error['allowed']:.1e} is allowed")
-        contest.problems.append(f"kernel {told['op']}, {told['case']}, {told['dtype']}: {notes[-1]}")
-    case = f"{told['op']} {told['case']} {told['dtype']}"
-    return contest.figure("kernels", case, "launch", "us", values, higher=False, roof=roof, notes=tuple(notes))
+        notes.append(f"WRONG: error {error['error']:.1e}, {error['allowed']:.1e} is allowed")
+        comparison.problems.append(f"kernel {case['op']}, {case['case']}, {case['dtype']}: {notes[-1]}")
+    name = f"{case['op']} {case['case']} {case['dtype']}"
+    return comparison.figure(
+        "kernels", name, "launch", "us", values, higher=False, roofline=roofline, notes=tuple(notes)
+    )

@@ -1,7 +1,7 @@
-"""Quality on real text: perplexity, and how often the likeliest token stays the same, for fewer bits.
+"""Quality on real text: perplexity, and how often the likeliest token stays the same, with fewer bits.
 
-Keys and values in fewer bits run as they would; weights are rounded to fewer bits and back, which gives the numbers of
-packed weights at the speed of plain ones. Windows of text, only their second half judged: every target has context.
+KV cache kinds run as they would; weights are quantized and dequantized, which gives the values of packed weights at
+the speed of plain ones. Windows of text, of which only the second half counts: every target has context.
 """
 
 import math
@@ -10,44 +10,39 @@ from functools import partial
 from typing import Any
 
 from ...errors import BadRequest
-from ..contest import Contest, Options
+from ..comparison import Comparison, Options
 from ..result import OURS, Figure
 from . import Case
 
 WINDOW, WINDOWS = 512, 4
-KINDS: dict[str, dict[str, Any]] = {
-    OURS: {},
-    "kv q8": {"kv": "q8"},
-    "kv q4": {"kv": "q4"},
-    "kv k8v4": {"kv": "k8v4"},
-    "weights 8 bit": {"weight_bits": 8},
-    "weights 6 bit": {"weight_bits": 6},
-    "weights 4 bit": {"weight_bits": 4},
-}
+WEIGHT_BITS = (8, 6, 4)
 
 
 def cases(options: Options) -> list[Case]:
     return [Case("quality", "text", partial(run, windows=WINDOWS), weight=4.0)]
 
 
-def run(contest: Contest, windows: int) -> Iterator[Figure]:
-    if not contest.language:
-        raise BadRequest("quality needs a model with a tokenizer and a text: drawn tokens have no perplexity")
-    size = min(WINDOW, contest.context)
-    texts = [contest.prompts(size, 100 + i) for i in range(windows)]
+def run(comparison: Comparison, windows: int) -> Iterator[Figure]:
+    if not comparison.real_text:
+        raise BadRequest("quality needs a model with a tokenizer and a text: random tokens have no perplexity")
+    kinds: dict[str, dict[str, Any]] = {OURS: {}}
+    kinds |= {f"kv {kind}": {"kv": kind} for kind in comparison.options.kv}
+    kinds |= {f"weights {bits} bit": {"weight_bits": bits} for bits in WEIGHT_BITS}
+    size = min(WINDOW, comparison.context)
+    sections = [comparison.prompts(size, 100 + i) for i in range(windows)]
     found: dict[str, dict[str, Any]] = {}
-    for i, (kind, config) in enumerate(KINDS.items()):
-        if contest.stop():
+    for i, (kind, config) in enumerate(kinds.items()):
+        if comparison.stop():
             break
-        found[kind] = contest.ours.ask(do="losses", windows=texts, first=size // 2 + 1, config=config)
-        contest.tell(f"quality, {kind}", i + 1, (i + 1) / len(KINDS))
+        found[kind] = comparison.ours.ask(do="losses", windows=sections, first=size // 2 + 1, config=config)
+        comparison.on_round(f"quality, {kind}", i + 1, (i + 1) / len(kinds))
     targets = len(found[OURS]["losses"])
-    ppl = {kind: [math.exp(math.fsum(f["losses"]) / targets)] for kind, f in found.items()}
-    same = {kind: [share(f["best"], found[OURS]["best"])] for kind, f in found.items() if kind != OURS}
+    perplexity = {kind: [math.exp(math.fsum(f["losses"]) / targets)] for kind, f in found.items()}
+    same = {kind: [equal_share(f["best"], found[OURS]["best"])] for kind, f in found.items() if kind != OURS}
     case = f"{targets} targets"
-    yield contest.figure("quality", case, "perplexity", "", ppl, higher=False)
-    yield contest.figure("quality", case, "same likeliest token", "share", same)
+    yield comparison.figure("quality", case, "perplexity", "", perplexity, higher=False)
+    yield comparison.figure("quality", case, "same likeliest token", "share", same)
 
 
-def share(a: list[int], b: list[int]) -> float:
+def equal_share(a: list[int], b: list[int]) -> float:
     return sum(x == y for x, y in zip(a, b, strict=True)) / len(a)

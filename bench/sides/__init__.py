@@ -1,1 +1,0 @@
-"""Engines under a load of many requests, each in a process of its own (bench/serving.py)."""

@@ -1,0 +1,98 @@
+"""The ops of the kernel registry, one at a time: our kernel and plain MLX on the same arrays.
+
+Setting: {}. Questions: list -> [{op, case, dtype, bytes}]; error {number} -> largest error of the kernel, and what is
+allowed; time {number, which: kernel | plain} -> {seconds of one launch}. Several launches go into one graph, so that
+the host's launch time is hidden as it is in a model.
+"""
+
+import dataclasses
+import time
+from typing import Any
+
+import mlxrt  # noqa: F401  before MLX
+from mlxrt.bench.backends.serve import serve
+from mlxrt.errors import NoKernel
+
+LAUNCHES = 20  # launches of one timing
+
+
+class KernelBackend:
+    def __init__(self, setting: dict[str, Any]):
+        import mlx.core as mx
+
+        from mlxrt.kernels import OPS, backend, gpu_of
+        from mlxrt.weights.source.cache_dir import cache_root
+
+        self.gpu = gpu_of(backend(), folder=cache_root() / "kernels")
+        if self.gpu is None:
+            raise NoKernel("there is no GPU here: every op runs as plain MLX, nothing to compare")
+        self.backend = backend()
+        self.todo: list[tuple[Any, Any, str]] = []
+        for op in OPS.values():
+            for dtype in (mx.bfloat16, mx.float16):
+                for case in op.cases(dtype):
+                    arguments = case.arguments()
+                    if op.launch is not None and not op.refuses(**arguments):
+                        self.todo.append((op, case, str(dtype).rpartition(".")[2]))
+
+    def info(self) -> dict[str, Any]:
+        return {"engine": f"kernels on {self.backend}", "said": [], "cases": len(self.todo)}
+
+    def reply(self, question: dict[str, Any]) -> Any:
+        return getattr(self, question.pop("do"))(**question)
+
+    def list(self) -> list[dict[str, Any]]:
+        return [
+            {"op": op.name, "case": case.name, "dtype": dtype, "bytes": bytes_moved(op, case), "large": case.large}
+            for op, case, dtype in self.todo
+        ]
+
+    def error(self, number: int) -> dict[str, float]:
+        import mlx.core as mx
+
+        op, case, dtype = self.todo[number]
+        arguments = case.arguments()
+        got, want = outputs(op.launch(self.gpu, **arguments)), outputs(op.reference(**arguments))
+        errors = [mx.abs(a - b).max() / mx.maximum(mx.abs(b).max(), 1e-6) for a, b in zip(got, want, strict=True)]
+        worst: Any = mx.stack(errors).max().item()
+        return {"error": worst, "allowed": 2 * op.tolerance[dtype]}  # kernel and reference both round
+
+    def time(self, number: int, which: str) -> dict[str, float]:
+        import mlx.core as mx
+
+        op, case, _ = self.todo[number]
+        arguments = case.arguments()
+        work = (lambda: op.launch(self.gpu, **arguments)) if which == "kernel" else (lambda: op.reference(**arguments))
+        results = [outputs(work()) for _ in range(LAUNCHES)]
+        start = time.perf_counter()
+        mx.eval(results)
+        mx.synchronize()
+        return {"seconds": (time.perf_counter() - start) / LAUNCHES}
+
+
+def outputs(result: Any) -> list:
+    import mlx.core as mx
+
+    return [a.astype(mx.float32) if a.dtype != mx.uint32 else a for a in leaves(result)]
+
+
+def leaves(value: Any) -> list:
+    """Every array in an argument or a result."""
+    import mlx.core as mx
+
+    if isinstance(value, mx.array):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [a for part in value for a in leaves(part)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [a for field in dataclasses.fields(value) for a in leaves(vars(value)[field.name])]
+    return []
+
+
+def bytes_moved(op: Any, case: Any) -> int:
+    """Bytes of all inputs and outputs."""
+    return sum(a.nbytes for a in [*leaves(list(case.arguments().values())), *leaves(op.reference(**case.arguments()))])
+
+
+if __name__ == "__main__":
+    serve(KernelBackend)

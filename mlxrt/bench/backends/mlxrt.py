@@ -1,0 +1,270 @@
+"""mlxrt with default settings, or those of a question; all of them over one set of weights.
+
+Setting: {model, config}. Questions by `do`:
+generate {prompt, max_tokens, fresh, config} -> {tokens, at and used: wall and CPU seconds from the call to each token,
+cached, peak, kv};
+batch {requests: [{prompt, max_tokens, after}], config, fresh} -> {rows: [{tokens, at}], seconds};
+serve {requests: [{prompt, max_tokens, late}], after}: see `serve`;
+gap {prompt, pair} -> how far the second token's logit lies below the first's after the prompt;
+encode {text}, decode {tokens}, losses {windows, first, config}, logit_error {prompt, config}: see the methods.
+"""
+
+import logging
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import mlxrt
+from mlxrt import Event, Request, SamplingParams, _openblas
+from mlxrt.bench.backends.serve import Clock, serve
+from mlxrt.bench.machine import library_name
+
+
+def record_log(lines: list[str]) -> None:
+    """Append every line that mlxrt logs from now on."""
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("mlxrt")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+
+
+class MlxrtBackend:
+    def __init__(self, setting: dict[str, Any]):
+        import mlx.core as mx
+
+        self.setting, self.lines = setting, list[str]()
+        record_log(self.lines)
+        began = time.perf_counter()
+        config = mlxrt.EngineConfig(**setting.get("config", {}))
+        mx.reset_peak_memory()
+        self.first = mlxrt.load(setting["model"], config)
+        self.load_s = time.perf_counter() - began
+        self.load_peak = mx.get_peak_memory()
+        self.engines = {"{}": self.first}
+
+    def info(self) -> dict[str, Any]:
+        import mlx.core as mx
+
+        from mlxrt.kernels import device
+
+        engine, info = self.first, mx.device_info()
+        tokenizer = engine._tokenizer
+        return {
+            "engine": f"mlxrt {mlxrt.__version__}",
+            "said": self.lines,
+            "load_s": self.load_s,
+            "load_peak": self.load_peak,
+            "device": device.kind(),
+            "device_name": str(info.get("device_name", "")),
+            "blas": library_name(_openblas.running()) if device.kind() == "cpu" else None,
+            "dtype": str(engine.model.dtype).removeprefix("mlx.core."),
+            "vocab": engine.model.config.vocab_size,
+            "context": engine.context,
+            "tokenizer": tokenizer is not None,
+        }
+
+    def log_lines(self) -> list[str]:
+        """Everything logged since the start, also kernels that fell back to plain MLX."""
+        return list(dict.fromkeys(self.lines))
+
+    def reply(self, question: dict[str, Any]) -> Any:
+        return getattr(self, question.pop("do"))(**question)
+
+    def engine(self, config: dict[str, Any]) -> mlxrt.Engine:
+        """One per configuration, all over the same model."""
+        key = repr(dict(sorted(config.items())))
+        if key not in self.engines:
+            first, rest = self.first, dict(config)
+            bits = rest.pop("weight_bits", None)
+            model = first.model if bits is None else self.quantize_weights(bits)
+            engine_config = mlxrt.EngineConfig(**rest)
+            self.engines[key] = mlxrt.Engine(model, engine_config, first._tokenizer, first.source)
+        return self.engines[key]
+
+    def quantize_weights(self, bits: int) -> Any:
+        """The model with every matrix quantized to so many bits in groups of 64 and dequantized."""
+        import mlx.core as mx
+
+        from mlxrt.engine.load import filled, open_checkpoint
+        from mlxrt.weights.randomise import packs
+        from mlxrt.weights.source.resolve import locate
+
+        model = filled(open_checkpoint(locate(self.setting["model"])), self.first.config)
+        for module in model.modules():
+            if "weight" in module and "scales" not in module and packs(module, 64):
+                weight = module.weight
+                module.weight = mx.dequantize(*mx.quantize(weight, 64, bits), 64, bits).astype(weight.dtype)
+                mx.eval(module.weight)
+        return model
+
+    def events(self, engine: mlxrt.Engine, request: Request) -> Iterator[Event]:
+        with engine.stream(request) as stream:
+            yield from stream
+
+    def generate(
+        self, prompt: list[int], max_tokens: int, fresh: bool = True, config: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        import mlx.core as mx
+
+        engine = self.engine(config or {})
+        if fresh and engine.store is not None:
+            engine.store.clear()
+        mx.reset_peak_memory()
+        tokens, clock, cached = [], Clock(), 0
+        for event in self.events(engine, make_request(prompt, max_tokens)):
+            clock.mark()
+            tokens.append(event.token)
+            if event.timings:
+                cached = event.timings.cached_tokens
+        mx.synchronize()
+        if fresh and cached:
+            raise mlxrt.MlxrtError(f"{cached} prompt tokens came from a cache that should be empty")
+        found = {"tokens": tokens, "cached": cached, "peak": mx.get_peak_memory(), "kv": engine.stats().kv_bytes}
+        return found | clock.to_dict()
+
+    def batch(
+        self, requests: list[dict[str, Any]], config: dict[str, Any] | None = None, fresh: bool = True
+    ) -> dict[str, Any]:
+        """Serve requests that arrive `after` so many seconds; times count from each one's arrival."""
+        import mlx.core as mx
+
+        engine = self.engine(config or {})
+        if fresh and engine.store is not None:
+            engine.store.clear()
+        mx.reset_peak_memory()
+        rows: list[dict[str, list]] = [{"tokens": [], "at": []} for _ in requests]
+        waiting = sorted(range(len(requests)), key=lambda i: requests[i]["after"])
+        running: dict[int, int] = {}  # the engine's number -> row
+        start, used = time.perf_counter(), time.process_time()
+        while waiting or running:
+            now = time.perf_counter() - start
+            while waiting and requests[waiting[0]]["after"] <= now:
+                row = waiting.pop(0)
+                running[engine.submit(make_request(requests[row]["prompt"], requests[row]["max_tokens"]))] = row
+            if not engine.step() and waiting:
+                time.sleep(min(0.001, max(0.0, requests[waiting[0]]["after"] - now)))
+            now = time.perf_counter() - start
+            for id, row in list(running.items()):
+                for event in engine.take(id):
+                    rows[row]["tokens"].append(event.token)
+                    rows[row]["at"].append(now - requests[row]["after"])
+                    if event.finish_reason:
+                        del running[id]
+        mx.synchronize()
+        spent = {"seconds": time.perf_counter() - start, "seconds_used": time.process_time() - used}
+        return {"rows": rows, **spent, "peak": mx.get_peak_memory()}
+
+    def serve(self, requests: list[dict[str, Any]], after: int) -> dict[str, Any]:
+        """Serve `late` requests that arrive once each of the others has `after` tokens.
+
+        -> {rows: [{tokens, at}], seconds, positions: tokens computed, stall: most prompt tokens computed between two
+        tokens of a stream, stall_bound, held: KV bytes while all run, held_tokens: the tokens in them, preemptions}
+        """
+        engine = self.first
+        assert engine.store is not None
+        engine.store.clear()
+        computed, engine.scheduler.longest_stall = engine.runner.positions, 0
+        early = [i for i, request in enumerate(requests) if not request["late"]]
+        rows: list[dict[str, list]] = [{"tokens": [], "at": []} for _ in requests]
+        start, held, held_tokens = time.perf_counter(), 0, 0
+        began = dict.fromkeys(early, start)
+        made = [make_request(r["prompt"], r["max_tokens"]) for r in requests]
+        with engine.stream_of([engine.submit(made[i]) for i in early]) as stream:
+            order = dict(zip(stream.ids, early))
+            while stream.ids:
+                event = next(stream)
+                if event.error is not None:
+                    raise event.error
+                row = order[event.id]
+                rows[row]["tokens"].append(int(event.token or 0))
+                rows[row]["at"].append(time.perf_counter() - began[row])
+                if len(began) < len(requests) and all(len(rows[i]["tokens"]) >= after for i in early):
+                    for i in set(range(len(requests))) - set(early):
+                        began[i] = time.perf_counter()
+                        id = engine.submit(made[i])
+                        order[id] = i
+                        stream.add(id)
+                if len(began) == len(requests) and all(r["tokens"] for r in rows) and not held:  # all are running
+                    held = engine.stats().kv_live
+                    held_tokens = sum(len(a["prompt"]) + len(b["tokens"]) for a, b in zip(requests, rows))
+        stats = engine.stats()
+        return {
+            "rows": rows,
+            "seconds": time.perf_counter() - start,
+            "positions": engine.runner.positions - computed,
+            "stall": stats.longest_stall,
+            "stall_bound": stats.stall_bound,
+            "held": held,
+            "held_tokens": held_tokens,
+            "preemptions": stats.preemptions,
+        }
+
+    def restart(self, history: list[int], prompt: list[int], max_tokens: int) -> dict[str, Any]:
+        """A prompt whose prefix another engine has left in the disk cache; opening and reading it count."""
+        first = self.first
+        tokens, cached = [], 0
+        with tempfile.TemporaryDirectory() as folder:
+            config = mlxrt.EngineConfig(disk_cache=folder)
+            start = partial(mlxrt.Engine, first.model, config, first._tokenizer, first.source)
+            with start() as before:
+                before.generate(make_request(history, max_tokens))
+            clock = Clock()
+            with start() as engine:
+                for event in self.events(engine, make_request(prompt, max_tokens)):
+                    clock.mark()
+                    tokens.append(event.token)
+                    cached = event.timings.cached_tokens if event.timings else cached
+        return {"tokens": tokens, "cached": cached} | clock.to_dict()
+
+    def gap(self, prompt: list[int], pair: list[int]) -> float:
+        logits = self.first.score(prompt)[-1]
+        return item(logits[pair[0]] - logits[pair[1]])
+
+    def encode(self, text: str) -> list[int]:
+        return self.first.tokenizer.encode(text, special=False)
+
+    def decode(self, tokens: list[int]) -> str:
+        return self.first.tokenizer.decode(tokens)
+
+    def losses(self, windows: list[list[int]], first: int, config: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Negative log probability of every token from `first` on, and the likeliest token at each position."""
+        import mlx.core as mx
+
+        engine = self.engine(config or {})
+        losses: list[float] = []
+        best: list[int] = []
+        for tokens in windows:
+            logits = engine.score(tokens)[first - 1 : -1]
+            chosen = mx.take_along_axis(logits, mx.array(tokens[first:])[:, None], axis=-1)[:, 0]
+            window_losses: Any = (mx.logsumexp(logits, axis=-1) - chosen).tolist()
+            best_tokens: Any = mx.argmax(logits, axis=-1).tolist()
+            losses += window_losses
+            best += best_tokens
+        return {"losses": losses, "best": best}
+
+    def logit_error(self, prompt: list[int], config: dict[str, Any]) -> dict[str, float]:
+        """Distance of a configuration's logits to those of a full KV cache, over all positions of a prompt."""
+        import mlx.core as mx
+
+        plain, other = (mx.log(mx.softmax(self.engine(c).score(prompt), axis=-1) + 1e-30) for c in ({}, config))
+        spread = mx.exp(plain) * (plain - other)
+        return {
+            "kl": item(spread.sum(axis=-1).mean()),
+            "most": item(mx.abs(plain - other).max(axis=-1).mean()),
+            "same_best": item((plain.argmax(-1) == other.argmax(-1)).mean()),
+        }
+
+
+def make_request(prompt: list[int], max_tokens: int) -> Request:
+    return Request(tokens=tuple(prompt), params=SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+
+
+def item(array: Any) -> float:
+    return array.item()
+
+
+if __name__ == "__main__":
+    serve(MlxrtBackend)

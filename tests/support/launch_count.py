@@ -1,0 +1,24 @@
+"""How many of our kernels a decode step launches."""
+
+from mlxrt import Engine, EngineConfig, Request, SamplingParams
+from mlxrt.engine.engine import Source
+
+
+def make_request(tokens, max_tokens):
+    return Request(tokens=tuple(tokens), params=SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+
+
+def launches_per_token(model, prompt) -> int:
+    """Kernels of ours that one greedy token takes, as one graph where there can be one."""
+    config = EngineConfig(max_context=128, chunk=64, compile=False, ahead=0, prefix_cache=False)
+    gpu = model.kernels.gpu
+    if gpu is None:
+        return 0
+    engine = Engine(model, config, source=Source("counted"))
+    with engine, model.kernels.costless(gpu.library is not None):
+        counts = []
+        for n in (2, 10):
+            before = gpu.launches
+            engine.generate(make_request(prompt[:8], n))
+            counts.append(gpu.launches - before)
+    return (counts[1] - counts[0]) // 8
