@@ -20,6 +20,8 @@ import mlxrt
 from mlxrt import Event, Request, SamplingParams, _openblas
 from mlxrt.bench.backends.serve import Clock, serve
 from mlxrt.bench.machine import library_name
+from mlxrt.errors import NoTokenizer
+from mlxrt.text import Tokenizer
 
 
 def record_log(lines: list[str]) -> None:
@@ -43,6 +45,10 @@ class MlxrtBackend:
         self.first = mlxrt.load(setting["model"], config)
         self.load_s = time.perf_counter() - began
         self.load_peak = mx.get_peak_memory()
+        try:
+            self.tokenizer: Tokenizer | None = self.first.tokenizer
+        except NoTokenizer:
+            self.tokenizer = None
         self.engines = {"{}": self.first}
 
     def info(self) -> dict[str, Any]:
@@ -51,7 +57,6 @@ class MlxrtBackend:
         from mlxrt.kernels import device
 
         engine, info = self.first, mx.device_info()
-        tokenizer = engine._tokenizer
         return {
             "engine": f"mlxrt {mlxrt.__version__}",
             "said": self.lines,
@@ -63,7 +68,7 @@ class MlxrtBackend:
             "dtype": str(engine.model.dtype).removeprefix("mlx.core."),
             "vocab": engine.model.config.vocab_size,
             "context": engine.context,
-            "tokenizer": tokenizer is not None,
+            "tokenizer": self.tokenizer is not None,
         }
 
     def log_lines(self) -> list[str]:
@@ -81,7 +86,7 @@ class MlxrtBackend:
             bits = rest.pop("weight_bits", None)
             model = first.model if bits is None else self.quantize_weights(bits)
             engine_config = mlxrt.EngineConfig(**rest)
-            self.engines[key] = mlxrt.Engine(model, engine_config, first._tokenizer, first.source)
+            self.engines[key] = mlxrt.Engine(model, engine_config, self.tokenizer, first.source)
         return self.engines[key]
 
     def quantize_weights(self, bits: int) -> Any:
@@ -208,7 +213,7 @@ class MlxrtBackend:
         tokens, cached = [], 0
         with tempfile.TemporaryDirectory() as folder:
             config = mlxrt.EngineConfig(disk_cache=folder)
-            start = partial(mlxrt.Engine, first.model, config, first._tokenizer, first.source)
+            start = partial(mlxrt.Engine, first.model, config, self.tokenizer, first.source)
             with start() as before:
                 before.generate(make_request(history, max_tokens))
             clock = Clock()
