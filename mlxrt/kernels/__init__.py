@@ -22,7 +22,7 @@ from .ops.qmm import matmul
 from .ops.qmv import matvec
 from .ops.quantized import Matrix
 from .ops.quantized_attention import PackedPages, attend_packed, attention_of
-from .registry import OPS, Case, Op, Source
+from .registry import OPS, Case, InlineSource, Op, Source
 
 __all__ = [
     "MODES",
@@ -34,6 +34,7 @@ __all__ = [
     "Entry",
     "Gpu",
     "Heads",
+    "InlineSource",
     "Kernels",
     "Matrix",
     "Op",

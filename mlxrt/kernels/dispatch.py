@@ -16,9 +16,8 @@ import mlx.core as mx
 from ..errors import BadRequest, NoKernel
 from .constant_buffer import NAMES, Place, lay
 from .cuda import nvrtc as cuda_compiler
-from .cuda.header import CUDA_HEADER
-from .metal_header import METAL_HEADER
-from .registry import Op, Source
+from .metal_source import shim
+from .registry import InlineSource, Op, Source
 
 log = logging.getLogger("mlxrt")
 
@@ -62,7 +61,7 @@ class Gpu:
 
     def __call__(
         self,
-        source: Source,
+        source: Source | InlineSource,
         inputs: Sequence[Any],
         groups: tuple[int, int, int] | int,
         size: int,
@@ -121,11 +120,11 @@ def gpu_of(
 ) -> Gpu | None:
     """`folder`: where kernels that take long to compile are kept for the next process; `say` hears if they cannot be."""
     if name == "metal":
-        return Gpu(name, make or mx.fast.metal_kernel, METAL_HEADER)
+        return Gpu(name, make or mx.fast.metal_kernel, shim(name))
     if name != "cuda":
         return None
     kept = cuda_compiler.library(folder) if folder is not None and make is None else None
-    return Gpu(name, make or kept or mx.fast.cuda_kernel, CUDA_HEADER)
+    return Gpu(name, make or kept or mx.fast.cuda_kernel, shim(name))
 
 
 class Kernels:

@@ -4,22 +4,53 @@ The reference is the definition. A kernel that is registered here is tested, mut
 benchmarks walk this registry. Knows nothing of devices: who runs the Metal text is `Kernels`' business.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from . import metal_source
 
 OPS: dict[str, "Op"] = {}
 
 
 @dataclass(frozen=True)
 class Source:
-    """One Metal text: the body of a kernel and the functions it calls."""
+    """One kernel: a file of kernels/metal, and the `#define`s that choose its variant."""
+
+    file: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    defines: Mapping[str, int] = field(default_factory=dict)
+    variant: str = ""  # tells kernels of one file apart, in names that compilers and profilers show
+
+    @property
+    def name(self) -> str:
+        stem = self.file.removesuffix(".metal")
+        return f"mlxrt_{stem}_{self.variant}" if self.variant else f"mlxrt_{stem}"
+
+    @property
+    def body(self) -> str:
+        return metal_source.load(self.file).body
+
+    @property
+    def helpers(self) -> str:
+        lines = [f"#define {name} {value}\n" for name, value in self.defines.items()]
+        return "".join(lines) + metal_source.load(self.file).helpers
+
+
+@dataclass(frozen=True)
+class InlineSource:
+    """A kernel whose source is a string: what stands in for a file."""
 
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     body: str
-    helpers: str = ""
+    raw_helpers: str = ""
+
+    @property
+    def helpers(self) -> str:
+        return metal_source.expand(self.raw_helpers, self.name, 1, set()) if self.raw_helpers else ""
 
 
 @dataclass(frozen=True)
@@ -44,11 +75,11 @@ class Op:
     launch: Callable[..., Any] | None = None
     refuses: Callable[..., str | None] = lambda *_, **__: None  # why the kernel cannot take these arguments
     pays: Callable[..., bool] = lambda *_, **__: True  # False where MLX's own ops were measured to be faster
-    sources: tuple[Source, ...] = ()
+    sources: tuple[Source | InlineSource, ...] = ()
 
     def kernel(
         self,
-        *sources: Source,
+        *sources: Source | InlineSource,
         refuses: Callable[..., str | None] | None = None,
         pays: Callable[..., bool] | None = None,
     ):

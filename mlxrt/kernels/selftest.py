@@ -20,16 +20,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from .cuda.header import CUDA_HEADER
 from .dispatch import Gpu, Kernels
 from .error_report import cases_of, prove, truth, with_kernels
-from .metal_header import METAL_HEADER
+from .metal_source import shim
 from .registry import Case, Op
 
 log = logging.getLogger("mlxrt")
 
 FEW = 3  # cases of an op tried at a load; `mlxrt doctor` tries all
-HEADERS = {"metal": METAL_HEADER, "cuda": CUDA_HEADER}
 CRASHED = "the process ended while this kernel was tried the last time"
 
 
@@ -59,7 +57,7 @@ def machine(gpu: Gpu) -> dict[str, str]:
 
 def text_digest(op: Op, gpu: Gpu) -> str:
     parts = [
-        HEADERS[gpu.name],
+        shim(gpu.name),
         *(part for s in op.sources for part in (s.name, *s.inputs, *s.outputs, s.helpers, s.body)),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]

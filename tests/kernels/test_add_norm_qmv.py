@@ -13,7 +13,6 @@ from mlxrt.engine.engine import Engine, Source
 from mlxrt.errors import NoKernel
 from mlxrt.kernels import Kernels, add_norm, gpu_of, matvec, matvec_of_sum
 from mlxrt.kernels.error_report import DTYPES, cases_of
-from mlxrt.kernels.ops.add_norm_qmv import changed
 from mlxrt.kernels.ops.qmv import FEW
 from mlxrt.models import find
 from mlxrt.models.fused_linear import product_of_sum
@@ -183,8 +182,3 @@ def test_branch_residual_and_one_buffer_are_the_inputs():
     around = {"post": block.post_feedforward_layernorm, "residual": x, "activation": "gelu", "times": own}
     product_of_sum(block.per_layer_input_gate, x, kernels, **around)
     assert sim.inputs == [3, 2, 4]  # gate and up, down; the gate also reads what it is a gate for
-
-
-def test_a_text_that_lost_the_place_is_told():
-    with pytest.raises(ValueError, match="stage8"):
-        changed("nothing like it", "stage8", "stage_sum8")

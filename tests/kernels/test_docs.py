@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mlxrt.kernels import OPS, gpu_of
+from mlxrt.kernels import OPS, gpu_of, metal_source
 from mlxrt.kernels.error_report import DTYPES, cases_of, prove, truth
 from mlxrt.kernels.registry import OPS as REGISTRY
 
@@ -13,18 +13,23 @@ from ..support.metal_sim.lint import lint
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "add-a-kernel.md"
 
 
-def printed() -> str:
-    """The lines the diff adds to its first file."""
+def printed() -> tuple[str, str]:
+    """The lines the diff adds to its two new files: Metal and Python."""
     diff = PAGE.read_text(encoding="utf-8").split("```diff\n")[1].split("```")[0]
-    file = diff.split("--- a/")[0].splitlines()[1:]
-    assert all(line.startswith("+") for line in file)
-    return "\n".join(line[1:] for line in file)
+    files = diff.split("--- a/")[0].split("+++ b/")[1:]
+    lines = [file.splitlines()[1:] for file in files]
+    assert all(line.startswith("+") for one in lines for line in one)
+    metal, python = ("\n".join(line[1:] for line in one) + "\n" for one in lines)
+    return metal, python
 
 
 def test_the_printed_op_is_an_op(monkeypatch):
     monkeypatch.setattr("mlxrt.kernels.registry.OPS", dict(REGISTRY))
-    space = {"__name__": "mlxrt.kernels.scale_rows", "__package__": "mlxrt.kernels"}
-    exec(compile(printed(), str(PAGE), "exec"), space)
+    metal, python = printed()
+    read = metal_source.read
+    monkeypatch.setattr(metal_source, "read", lambda path: metal if path == "metal/scale_rows.metal" else read(path))
+    space = {"__name__": "mlxrt.kernels.ops.scale_rows", "__package__": "mlxrt.kernels.ops"}
+    exec(compile(python, str(PAGE), "exec"), space)
     op = space["scale_rows"]
     assert "scale_rows" not in OPS  # the registry of everybody else is untouched
     assert not lint(op.sources[0].helpers, op.sources[0].body)

@@ -98,7 +98,7 @@ def test_a_short_request_beside_a_long_one(folder, on_gpu):
     assert "attend_pages" in kernels.used and not kernels.fallbacks
 
 
-WRONG = [("matvec", "mlxrt_matvec", 1), ("attend_entry", "mlxrt_enter_attend", 1), ("attend_pages", "mlxrt_attend", 2)]
+WRONG = [("matvec", "mlxrt_qmv", 1), ("attend_entry", "mlxrt_enter_attend", 1), ("attend_pages", "mlxrt_attend", 2)]
 
 
 @pytest.mark.parametrize(("op", "text", "rows"), WRONG)
@@ -117,7 +117,7 @@ def test_a_wrong_kernel_is_disabled_named_and_generation_stays_right(folder, on_
 
 
 def test_strict_refuses_to_run_without_a_kernel(folder, on_gpu):
-    on_gpu("mlxrt_matvec")
+    on_gpu("mlxrt_qmv")
     with pytest.raises(mlxrt.MlxrtError, match="matvec: its kernel is wrong on this machine"):
         answer(folder, kernels="strict")
 
@@ -126,7 +126,7 @@ def test_doctor_names_the_wrong_one(on_gpu, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("MLXRT_CACHE", str(tmp_path))
     monkeypatch.setattr("mlxrt.kernels.selftest.FEW", 1)
     monkeypatch.setattr("mlxrt.kernels.error_report.DTYPES", {"float32": mx.float32})
-    on_gpu("mlxrt_matvec")
+    on_gpu("mlxrt_qmv")
     for name in ("backend", "gpu_of"):
         monkeypatch.setattr("mlxrt.kernels." + name, getattr(loader, name))
     assert main(["doctor", "--quick"]) == doctor.WRONG

@@ -5,7 +5,7 @@ import json
 import mlx.core as mx
 import pytest
 
-from mlxrt.kernels import OPS, Case, Kernels, Op, Source, gpu_of
+from mlxrt.kernels import OPS, Case, InlineSource, Kernels, Op, gpu_of
 from mlxrt.kernels import selftest as verdicts
 from mlxrt.kernels.dispatch import computed_in
 from mlxrt.kernels.error_report import DTYPES, cases_of, compare, with_kernels
@@ -14,13 +14,13 @@ from mlxrt.kernels.selftest import FEW, Record, examine, launched, verify, when_
 from ..support.log_lines import capture_log
 from ..support.metal_sim import Simulator
 
-TWICE = Source(
+TWICE = InlineSource(
     "twice", ("x",), ("y",), "uint i = thread_position_in_threadgroup.x; y[i] = static_cast<T>(float(x[i]) * 2.0f);"
 )
-THRICE = Source("thrice", ("x",), ("y",), TWICE.body.replace("2.0f", "3.0f"))
+THRICE = InlineSource("thrice", ("x",), ("y",), TWICE.body.replace("2.0f", "3.0f"))
 
 
-def toy(name: str, factor: float, source: Source) -> Op:
+def toy(name: str, factor: float, source: InlineSource) -> Op:
     """x times a factor, by a text that may say something else."""
 
     def cases(dtype):
@@ -78,7 +78,7 @@ def test_another_text_or_machine_is_asked_again(two_ops, tmp_path, monkeypatch):
     kernels, _, _ = machine()
     verify(kernels, ["float32"], tmp_path)
     for change in (
-        ("HEADERS", {"metal": "// another header"}),
+        ("shim", lambda name: "// another header"),
         ("platform", type("P", (), {"system": str, "release": str})),
     ):
         with monkeypatch.context() as m:
@@ -89,7 +89,7 @@ def test_another_text_or_machine_is_asked_again(two_ops, tmp_path, monkeypatch):
 
 
 def test_a_text_that_does_not_compile_is_a_wrong_one(monkeypatch, tmp_path):
-    broken = toy("broken", 2, Source("broken", ("x",), ("y",), "thread_position_in_threadgroup; no such thing"))
+    broken = toy("broken", 2, InlineSource("broken", ("x",), ("y",), "thread_position_in_threadgroup; no such thing"))
     monkeypatch.setattr("mlxrt.kernels.error_report.OPS", {"broken": broken})
     kernels, _, _ = machine()
     verify(kernels, ["bfloat16"], tmp_path)

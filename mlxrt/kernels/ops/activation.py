@@ -6,22 +6,7 @@ import mlx.core as mx
 
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "clamped": 3}
 
-ACTIVATE = r"""
-// 1: SiLU, 2: GELU by tanh; 3: gpt-oss' SwiGLU, which clamps both sides and adds one to up.
-template <int ACT> FN float gated(float g, float u) {
-    if (ACT == 1) return g / (1.0f + metal::exp(-g)) * u;
-    if (ACT == 2) {
-        float t = metal::min(metal::max(0.7978845608f * (g + 0.044715f * g * g * g), -15.0f), 15.0f);
-        float e = metal::exp(2.0f * t);
-        return 0.5f * g * (1.0f + (e - 1.0f) / (e + 1.0f)) * u;
-    }
-    g = metal::min(g, 7.0f); u = metal::max(metal::min(u, 7.0f), -7.0f);
-    return g / (1.0f + metal::exp(-1.702f * g)) * (u + 1.0f);
-}
-template <int CAP> FN float capped(float a) {
-    return CAP != 0 ? metal::tanh(a / as_type<float>(uint(CAP))) * as_type<float>(uint(CAP)) : a;
-}
-"""
+ACTIVATE = '#include "activation.h"\n'
 
 
 # One launch each, and in float32 as the kernels have it: rounded once, not after every operation.

@@ -5,7 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..registry import Case, Source, op
+from ..registry import Case, InlineSource, op
 from .qmv import bits_of
 
 SIZE = 256
@@ -27,7 +27,7 @@ BODY = r"""
         y[n * K + i] = static_cast<T>(v * f);
     }
 """
-ADD_NORM = Source("mlxrt_add_norm", ("x", "g", "residual", "scalar"), ("y",), BODY)
+ADD_NORM = InlineSource("mlxrt_add_norm", ("x", "g", "residual", "scalar"), ("y",), BODY)
 
 
 def add_norm_cases(dtype: mx.Dtype) -> Iterator[Case]:

@@ -12,69 +12,10 @@ import mlx.core as mx
 
 from ..registry import Case, Source, op
 from .add_norm import add_norm
-from .qmv import MATVEC, bits_of, matvec, multiplied, product_case
+from .qmv import QMV, bits_of, matvec, multiplied, product_case
 
-STAGE = r"""
-// stage8 of (residual + x * inv * post) * f, which is also written to h.
-template <typename T, int FORM, bool NORM, int K, typename X, typename R, typename W, typename H, typename G, typename P, typename S>
-FN float stage_sum8(X x, R residual, W post, float inv, float f, H h, bool writes, uint from, G g, uint at, uint t, P xs, S sums) {
-    uint i = piece_of(t); bool live = at + 8 * i < uint(K); uint here = (from + at) / 8 + i;
-    uint a[2 * sizeof(T)]; uint b[2 * sizeof(T)]; uint c[2 * sizeof(T)]; uint d[2 * sizeof(T)];
-    float v[8]; float r[8]; float p[8]; float w[8]; float squares = 0.0f;
-    fetch8(x, here, live, a); fetch8(residual, here, live, b); fetch8(post, at / 8 + i, live, c);
-    if (NORM) { fetch8(g, at / 8 + i, live, d); unpack8<T>(d, w); }
-    unpack8<T>(a, v); unpack8<T>(b, r); unpack8<T>(c, p);
-    #pragma unroll
-    for (int n = 0; n < 8; n++) {
-        T sum = static_cast<T>((v[n] * inv * p[n] + r[n]) * f);
-        if (writes && live) h[8 * here + uint(n)] = sum;
-        v[n] = float(sum); squares += v[n] * v[n];
-        if (NORM) v[n] *= w[n];
-    }
-    lay8<T, FORM>(v, i, xs, sums);
-    return squares;
-}
-"""
-# `norms` is matvec's: it is not used before the tiles are done, and there are barriers between.
-DIVISORS = r"""
-    float inv[M]; float f = SCALED ? float(scalar[0]) : 1.0f;
-    #pragma unroll
-    for (int m = 0; m < M; m++) {
-        float mine = 0.0f;
-        for (uint i = t; i < uint(K / 8); i += uint(SG * 32)) {
-            float v[8]; load8<T>(x, m * (K / 8) + i, v);
-            #pragma unroll
-            for (int n = 0; n < 8; n++) mine += v[n] * v[n];
-        }
-        mine = simd_sum(mine);
-        if (lane == 0) norms[m][sg] = mine;
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    #pragma unroll
-    for (int m = 0; m < M; m++) {
-        float total = 0.0f;
-        for (int c = 0; c < SG; c++) total += norms[m][c];
-        inv[m] = metal::rsqrt(total / float(K) + as_type<float>(uint(POST_EPS)));
-    }
-"""
-TILES = "    for (uint k0 = 0; k0 < uint(K); k0 += TILE) {\n"
-FROM_MEMORY = "stage8<T, FORM, NORM, K>(x, m * K, "
-OF_SUM = "stage_sum8<T, FORM, NORM, K>(x, residual, post, inv[m], f, h, threadgroup_position_in_grid.x == 0, m * K, "
-
-
-def changed(text: str, old: str, new: str) -> str:
-    """A text with one place changed. Who edits matvec's and forgets this file is told."""
-    if text.count(old) != 1:
-        raise ValueError(f"a kernel's text must have this once, for sums.py: {old}")
-    return text.replace(old, new)
-
-
-MATVEC_OF_SUM = Source(
-    "mlxrt_matvec_sum",  # `_of_` begins what `named` adds to a name
-    (*MATVEC.inputs, "residual", "post", "scalar"),
-    (*MATVEC.outputs, "h"),
-    changed(changed(MATVEC.body, TILES, DIVISORS.removeprefix("\n") + TILES), FROM_MEMORY, OF_SUM),
-    MATVEC.helpers + STAGE,
+ADD_NORM_QMV = Source(
+    "qmv.metal", (*QMV.inputs, "residual", "post", "scalar"), (*QMV.outputs, "h"), {"ADD_NORM": 1}, "add_norm"
 )
 
 
@@ -112,8 +53,8 @@ def refuses(x, matrix, residual, post, norm=None, **rest) -> str | None:
     return matrix.refused(x, norm)
 
 
-@matvec_of_sum.kernel(MATVEC_OF_SUM, refuses=refuses, pays=matvec.pays)
+@matvec_of_sum.kernel(ADD_NORM_QMV, refuses=refuses, pays=matvec.pays)
 def launch(gpu, x, matrix, residual, post, post_eps, scalar=None, **product):
     given = {"POST_EPS": bits_of(post_eps), "SCALED": scalar is not None}
     more, outputs = [residual, post, scalar], [(x.shape, x.dtype)]
-    return tuple(multiplied(gpu, MATVEC_OF_SUM, x, matrix, **product, more=more, outputs=outputs, **given))
+    return tuple(multiplied(gpu, ADD_NORM_QMV, x, matrix, **product, more=more, outputs=outputs, **given))

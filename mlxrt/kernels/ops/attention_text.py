@@ -5,7 +5,7 @@ Written once, for keys and values as they are and as codes, with a new token and
 
 from dataclasses import dataclass
 
-from ..registry import Source
+from ..registry import InlineSource
 from . import attention_codes as codes
 from .attention_tiles import FETCH_KEYS, FETCH_VALUES, HOLD, PLACE, STORE, TILES, WORDS
 from .quantized import READ
@@ -265,7 +265,7 @@ OPEN_PLAIN = r"""
                 unpack2<T>(next[u].k[i], &kk[u][4 / sizeof(T) * i]); unpack2<T>(next[u].v[i], &vv[u][4 / sizeof(T) * i]);
             }
 """
-JOIN = Source(
+JOIN = InlineSource(
     "mlxrt_attend_join",
     ("parts", "sinks"),
     ("out",),
@@ -323,7 +323,7 @@ class Origin:
 MEMORY = Origin(("qkv",), "float(qkv[(r * HEADS + head) * D + lane + 32 * i])")
 
 
-def source(*, new: bool, tiled: bool, coded: bool, origin: Origin = MEMORY) -> Source:
+def source(*, new: bool, tiled: bool, coded: bool, origin: Origin = MEMORY) -> InlineSource:
     """The kernel of one kind of call."""
     hold = codes.HOLD if coded else HOLD if tiled else HOLD_ALONE
     copy, append = (codes.COPY, codes.APPEND) if coded else (COPY, APPEND)
@@ -348,4 +348,4 @@ def source(*, new: bool, tiled: bool, coded: bool, origin: Origin = MEMORY) -> S
         READ + origin.helpers + HEAD_OF + MEET + (WORDS if tiled or coded else "") + (codes.ENCODING if coded else "")
     )
     name = "mlxrt_" + origin.name + ("attend" if new else "look") + "_tiles" * tiled + "_coded" * coded
-    return Source(name, inputs, ("out", "tail_out") if new else ("out",), text, helpers)
+    return InlineSource(name, inputs, ("out", "tail_out") if new else ("out",), text, helpers)

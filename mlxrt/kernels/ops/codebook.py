@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from ..registry import Case, Source, op
+from ..registry import Case, InlineSource, op
 
 MANY = 64
 SIMDGROUPS = 8
-VECTORS = Source(
+VECTORS = InlineSource(
     "mlxrt_vector_rows",
     ("x", "experts", "codes", "book"),
     ("y",),

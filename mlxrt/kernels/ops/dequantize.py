@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from ..registry import Case, Source, op
+from ..registry import Case, InlineSource, op
 from ..testing import sample
 from .quantized import READ
 
 THREADS = 256
-UNPACK = Source(
+UNPACK = InlineSource(
     "mlxrt_coded_unpack",
     ("w", "n", "z", "levels"),
     ("y",),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from ..registry import Case, Source, op
+from ..registry import Case, InlineSource, op
 from .qmv import bits_of
 from .quantized import READ, Matrix
 
@@ -22,7 +22,7 @@ BODY = r"""
         y[n * K + i] = static_cast<T>(y0 * as_type<float>(uint(TIMES)));
     }
 """
-EMBED = Source("mlxrt_embed", ("tokens", "w", "s", "z", "l"), ("y",), BODY, READ)
+EMBED = InlineSource("mlxrt_embed", ("tokens", "w", "s", "z", "l"), ("y",), BODY, READ)
 
 
 def embed_cases(dtype: mx.Dtype) -> Iterator[Case]:

@@ -13,7 +13,7 @@ from functools import reduce
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..registry import Case, Source, op
+from ..registry import Case, InlineSource, op
 from .qmv import bits_of
 
 NORM_EPS = 1e-6  # under the square root of |q|^2 and |k|^2: part of the architecture, in no config
@@ -98,7 +98,7 @@ BODY = r"""
     if (t < uint(DV)) y[to] = static_cast<T>(float(static_cast<T>(o[t] * inv * gain)) * gate * sigmoid_of(gate));
 """
 INPUTS = ("qkv", "z", "a", "b", "past", "state", "weight", "a_log", "dt_bias", "norm")
-DELTA_STEP = Source("mlxrt_delta_step", INPUTS, ("y", "kept", "fresh"), BODY, GATES)
+DELTA_STEP = InlineSource("mlxrt_delta_step", INPUTS, ("y", "kept", "fresh"), BODY, GATES)
 
 
 def convolved(before, x, weight):

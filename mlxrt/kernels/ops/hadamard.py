@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import mlx.core as mx
 
-from ..registry import Case, Source, op
+from ..registry import Case, InlineSource, op
 
 WIDEST = 8192  # floats in 32 KB of threadgroup memory
 THREADS = 256
@@ -28,7 +28,7 @@ FN void meet(thread float& a, thread float& b) {
 """
 # The steps may be taken in any order. First a thread holds numbers THREADS apart and takes those of that distance and more;
 # where there are none, it starts with what comes then: a lane holds eight numbers, 32 apart. One exchange lies between.
-TURN = Source(
+TURN = InlineSource(
     "mlxrt_turn",
     ("x", "signs"),
     ("y",),

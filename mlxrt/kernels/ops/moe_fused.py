@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..registry import Case, Source, op
+from ..registry import Case, InlineSource, op
 from ..testing import sample
 from .activation import ACTIVATE, ACTIVATIONS
 from .moe_qmv import expert_gate_up
@@ -66,7 +66,7 @@ BEGIN = r"""
     uint p = threadgroup_position_in_grid.y; uint n = p / uint(C); threadgroup uint picked[C];
     const int LEVELS = FORM == 3 ? 1 << BITS : 1; threadgroup float table[LEVELS];
     lay_levels<FORM, LEVELS, SG * 32>(l, thread_position_in_threadgroup.x, &table[0]);"""
-ROUTED = Source(
+ROUTED = InlineSource(
     "mlxrt_route_gate_up",
     ("x", *INPUTS, "w", "s", "z", "l", "bias"),
     ("y", "experts", "weights"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..registry import Case, Source, op
+from ..registry import Case, InlineSource, op
 from ..testing import sample
 from .activation import activate
 from .moe_qmv import gathered
@@ -23,7 +23,7 @@ SIZE = 256
 # (many columns, gates with ups) -> tiles of 8 rows for a simdgroup, groups of rows and parts of k for a threadgroup
 SHARES = {(False, True): (2, 2, 2), (False, False): (2, 4, 1), (True, True): (4, 1, 2), (True, False): (4, 2, 1)}
 
-ORDER = Source(
+ORDER = InlineSource(
     "mlxrt_order_pairs",
     ("experts",),
     ("order", "bounds"),
@@ -41,7 +41,7 @@ ORDER = Source(
     }
 """,
 )
-MIX = Source(
+MIX = InlineSource(
     "mlxrt_mix",
     ("parts", "weights", "residual"),
     ("y",),

@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..registry import Case, Source, op
+from ..registry import Case, InlineSource, op
 from ..testing import sample
 from .activation import ACTIVATE, ACTIVATIONS, activate
 from .gather import gather_mm
@@ -20,7 +20,7 @@ RESIDENT = (
 )
 TOGETHER = 4  # experts whose downs are computed side by side: 1024 numbers of x each are 16 KB
 
-GATE_UP = Source(
+GATE_UP = InlineSource(
     "mlxrt_expert_gate_up",
     ("x", "experts", "w", "s", "z", "l", "g", "bias"),
     ("y",),
@@ -79,7 +79,7 @@ GATE_UP = Source(
 )
 # A simdgroup takes every SG-th expert of R rows, and lays 1024 numbers of x at a time for itself alone: simdgroups wait for
 # each other only at the end, when their sums are added in order.
-DOWN = Source(
+DOWN = InlineSource(
     "mlxrt_expert_down",
     ("x", "experts", "weights", "w", "s", "z", "l", "bias", "residual"),
     ("y",),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from ..registry import Case, Source, op
+from ..registry import Case, InlineSource, op
 from ..testing import sample
 from .qmv import bits_of
 from .quantized import READ, Matrix
@@ -93,7 +93,7 @@ FN uint key_of(float f) { uint u = as_type<uint>(f); return (u & 0x80000000u) !=
 """
 INPUTS = ("rw", "rs", "rz", "rl", "g", "rbias", "correction", "scales")
 GIVE = "if (mine) { experts[n * C + lane] = which; weights[n * C + lane] = weight; }"
-ROUTE = Source(
+ROUTE = InlineSource(
     "mlxrt_route",
     ("x", *INPUTS),
     ("experts", "weights"),

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..dispatch import Gpu
-from ..registry import Source, op
+from ..registry import InlineSource, op
 from .attention_cases import attention_cases
 from .attention_text import JOIN, source
 from .qkv_layout import Heads, Pages
@@ -77,7 +77,7 @@ def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None)
 
 def run(
     gpu: Gpu,
-    sources: dict[tuple[bool, bool], Source],
+    sources: dict[tuple[bool, bool], InlineSource],
     begins: list[mx.array | None],
     x: mx.array,
     width: int,

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..registry import Case, Source, op
+from ..registry import Case, InlineSource, op
 from ..testing import sample
 from .activation import ACTIVATE
 from .qmv import FEW, after, matvec
@@ -109,7 +109,7 @@ BODY = r"""
         if (GROUPED) threadgroup_barrier(mem_flags::mem_threadgroup);
     }
 """
-MATMUL = Source(
+MATMUL = InlineSource(
     "mlxrt_matmul", ("x", "w", "s", "z", "l", "bias", "other", "order", "bounds"), ("y",), BODY, READ + ACTIVATE
 )
 

@@ -14,105 +14,13 @@ import mlx.core as mx
 
 from ..registry import Case, Source, op
 from ..testing import sample
-from .activation import ACTIVATE, ACTIVATIONS, activate
-from .quantized import READ, Matrix
-from .staging import DOT, tile
+from .activation import ACTIVATIONS, activate
+from .quantized import Matrix
+from .staging import tile
 
 FEW = 4  # rows of x up to which this is the faster way
 
-# A simdgroup makes LOOPS times R outputs of each row of x; with PAIR an output is a gate and the up that belongs to it.
-BODY = r"""
-    uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
-    uint t = thread_position_in_threadgroup.x; uint one = lift_of<BITS>(threadgroup_position_in_grid.z);
-    const int Q = PAIR ? 2 * R : R; const int PLACES = TILE / 4; const int N = FORM == 2 ? 8 * sizeof(T) : BITS;
-    threadgroup float4 xs[M * PLACES]; threadgroup float sums[M * TILE / 16];
-    threadgroup float part[M][SG * LOOPS * Q]; threadgroup float norms[M][SG];
-    const int LEVELS = FORM == 3 ? 1 << BITS : 1; threadgroup float table[LEVELS];
-    lay_levels<FORM, LEVELS, SG * 32>(l, t, &table[0]);
-    uint first = (threadgroup_position_in_grid.x * uint(SG) + sg) * uint(LOOPS * R);
-    uint row[Q]; uint p[Q][N]; float scale[Q]; float zero[Q]; float acc[M][Q]; float squares[M];
-    #pragma unroll
-    for (int r = 0; r < R; r++) {
-        row[r] = metal::min(first + uint(r), uint(O - 1));
-        if (PAIR) row[Q - R + r] = row[r] + uint(O);
-    }
-    load_rows<FORM, BITS, GROUP, K>(w, s, z, row, lane * 32 < uint(K) ? lane * 32 : 0, p, scale, zero);
-    #pragma unroll
-    for (int m = 0; m < M; m++) {
-        squares[m] = 0.0f;
-        #pragma unroll
-        for (int r = 0; r < Q; r++) acc[m][r] = 0.0f;
-    }
-    for (uint k0 = 0; k0 < uint(K); k0 += TILE) {
-        if (k0 > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
-        #pragma unroll
-        for (int m = 0; m < M; m++) {
-            for (uint i = t; i < uint(TILE / 8); i += uint(SG * 32)) {
-                squares[m] += stage8<T, FORM, NORM, K>(x, m * K, g, k0, i, &xs[m * PLACES], &sums[m * (TILE / 16)]);
-            }
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        uint end = metal::min(uint(TILE), uint(K) - k0);
-        for (uint l = 0; l < uint(LOOPS); l++) {
-            for (uint j = 0; j < end; j += 1024) {
-                // The next words are asked for before these are multiplied; the barrier keeps compilers from waiting.
-                uint p1[Q][N]; float scale1[Q]; float zero1[Q];
-                bool turn = LOOPS > 1 && j + 1024 >= end;
-                uint k = (turn ? 0 : k0 + j + 1024) + lane * 32;
-                if (turn) {
-                    #pragma unroll
-                    for (int r = 0; r < R; r++) {
-                        row[r] = metal::min(first + (l + 1) * uint(R) + uint(r), uint(O - 1));
-                        if (PAIR) row[Q - R + r] = row[r] + uint(O);
-                    }
-                }
-                load_rows<FORM, BITS, GROUP, K>(w, s, z, row, k < uint(K) ? k : 0, p1, scale1, zero1);
-                simdgroup_barrier(mem_flags::mem_none);
-                rows_meet<T, FORM, BITS, PLACES>(p, scale, zero, j + lane * 32, one, &table[0], &xs[0], &sums[0], acc);
-                take_rows(p, scale, zero, p1, scale1, zero1);
-            }
-            if (k0 + TILE >= uint(K)) {
-                #pragma unroll
-                for (int m = 0; m < M; m++) {
-                    #pragma unroll
-                    for (int r = 0; r < Q; r++) {
-                        float whole = simd_sum(acc[m][r]);
-                        if (lane == 0) part[m][(sg * uint(LOOPS) + l) * uint(Q) + uint(r)] = whole;
-                        acc[m][r] = 0.0f;
-                    }
-                }
-            }
-        }
-    }
-    if (NORM) {
-        #pragma unroll
-        for (int m = 0; m < M; m++) {
-            float whole = simd_sum(squares[m]);
-            if (lane == 0) norms[m][sg] = whole;
-        }
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    const uint MINE = SG * LOOPS * R;
-    for (uint i = t; i < uint(M) * MINE; i += uint(SG * 32)) {
-        uint m = i / MINE; uint j = i % MINE; uint o = threadgroup_position_in_grid.x * MINE + j;
-        if (o < uint(O)) {
-            uint at = j / uint(R) * uint(Q) + j % uint(R);
-            float a = part[m][at]; float u = PAIR ? part[m][at + uint(Q - R)] : 0.0f;
-            if (NORM) {
-                float total = 0.0f;
-                for (int c = 0; c < SG; c++) total += norms[m][c];
-                float inv = metal::rsqrt(total / float(K) + as_type<float>(uint(EPS)));
-                a *= inv; u *= inv;
-            }
-            if (BIAS) { a += float(bias[o]); if (PAIR) u += float(bias[O + o]); }
-            if (PAIR) { a = gated<ACT>(a, u); }
-            else if (ACT > 0) { a = gated<ACT>(a, TIMES ? float(other[m * O + o]) : 1.0f); }
-            if (RES) a += float(other[m * O + o]);
-            y[m * O + o] = static_cast<T>(capped<CAP>(a));
-        }
-    }
-"""
-MATVEC = Source("mlxrt_matvec", ("x", "w", "s", "z", "l", "g", "bias", "other"), ("y",), BODY, READ + ACTIVATE + DOT)
+QMV = Source("qmv.metal", ("x", "w", "s", "z", "l", "g", "bias", "other"), ("y",))
 
 
 def bits_of(value: float) -> int:
@@ -187,9 +95,9 @@ def pays(x, **rest) -> bool:
     return x.shape[0] <= FEW
 
 
-@matvec.kernel(MATVEC, refuses=refuses, pays=pays)
+@matvec.kernel(QMV, refuses=refuses, pays=pays)
 def launch(gpu, **arguments):
-    return multiplied(gpu, MATVEC, **arguments)[0]
+    return multiplied(gpu, QMV, **arguments)[0]
 
 
 def multiplied(

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from mlxrt.kernels import OPS, Op, Source
-from mlxrt.kernels.metal_header import METAL_HEADER
+from mlxrt.kernels import OPS, InlineSource, Op, Source
+from mlxrt.kernels.metal_source import shim
 
 Edit = tuple[int, int, str]  # from, to, instead
 
@@ -55,9 +55,9 @@ def pieces(ops: dict[str, Op] | None = None) -> list[Piece]:
     return [Piece(name, text, tuple(dict.fromkeys(names))) for (name, text), names in users.items()]
 
 
-def called(source: Source) -> list[tuple[str, str]]:
+def called(source: Source | InlineSource) -> list[tuple[str, str]]:
     """The functions a body calls, itself or through others; a header holds more than one kernel needs."""
-    there = list(functions(METAL_HEADER + source.helpers))
+    there = list(functions(shim("metal") + source.helpers))
     reached, seen = [], source.body
     while fresh := [f for f in there if f not in reached and re.search(rf"\b{f[0].split('<')[0]}\b", seen)]:
         reached += fresh
@@ -67,7 +67,7 @@ def called(source: Source) -> list[tuple[str, str]]:
 
 def functions(text: str) -> Iterator[tuple[str, str]]:
     """(name, text from its first word to its closing brace) of each function defined at the top level."""
-    for found in re.finditer(r"^(?:template <[^\n]*>\s)?FN \w+ (?P<name>\w+(?:<\w+>)?)\(", text, re.M):
+    for found in re.finditer(r"^(?:template <[^;{}]*?>\s)?FN \w+ (?P<name>\w+(?:<\w+>)?)\(", text, re.M):
         opened = text.find("{", found.end())
         if opened < 0 or ";" in text[found.end() : opened]:
             continue  # declared only
@@ -159,7 +159,8 @@ RULES: list[tuple[str, Callable[[str], Iterator[Edit]]]] = [
 
 
 def mutants(piece: Piece) -> list[Mutant]:
-    bare = re.sub(r"//[^\n]*", lambda m: " " * len(m.group()), piece.text)  # a comment holds nothing to change
+    # comments and directives hold nothing to change
+    bare = re.sub(r"//[^\n]*|^[ ]*#[^\n]*", lambda m: " " * len(m.group()), piece.text, flags=re.M)
     found: dict[str, Mutant] = {}
     seen: Counter[tuple[str, str, str]] = Counter()
     for kind, edits in RULES:

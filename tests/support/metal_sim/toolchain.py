@@ -30,6 +30,7 @@ FLAGS = """-std=c++20 -fPIC -w -ffp-contract=off -fno-exceptions -fno-strict-ali
 CHECKS = """-O1 -g1 -fsanitize=thread
     -fsanitize=bounds,shift-exponent,integer-divide-by-zero,alignment,float-cast-overflow""".split()
 MOST_BYTES = 2 << 30
+SOURCES = "mlxrt/kernels/"  # how the `#line` directives of our kernels begin
 
 
 @functools.cache
@@ -174,9 +175,10 @@ def build(text: str, checked: bool, whole: bool, folder: Path | None = None) -> 
 
 
 def source_line(library: Path, offset: int, file: str) -> str:
-    """The innermost line of `file` that an address comes from; empty when it cannot be told."""
+    """The innermost line of a kernel that an address comes from; empty when it cannot be told. `file`: what a kernel
+    without `#line` directives is called."""
     tool = shutil.which("addr2line")
     if not tool or not offset:
         return ""
     places = subprocess.run([tool, "-i", "-e", str(library), hex(offset)], capture_output=True, text=True).stdout
-    return next((os.path.basename(p).split(" ")[0] for p in places.splitlines() if f"{file}:" in p), "")
+    return next((os.path.basename(p).split(" ")[0] for p in places.splitlines() if f"{file}:" in p or SOURCES in p), "")

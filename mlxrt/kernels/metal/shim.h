@@ -1,0 +1,167 @@
+// What kernels need besides Metal itself. ../cuda/shim.h has the same names, spelled for CUDA.
+#include <metal_simdgroup_matrix>
+#define FN inline
+#define FLOAT16 half
+#define BFLOAT16 bfloat16_t
+
+// Where a lane's two numbers of an 8x8 simdgroup matrix lie, by the matrix' place in D = L R + D.
+// On Apple GPUs all three lie alike.
+FN uint tile_row(uint lane) {
+    return ((lane / 4) & 4) + ((lane / 2) % 4);
+}
+
+FN uint tile_col(uint lane) {
+    return (((lane / 4) & 2) * 2) + (lane % 2) * 2;
+}
+
+FN uint left_row(uint lane, uint i) {
+    return tile_row(lane);
+}
+
+FN uint left_col(uint lane, uint i) {
+    return tile_col(lane) + i;
+}
+
+FN uint right_row(uint lane, uint i) {
+    return tile_row(lane);
+}
+
+FN uint right_col(uint lane, uint i) {
+    return tile_col(lane) + i;
+}
+
+FN uint sum_row(uint lane, uint i) {
+    return tile_row(lane);
+}
+
+FN uint sum_col(uint lane, uint i) {
+    return tile_col(lane) + i;
+}
+
+// Which lane has a number of such a sum, and what all rows of its column come to.
+FN uint sum_lane(uint row, uint col) {
+    return row / 4 * 16 + col / 4 * 8 + row % 4 * 2 + col / 2 % 2;
+}
+
+FN float rows_max(float v) {
+    v = metal::max(v, simd_shuffle_xor(v, 2));
+    v = metal::max(v, simd_shuffle_xor(v, 4));
+    return metal::max(v, simd_shuffle_xor(v, 16));
+}
+
+FN float rows_sum(float v) {
+    v += simd_shuffle_xor(v, 2);
+    v += simd_shuffle_xor(v, 4);
+    return v + simd_shuffle_xor(v, 16);
+}
+
+template <typename T>
+struct Tile {
+    metal::simdgroup_matrix<T, 8, 8> m;
+};
+
+template <typename T>
+FN void set(thread Tile<T>& t, uint i, T v) {
+    t.m.thread_elements()[i] = v;
+}
+
+template <typename T>
+FN T at(thread Tile<T>& t, uint i) {
+    return t.m.thread_elements()[i];
+}
+
+template <typename T>
+FN void multiply2(
+    thread Tile<float>& d0, thread Tile<float>& d1, thread Tile<T>& l0, thread Tile<T>& l1,
+    thread Tile<T>& r
+) {
+    metal::simdgroup_multiply_accumulate(d0.m, l0.m, r.m, d0.m);
+    metal::simdgroup_multiply_accumulate(d1.m, l1.m, r.m, d1.m);
+}
+
+// Both, for two tiles each that follow one another: d0 += l0 r + m0 s and d1 += l1 r + m1 s.
+template <typename T>
+FN void multiply4(
+    thread Tile<float>& d0, thread Tile<float>& d1, thread Tile<T>& l0, thread Tile<T>& l1,
+    thread Tile<T>& r, thread Tile<T>& m0, thread Tile<T>& m1, thread Tile<T>& s
+) {
+    multiply2(d0, d1, l0, l1, r);
+    multiply2(d0, d1, m0, m1, s);
+}
+
+// Sixteen right tiles at once. Rows 2q and 2q + 1 of tile j are numbers 32q + 2j and 32q + 2j + 1 of a row of x: that of
+// column right_col(lane, i) begins at x[from[i]], or is zero where it is not live.
+template <typename T>
+FN void right16(
+    const device T* x, const thread uint (&from)[2], const thread bool (&live)[2], uint lane,
+    thread Tile<T> (&t)[16]
+) {
+    for (uint i = 0; i < 2; i++) {
+        uint k = right_row(lane, i);
+        for (uint j = 0; j < 16; j++) {
+            t[j].m.thread_elements()[i] =
+                live[i] ? x[from[i] + (k / 2) * 32 + 2 * j + k % 2] : T(0);
+        }
+    }
+}
+
+FN float4 four(float a, float b, float c, float d) {
+    return float4(a, b, c, d);
+}
+
+template <typename T>
+FN void unpack2(uint u, thread float* y);
+
+template <>
+FN void unpack2<float>(uint u, thread float* y) {
+    y[0] = as_type<float>(u);
+}
+
+template <>
+FN void unpack2<half>(uint u, thread float* y) {
+    half2 h = as_type<half2>(u);
+    y[0] = float(h.x);
+    y[1] = float(h.y);
+}
+
+template <>
+FN void unpack2<bfloat16_t>(uint u, thread float* y) {
+    y[0] = as_type<float>(u << 16);
+    y[1] = as_type<float>(u & 0xffff0000u);
+}
+
+// A word that holds two numbers, into a tile.
+template <typename T>
+FN void set_pair(thread Tile<T>& t, uint w) {
+    float y[2];
+    unpack2<T>(w, y);
+    t.m.thread_elements()[0] = static_cast<T>(y[0]);
+    t.m.thread_elements()[1] = static_cast<T>(y[1]);
+}
+
+// Codes number k of both halves of a word into a tile.
+template <int BITS, typename T>
+FN void set_codes(thread Tile<T>& t, uint w, uint k) {
+    uint u = w >> (BITS * k);
+    uint mask = (1u << BITS) - 1u;
+    t.m.thread_elements()[0] = static_cast<T>(float(u & mask));
+    t.m.thread_elements()[1] = static_cast<T>(float((u >> 16) & mask));
+}
+
+template <typename T>
+FN uint pair_of(float a, float b);
+
+template <>
+FN uint pair_of<float>(float a, float b) {
+    return as_type<uint>(a);
+}  // a word holds one
+
+template <>
+FN uint pair_of<half>(float a, float b) {
+    return as_type<uint>(half2(half(a), half(b)));
+}
+
+template <>
+FN uint pair_of<bfloat16_t>(float a, float b) {
+    return (as_type<uint>(a) >> 16) | (as_type<uint>(b) & 0xffff0000u);
+}  // they are such
