@@ -29,7 +29,7 @@ later 30b bench.gpu.decode qwen3-30b-a3b@4bit --runs 1x512,32x128,1x4096 --token
 later products bench.gpu.ops --only "" --rows 1,8,32 --json "$work/out/products.json"
 [ -n "$JANG" ] && later jang bench.gpu.jang --layers 8 --unproved --device
 groups="matvec,matvec_of_sum,add_norm,embed_rows matmul,grouped_product,order_pairs,mix attend_pages attend_packed \
-    attend_entry,route_gate_up route,expert_gate_up,expert_down,greedy,turn,coded_unpack,vector_rows,delta_step"
+    qkv_attention,route_gate_up route,expert_gate_up,expert_down,greedy,turn,coded_unpack,vector_rows,delta_step"
 for ops in $groups; do check "ops-$ops" bench.gpu.ops --no-speed --only "$ops"; done
 check gathered bench.gpu.gathered
 check replay bench.gpu.replay --programs 6 --kv full,q8

@@ -45,7 +45,7 @@ def recorded(model, shape: str, batch: int, prompt: int, kv: str) -> list[Launch
     config = EngineConfig(kv=kv, max_context=prompt + 64, chunk=2048, compile=False, ahead=0, max_running=64)
     with Engine(model, config, source=Source(shape)) as engine:
         prompts = prompts_of(model.config.vocab_size, batch, prompt)
-        with engine.stream([ask(p, 12) for p in prompts]) as stream, model.kernels.costless(True):
+        with engine.stream([ask(p, 12) for p in prompts]) as stream, model.kernels.capturing(True):
             count = dict.fromkeys(stream.ids, 0)
             while min(count.values()) < 4:
                 count[next(stream).id] += 1

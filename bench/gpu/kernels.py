@@ -18,15 +18,15 @@ import mlx.core as mx  # isort: skip
 from bench.gpu.clock import Clock
 from bench.gpu.ops import copy_bandwidth, nbytes, weights
 from mlxrt.kernels import (
-    Heads,
     Matrix,
     Pages,
-    attend_entry,
+    QKVLayout,
     attend_pages,
     backend,
     expert_down,
     gpu_of,
     matvec,
+    qkv_attention,
     route_gate_up,
 )
 from mlxrt.kernels.cuda.nvrtc import Launch
@@ -86,9 +86,9 @@ class Parts:
         pools = [mx.random.normal((blocks, keys, 32, dim)).astype(HALF) for _ in range(n)]
         return [Pages(p, mx.random.normal((1, keys, 32, dim)).astype(HALF), table, where) for p in pools]
 
-    def heads(self) -> Heads:
+    def heads(self) -> QKVLayout:
         norm, speeds = mx.ones(self.layer.dim, HALF), 1e6 ** -(mx.arange(self.layer.dim // 2) / (self.layer.dim // 2))
-        return Heads(self.layer.heads, self.layer.keys, self.layer.dim, norm, norm, eps=1e-6, speeds=speeds)
+        return QKVLayout(self.layer.heads, self.layer.keys, self.layer.dim, norm, norm, eps=1e-6, speeds=speeds)
 
     def attention(self) -> list[Call]:
         qkv, what = mx.random.normal((1, self.layer.qkv)).astype(HALF), {"heads": self.heads(), "scale": 0.09}
@@ -99,7 +99,7 @@ class Parts:
         what = {"heads": self.heads(), "scale": 0.09, "norm": norm, "eps": 1e-6}
         held = self.matrices(self.layer.qkv, self.layer.hidden)
         return [
-            lambda m=m, p=p: attend_entry.launch(self.gpu, x=x, matrix=m, pages=p, **what)
+            lambda m=m, p=p: qkv_attention.launch(self.gpu, x=x, matrix=m, pages=p, **what)
             for m, p in zip(held, self.pages(len(held)))
         ]
 

@@ -141,8 +141,6 @@ class Runner:
         """The step itself: (hidden, pools, live) from arrays alone."""
         index = [dict(where) for where in index]  # layers leave there what they share, for this step only
         views = {i: self.groups[g].spec.view(batch, index[g], pools[i], live[i]) for i, g in self.of.items()}
-        for view in views.values():
-            view.kernels = self.model.kernels
         hidden = self.model(tokens, [views[i] for i in self.source])
         return hidden, {i: v.pool for i, v in views.items()}, {i: v.live for i, v in views.items()}
 
@@ -184,7 +182,7 @@ class Runner:
             t.live = {i: self.groups[g].spec.open(pools[i], t.index[g], width, self.held) for i, g in self.of.items()}
         arrays = tokens, t.batch, t.index, pools, t.live
         replay = self.replay if decode is self.decode_best else None
-        with self.model.kernels.costless(replay is not None):
+        with self.model.kernels.capturing(replay is not None):
             made, t.live = decode(*arrays) if replay is None else replay(t.used, *arrays)
         t.used, t.kept = t.used + 1, step.checkpoint
         if replay is not None and t.whole and all(g.spec.size == TAIL for g in self.groups):

@@ -10,18 +10,19 @@ from .ops.embedding import embed_rows
 from .ops.gated_delta import delta_step
 from .ops.hadamard import turn
 from .ops.kv_quant import CodedToken, Packed
+from .ops.linear import linear
 from .ops.lut_matrix import Codes
 from .ops.moe_fused import route_gate_up
 from .ops.moe_grouped import grouped_product, mix, order_pairs
 from .ops.moe_qmv import expert_down, expert_gate_up
 from .ops.moe_router import route
 from .ops.paged_attention import attend_pages
-from .ops.qkv_attention import Entry, attend_entry
-from .ops.qkv_layout import Heads, Pages
+from .ops.qkv_attention import LazyQKV, compute_qkv, decode_attention, qkv_attention
+from .ops.qkv_layout import Pages, QKVLayout
 from .ops.qmm import matmul
 from .ops.qmv import matvec
 from .ops.quantized import Matrix
-from .ops.quantized_attention import PackedPages, attend_packed, attention_of
+from .ops.quantized_attention import PackedPages, attend_packed, attention_op
 from .registry import OPS, Case, InlineSource, Op, Source
 
 __all__ = [
@@ -31,24 +32,25 @@ __all__ = [
     "Case",
     "CodedToken",
     "Codes",
-    "Entry",
     "Gpu",
-    "Heads",
     "InlineSource",
     "Kernels",
+    "LazyQKV",
     "Matrix",
     "Op",
     "Packed",
     "PackedPages",
     "Pages",
+    "QKVLayout",
     "Source",
     "add_norm",
-    "attend_entry",
     "attend_packed",
     "attend_pages",
-    "attention_of",
+    "attention_op",
     "backend",
     "coded_unpack",
+    "compute_qkv",
+    "decode_attention",
     "delta_step",
     "embed_rows",
     "expert_down",
@@ -56,11 +58,13 @@ __all__ = [
     "gpu_of",
     "greedy",
     "grouped_product",
+    "linear",
     "matmul",
     "matvec",
     "matvec_of_sum",
     "mix",
     "order_pairs",
+    "qkv_attention",
     "route",
     "route_gate_up",
     "turn",

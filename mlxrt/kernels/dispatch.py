@@ -134,37 +134,39 @@ class Kernels:
         self.mode, self.gpu = mode, gpu
         self.judge: Callable[[Op, str], Any] | None = None  # asked once for an op and dtype, before its first launch
         self._judged: set[tuple[str, str]] = set()
-        self.launches_cost = True  # the host's time: a kernel that saves one may take the device longer
+        self.graph_mode = False  # steps are launched as one graph: fusing kernels saves the host nothing
         self.disabled: dict[str, str] = {}  # op -> why its kernel is not used on this machine
         self.used: dict[str, int] = {}  # op -> calls computed by our kernel
         self.fallbacks: dict[tuple[str, str], int] = {}  # (op, reason) -> calls computed by plain MLX instead
         if mode == "strict" and gpu is None:
             raise NoKernel("kernels='strict' needs a GPU: this device runs plain MLX only; use kernels='auto'")
 
-    def run(self, op: Op, apart: Callable[[], Any] | None = None, /, **arguments: Any) -> Any:
-        """`apart`: the same by other ops, for a kernel that does the work of several."""
-        otherwise = apart or (lambda: op.reference(**arguments))
+    def run(self, op: Op, /, **arguments: Any) -> Any:
+        """The op by its kernel where one fits, else by its fallback."""
         if self.gpu is None or self.mode == "reference" or op.launch is None:
-            return otherwise()
+            return self._fall_back(op, arguments)
         if not op.pays(**arguments):
-            return otherwise()  # measured: it is faster for this shape
+            return self._fall_back(op, arguments)  # measured: it is faster for this shape
         if not (reason := op.refuses(**arguments)):
             self._ask(op, computed_in(arguments.values()))
             reason = self.disabled.get(op.name)
         if reason:
-            self.lack(op, reason, "plain MLX" if apart is None else "several launches")
-            return otherwise()
+            self.lack(op, reason, "plain MLX" if op.unfused is None else "several launches")
+            return self._fall_back(op, arguments)
         self.used[op.name] = self.used.get(op.name, 0) + 1
         return op.launch(self.gpu, **arguments)
 
+    def _fall_back(self, op: Op, arguments: dict[str, Any]) -> Any:
+        return op.reference(**arguments) if op.unfused is None else op.unfused(self, **arguments)
+
     @contextmanager
-    def costless(self, so: bool) -> Iterator[None]:
-        """A step that will be launched as one graph: what is fastest on the device is."""
-        before, self.launches_cost = self.launches_cost, self.launches_cost and not so
+    def capturing(self, graph: bool) -> Iterator[None]:
+        """`graph`: the step is captured as one graph, so the kernels that are fastest on the device are chosen."""
+        before, self.graph_mode = self.graph_mode, self.graph_mode or graph
         try:
             yield
         finally:
-            self.launches_cost = before
+            self.graph_mode = before
 
     @property
     def judged(self) -> int:

@@ -72,6 +72,7 @@ class Op:
     reference: Callable[..., Any]
     cases: Callable[[Any], Iterator[Case]]  # of a dtype
     tolerance: dict[str, float]  # dtype name -> largest error, relative to the reference's largest number
+    unfused: Callable[..., Any] | None = None  # (kernels, **arguments): by other ops, where the kernel fuses several
     launch: Callable[..., Any] | None = None
     refuses: Callable[..., str | None] = lambda *_, **__: None  # why the kernel cannot take these arguments
     pays: Callable[..., bool] = lambda *_, **__: True  # False where MLX's own ops were measured to be faster
@@ -98,13 +99,18 @@ class Op:
 TOLERANCE = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
 
-def op(cases: Callable[[Any], Iterator[Case]], tolerance: dict[str, float] | None = None):
+def op(
+    cases: Callable[[Any], Iterator[Case]],
+    tolerance: dict[str, float] | None = None,
+    unfused: Callable[..., Any] | None = None,
+):
     """Registers the decorated function as the meaning of an op of its name."""
 
     def make(reference: Callable[..., Any]) -> Op:
         if reference.__name__ in OPS:
             raise ValueError(f"op {reference.__name__} is registered twice")
-        OPS[reference.__name__] = made = Op(reference.__name__, reference, cases, TOLERANCE | (tolerance or {}))
+        made = Op(reference.__name__, reference, cases, TOLERANCE | (tolerance or {}), unfused)
+        OPS[reference.__name__] = made
         return made
 
     return make

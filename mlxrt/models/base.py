@@ -38,17 +38,17 @@ class Fusible(Computing):
 
     def lead(self, *norms: nn.Module, into: nn.Module) -> None:
         """Lay norms beside the matrix that reads what they make, the `entry` of a part, where it names one; and beside
-        both what a part's `form` holds, for a kernel that goes on with the product."""
+        both what a part's `layout` holds, for a kernel that goes on with the product."""
         if self.kernels.gpu is None:
             return
-        form = getattr(into, "form", None)
-        more = {} if form is None else form.held()
+        layout = getattr(into, "layout", None)
+        more = {} if layout is None else layout.held()
         held = arrays_in((*norms, getattr(into, "entry", None)))
         laid = self.kernels.gpu.bundle([*(m[name] for m, name in held), *more.values()])
         for (module, name), array in zip(held, laid):
             module[name] = array
-        if form is not None:
-            into.form = replace(form, **dict(zip(more, laid[len(held) :])))
+        if layout is not None:
+            into.layout = replace(layout, **dict(zip(more, laid[len(held) :])))
 
 
 class CausalLM(Computing):

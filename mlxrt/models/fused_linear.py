@@ -8,10 +8,10 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..kernels import Entry, Kernels, Matrix, add_norm, embed_rows, matmul, matvec, matvec_of_sum
+from ..kernels import Kernels, LazyQKV, Matrix, add_norm, embed_rows, matvec_of_sum
+from ..kernels import linear as kernel_linear
 from ..kernels.ops.activation import activate
 from ..kernels.ops.qmm import MANY
-from ..kernels.ops.qmv import FEW
 
 
 def matrix_of(linear: nn.Module) -> Matrix | None:
@@ -42,17 +42,13 @@ def product(
 ) -> mx.array:
     """linear(norm(x)); `pair`: its first half is a gate for the second; `times`: it is a gate for that; + residual.
 
-    With `softcap` none of its numbers is larger.
+    `softcap`: y = softcap * tanh(y / softcap).
     """
     after = {"activation": activation, "pair": pair, "times": times, "residual": residual, "softcap": softcap}
     matrix = met(linear, x, kernels)
     if matrix is not None:
-        bias = linear.get("bias")
-        if x.shape[0] <= FEW:
-            weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-            return kernels.run(matvec, x=x, matrix=matrix, norm=weight, eps=eps, bias=bias, **after)
-        h = x if norm is None else normed(norm, x, kernels)
-        return kernels.run(matmul, x=h, matrix=matrix, bias=bias, **after)
+        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        return kernel_linear(kernels, x, matrix, norm=weight, eps=eps, bias=linear.get("bias"), **after)
     h = x if norm is None else norm(x)
     y = whole(linear, h, unpacks=kernels.gpu is not None)
     if activation is not None:
@@ -62,17 +58,12 @@ def product(
     return y if softcap is None else mx.tanh(y / softcap) * softcap
 
 
-def entering(linear: nn.Module, x: mx.array, kernels: Kernels, norm: nn.RMSNorm | None) -> Entry:
-    """linear(norm(x)), for attention to compute with its own launch if it can."""
+def lazy_qkv(linear: nn.Module, x: mx.array, kernels: Kernels, norm: nn.RMSNorm | None) -> LazyQKV | mx.array:
+    """linear(norm(x)), left for attention to compute in its own launch where a kernel can."""
+    if (matrix := met(linear, x, kernels)) is None:
+        return product(linear, x, kernels, norm=norm)
     weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-    return Entry(
-        lambda: product(linear, x, kernels, norm=norm),
-        x,
-        met(linear, x, kernels),
-        weight,
-        eps,
-        linear.get("bias"),
-    )
+    return LazyQKV(x, matrix, weight, eps, linear.get("bias"))
 
 
 def product_of_sum(
@@ -89,16 +80,12 @@ def product_of_sum(
 ) -> tuple[mx.array, mx.array]:
     """h = residual + post(x), which a branch made; (product of h, h)."""
     after: dict[str, Any] = {"activation": activation, "pair": pair, "times": times}
-
-    def apart() -> tuple[mx.array, mx.array]:
+    if (matrix := met(linear, x, kernels)) is None:
         h = plus_normed(post, x, residual, kernels)
         return product(linear, h, kernels, norm=norm, **after), h
-
-    if (matrix := met(linear, x, kernels)) is None:
-        return apart()
     weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
     given = {"x": x, "residual": residual, "post": post.weight, "post_eps": post.eps, "bias": linear.get("bias")}
-    return kernels.run(matvec_of_sum, apart, matrix=matrix, norm=weight, eps=eps, **given, **after)
+    return kernels.run(matvec_of_sum, matrix=matrix, norm=weight, eps=eps, **given, **after)
 
 
 def whole(linear: nn.Module, x: mx.array, *, unpacks: bool) -> mx.array:

@@ -1,11 +1,14 @@
 """A block of Gemma 4: attention on normed queries, keys and values, an input of its own, a scalar at the end."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..kernels import Entry, Heads
+from ..kernels import LazyQKV, QKVLayout
+from .attention import attend
 from .base import Fusible
-from .fused_linear import entering, plus_normed, product, product_of_sum
+from .fused_linear import lazy_qkv, plus_normed, product, product_of_sum
 from .gemma import GemmaMLP, Sandwich
 from .layers import joined
 from .rope import RoPE
@@ -14,20 +17,21 @@ from .rope import RoPE
 class Gemma4Attention(Fusible):
     """Queries, keys and values are normed, so scores need no scale. Some layers have no v_proj, some only q_proj."""
 
-    form: Heads | None = None
+    layout: QKVLayout | None = None  # with the constants a kernel needs
 
     def __init__(self, c, i):
         super().__init__()
         self.heads, (self.kv_heads, self.head_dim), self.eps = c.num_attention_heads, c.sizes[i], c.rms_norm_eps
         wide, narrow, bias = self.heads * self.head_dim, self.kv_heads * self.head_dim, c.attention_bias
-        self.reads = c.sources[i] is not None
+        self.reads = c.sources[i] is not None  # the keys and values of another layer
+        self.tied = self.reads or (c.windows[i] is None and c.attention_k_eq_v)  # no v_proj
         self.q_proj = nn.Linear(c.hidden_size, wide, bias=bias)
         self.o_proj = nn.Linear(wide, c.hidden_size, bias=bias)
         self.q_norm = nn.RMSNorm(self.head_dim, eps=self.eps)
         if not self.reads:
             self.k_proj = nn.Linear(c.hidden_size, narrow, bias=bias)
             self.k_norm = nn.RMSNorm(self.head_dim, eps=self.eps)
-            if c.windows[i] is not None or not c.attention_k_eq_v:
+            if not self.tied:
                 self.v_proj = nn.Linear(c.hidden_size, narrow, bias=bias)
         self.rope = RoPE(c.ropes[i])
 
@@ -37,34 +41,27 @@ class Gemma4Attention(Fusible):
             self.qkv_proj = whole
             for name in names:
                 del self[name]
-
         if self.kernels.gpu is not None:
-            keys = None if self.reads else self.k_norm.weight
-            norms = (self.q_norm.weight, keys, True, self.eps)
-            form = Heads(self.heads, self.kv_heads, self.head_dim, *norms, tied="v_proj" not in names)
-            self.form = self.rope.form(form)
+            self.layout = replace(self.qkv_layout(), **self.rope.constants())
+
+    def qkv_layout(self) -> QKVLayout:
+        norms = (self.q_norm.weight, None if self.reads else self.k_norm.weight, True, self.eps)
+        return QKVLayout(self.heads, self.kv_heads, self.head_dim, *norms, tied=self.tied)
 
     @property
     def entry(self) -> nn.Module | None:
         return self.get("q_proj" if self.reads else "qkv_proj")
 
-    def qkv(self, x, norm) -> Entry:
+    def qkv(self, x, norm) -> LazyQKV | mx.array:
         """[N, heads * D]: the queries; the keys, where there are; the values, where they are not the keys."""
         if (whole := self.entry) is not None:
-            return entering(whole, x, self.kernels, norm)
+            return lazy_qkv(whole, x, self.kernels, norm)
         names = [name for name in ("q_proj", "k_proj", "v_proj") if name in self]
-        return Entry(lambda: mx.concatenate([self[name](norm(x)) for name in names], axis=-1))
-
-    def turn(self, qkv, positions):
-        y = qkv.reshape(qkv.shape[0], -1, self.head_dim)
-        if self.reads:
-            return [self.rope(self.q_norm(y), positions)]
-        q, k, *v = mx.split(y, [self.heads, *range(self.heads + self.kv_heads, y.shape[1], self.kv_heads)], axis=1)
-        values = mx.fast.rms_norm(v[0] if v else k, None, self.eps)
-        return self.rope(self.q_norm(q), positions), self.rope(self.k_norm(k), positions), values
+        return mx.concatenate([self[name](norm(x)) for name in names], axis=-1)
 
     def __call__(self, x, kv, *, norm):
-        y = kv.meet(self.qkv(x, norm), self.turn, self.form, scale=1.0)
+        layout = self.layout or self.qkv_layout()
+        y = attend(self.qkv(x, norm), kv, layout, self.rope, self.kernels, scale=1.0)
         return product(self.o_proj, y, self.kernels)
 
 

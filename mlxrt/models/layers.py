@@ -1,11 +1,14 @@
 """Blocks that several families share. A family that needs something else writes it in its own file."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..kernels import Entry, Heads
+from ..kernels import LazyQKV, QKVLayout
+from .attention import attend
 from .base import CausalLM, Computing, Fusible
-from .fused_linear import embed, entering, product
+from .fused_linear import embed, lazy_qkv, product
 from .rope import RoPE
 
 
@@ -30,7 +33,7 @@ def joined(linears: list[nn.Module]) -> nn.Module | None:
 
 class Attention(Fusible):
     softcap: float | None = None
-    form: Heads | None = None  # for a kernel that norms and turns the heads itself
+    layout: QKVLayout | None = None  # with the constants a kernel needs
 
     def __init__(self, c, *, qkv_bias=False, o_bias=False, qk_norm=False):
         super().__init__()
@@ -52,40 +55,31 @@ class Attention(Fusible):
             for name in ("q_proj", "k_proj", "v_proj"):
                 del self[name]
         if self.kernels.gpu is not None:
-            norms = (self.q_norm.weight, self.k_norm.weight, False, self.q_norm.eps) if self.normed else ()
-            form = Heads(self.heads, self.kv_heads, self.head_dim, *norms)
-            self.form = self.rope.form(form)
+            self.layout = replace(self.qkv_layout(), **self.rope.constants())
+
+    def qkv_layout(self) -> QKVLayout:
+        norms = (self.q_norm.weight, self.k_norm.weight, False, self.q_norm.eps) if self.normed else ()
+        return QKVLayout(self.heads, self.kv_heads, self.head_dim, *norms)
 
     @property
     def entry(self) -> nn.Module | None:
         """The matrix that reads what the block's norm makes."""
         return self.get("qkv_proj")
 
-    def qkv(self, x, norm=None) -> Entry:
+    def qkv(self, x, norm=None) -> LazyQKV | mx.array:
         """[N, heads * D]: the queries, the keys, the values."""
         if "qkv_proj" in self:
-            return entering(self.qkv_proj, x, self.kernels, norm)
+            return lazy_qkv(self.qkv_proj, x, self.kernels, norm)
         h = x if norm is None else norm(x)
-        return Entry(lambda: mx.concatenate([p(h) for p in (self.q_proj, self.k_proj, self.v_proj)], axis=-1))
+        return mx.concatenate([p(h) for p in (self.q_proj, self.k_proj, self.v_proj)], axis=-1)
 
-    def split(self, qkv):
-        """[N, heads, D] each."""
-        return mx.split(qkv.reshape(qkv.shape[0], -1, self.head_dim), [self.heads, self.heads + self.kv_heads], axis=1)
-
-    def turn(self, qkv, positions):
-        """q, k, v [N, heads, D], ready to meet."""
-        if self.normed:
-            q, k, v = self.split(qkv)
-            qk = mx.concatenate([self.q_norm(q), self.k_norm(k)], axis=1)
-        else:
-            heads = qkv.reshape(qkv.shape[0], -1, self.head_dim)
-            qk, v = mx.split(heads, [self.heads + self.kv_heads], axis=1)
-        q, k = mx.split(self.rope(qk, positions), [self.heads], axis=1)  # all heads turn alike: one call
-        return q, k, v
+    def attend(self, qkv, kv):
+        """qkv [N, heads * D] -> [N, Hq * D]."""
+        layout, sinks = self.layout or self.qkv_layout(), self.get("sinks")
+        return attend(qkv, kv, layout, self.rope, self.kernels, scale=self.scale, softcap=self.softcap, sinks=sinks)
 
     def __call__(self, x, kv, *, norm=None, residual=None):
-        qkv, sinks = self.qkv(x, norm), self.get("sinks")
-        y = kv.meet(qkv, self.turn, self.form, scale=self.scale, softcap=self.softcap, sinks=sinks)
+        y = self.attend(self.qkv(x, norm), kv)
         return product(self.o_proj, y, self.kernels, residual=residual)
 
 

@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import UnsupportedModel, shown
-from ..kernels import Entry
+from ..kernels import compute_qkv
 from .config import PINNED
 from .layers import Attention, Block
 from .llama import Llama
@@ -57,8 +57,9 @@ class WideNormAttention(Attention):
         self.k_norm = nn.RMSNorm(self.kv_heads * self.head_dim, eps=c.rms_norm_eps)
 
     def qkv(self, x, norm=None):
-        q, k, v = (y.flatten(1) for y in self.split(super().qkv(x, norm).made()))
-        return Entry(lambda: mx.concatenate([self.q_norm(q), self.k_norm(k), v], axis=-1))
+        wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        q, k, v = mx.split(compute_qkv(super().qkv(x, norm), self.kernels), [wide, wide + narrow], axis=-1)
+        return mx.concatenate([self.q_norm(q), self.k_norm(k), v], axis=-1)
 
 
 class SigmoidMixture(nn.Module):

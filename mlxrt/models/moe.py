@@ -176,17 +176,10 @@ class Experts(Fusible):
 
     def routed(self, x, gate, k, *, norm=None, residual=None, **rules):
         """The same for `k` experts that a linear layer chooses, by kernels; `rules` are the op's that chooses."""
-        how = {"norm": norm, **rules}
         if not self.launches(x) or self.grouped(x) or isinstance(self.gate_up_proj, CodedExpertLinear):
-            return self(x, *route_by(self, gate, x, k, **how), norm=norm, residual=residual)
-        what = self.gates(norm)
-
-        def apart():
-            experts, weights = route_by(self, gate, x, k, **how)
-            return self.kernels.run(expert_gate_up, x=x, experts=experts, **what), experts, weights
-
+            return self(x, *route_by(self, gate, x, k, norm=norm, **rules), norm=norm, residual=residual)
         router = {"router": matrix_of(gate), "rbias": gate.get("bias"), "k": k}
-        h, experts, weights = self.kernels.run(route_gate_up, apart, x=x, **router, **what, **rules)
+        h, experts, weights = self.kernels.run(route_gate_up, x=x, **router, **self.gates(norm), **rules)
         return self.down(h, experts, weights, residual)
 
     def gates(self, norm):

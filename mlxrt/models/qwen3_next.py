@@ -12,7 +12,7 @@ import mlx.nn as nn
 
 from ..cache.memory import PagedKV, PlainKV
 from ..errors import BadCheckpoint, UnsupportedModel, shown
-from ..kernels import Entry
+from ..kernels import compute_qkv
 from .base import CausalLM, Fusible
 from .config import PINNED, ModelConfig, needs
 from .fused_linear import product
@@ -110,11 +110,10 @@ class GatedAttention(Attention):
         self.q_proj = nn.Linear(c.hidden_size, 2 * self.heads * self.head_dim, bias=c.attention_bias)
 
     def __call__(self, x, kv, *, norm=None, residual=None):
-        both, rest = mx.split(
-            self.qkv(x, norm).made().reshape(x.shape[0], -1, self.head_dim), [2 * self.heads], axis=1
-        )  # queries and gates take turns; keys and values
+        qkv = compute_qkv(self.qkv(x, norm), self.kernels).reshape(x.shape[0], -1, self.head_dim)
+        both, rest = mx.split(qkv, [2 * self.heads], axis=1)  # queries and gates interleaved; keys and values
         qkv = mx.concatenate([both[:, ::2], rest], axis=1).flatten(1)
-        y = kv.meet(Entry(lambda: qkv), self.turn, self.form, scale=self.scale) * mx.sigmoid(both[:, 1::2].flatten(1))
+        y = self.attend(qkv, kv) * mx.sigmoid(both[:, 1::2].flatten(1))
         return product(self.o_proj, y, self.kernels, residual=residual)
 
 

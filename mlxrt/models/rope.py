@@ -6,14 +6,13 @@ A missing theta is an error: the wrong one gives fluent nonsense.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import BadCheckpoint, UnsupportedModel, shown
-from ..kernels import Heads
 
 STILL = 1e30  # a period no text is long enough to turn by; infinity is no number for a GPU's fast arithmetic
 
@@ -50,11 +49,11 @@ class RoPE(nn.Module):
         )
         return turned[:, :, 0]
 
-    def form(self, heads: Heads) -> Heads:
-        """The heads with this rope, for a kernel that turns them itself."""
+    def constants(self) -> dict[str, Any]:
+        """What a kernel needs to apply it: fields of a QKVLayout."""
         r = self._rope
         periods = mx.array(plain(r.theta, r.dim), mx.float32) if self._periods is None else self._periods
-        return replace(heads, speeds=r.scale / periods, magnitude=r.magnitude)
+        return {"speeds": r.scale / periods, "magnitude": r.magnitude}
 
 
 def read_rope(raw: Mapping[str, Any], dim: int, context: int, *, partial: bool = False) -> Rope:

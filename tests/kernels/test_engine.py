@@ -77,7 +77,7 @@ def test_generation_by_kernels_is_generation_by_plain_mlx(folder, on_gpu):
     assert tokens == plain
     assert not sim.errors()
     kernels = engine.runner.model.kernels
-    assert {"matvec", "attend_entry", "embed_rows"} <= set(kernels.used) and "attend_pages" not in kernels.used
+    assert {"matvec", "qkv_attention", "embed_rows"} <= set(kernels.used) and "attend_pages" not in kernels.used
     assert not kernels.disabled and not kernels.fallbacks
 
 
@@ -98,7 +98,7 @@ def test_a_short_request_beside_a_long_one(folder, on_gpu):
     assert "attend_pages" in kernels.used and not kernels.fallbacks
 
 
-WRONG = [("matvec", "mlxrt_qmv", 1), ("attend_entry", "mlxrt_enter_attend", 1), ("attend_pages", "mlxrt_attend", 2)]
+WRONG = [("matvec", "mlxrt_qmv", 1), ("qkv_attention", "mlxrt_enter_attend", 1), ("attend_pages", "mlxrt_attend", 2)]
 
 
 @pytest.mark.parametrize(("op", "text", "rows"), WRONG)

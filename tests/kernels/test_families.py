@@ -36,14 +36,14 @@ SMALL = {
 }
 PROMPT = tuple(7 * i % 191 for i in range(21))
 # Launches of a step at batch 1: of its layers, and for the embedding, the head and the choice.
-DENSE, SPARSE = {"attend_entry", "matvec"}, {"attend_entry", "matvec", "route_gate_up", "expert_down"}
+DENSE, SPARSE = {"qkv_attention", "matvec"}, {"qkv_attention", "matvec", "route_gate_up", "expert_down"}
 FAMILIES = [
     ("qwen3-0.6b", DENSE, 4 * LAYERS + 3),
     ("qwen3-30b-a3b", SPARSE, 4 * LAYERS + 3),
     ("gpt-oss-20b", SPARSE, 4 * LAYERS + 3),
     (
         "gemma4-e2b",
-        {"attend_entry", "matvec", "matvec_of_sum", "add_norm"},
+        {"qkv_attention", "matvec", "matvec_of_sum", "add_norm"},
         7 * LAYERS + 6,
     ),  # 3: the layers' own inputs
 ]
@@ -90,4 +90,4 @@ def test_codes_are_entered_too():
     kernels = Kernels("strict", gpu_of("metal", sim.metal_kernel))
     with made("qwen3-0.6b", kernels, "q8") as engine:
         assert answer(engine, 6) == expected
-    assert not sim.errors() and "attend_entry" in kernels.used and "attend_packed" not in kernels.used
+    assert not sim.errors() and "qkv_attention" in kernels.used and "attend_packed" not in kernels.used

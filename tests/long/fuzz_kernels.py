@@ -20,7 +20,7 @@ from mlxrt.kernels.error_report import DTYPES, prove, truth
 from mlxrt.kernels.ops.kv_quant import CodedToken, Packed
 from mlxrt.kernels.ops.paged_attention import ALONE
 from mlxrt.kernels.ops.qkv_attention import ROOM, entered, memory, tokens_of
-from mlxrt.kernels.ops.qkv_layout import Heads, Pages
+from mlxrt.kernels.ops.qkv_layout import Pages, QKVLayout
 from mlxrt.kernels.ops.quantized_attention import PackedPages
 from mlxrt.kernels.testing import sample
 
@@ -91,15 +91,15 @@ def rows_of(rng: random.Random) -> dict[str, Any]:
     return dict(rows=rows, size=size, blocks=blocks, base=base, start=start, used=used, window=window)
 
 
-def heads_of(rng: random.Random, dtype: mx.Dtype, dims: list[int]) -> Heads:
+def heads_of(rng: random.Random, dtype: mx.Dtype, dims: list[int]) -> QKVLayout:
     keys, group, dim = rng.choice([1, 2]), rng.choice([1, 2, 3, 4, 8]), rng.choice(dims)
     norms = [normal(dtype, dim) for _ in range(2)] if rng.random() < 0.5 else [None, None]
     turning = rng.choice([None, dim // 2, dim // 4])
     speeds = None if turning is None else 10000.0 ** -(mx.arange(turning) / turning)
-    return Heads(keys * group, keys, dim, norms[0], norms[1], False, 1e-6, speeds, rng.choice([1.0, 1.3]))
+    return QKVLayout(keys * group, keys, dim, norms[0], norms[1], False, 1e-6, speeds, rng.choice([1.0, 1.3]))
 
 
-def attention(rng: random.Random, dtype: mx.Dtype, heads: Heads, at: dict[str, Any], pages: Any) -> Case:
+def attention(rng: random.Random, dtype: mx.Dtype, heads: QKVLayout, at: dict[str, Any], pages: Any) -> Case:
     width = heads.queries + (heads.keys if heads.tied else 2 * heads.keys)
     arrays = {"qkv": normal(dtype, at["rows"], width * heads.dim)}
     if rng.random() < 0.3:
@@ -221,7 +221,7 @@ def draw_delta(rng: random.Random, dtype: mx.Dtype) -> Case:
 DRAWS: dict[str, Draw] = {
     "attend_pages": draw_pages,
     "attend_packed": draw_packed,
-    "attend_entry": draw_entry,
+    "qkv_attention": draw_entry,
     "route_gate_up": draw_routed,
     "matvec": draw_matvec,
     "matvec_of_sum": draw_of_sum,

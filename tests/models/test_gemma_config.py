@@ -9,8 +9,8 @@ from mlx.utils import tree_flatten
 from mlxrt.errors import BadCheckpoint, MlxrtError, UnsupportedModel
 from mlxrt.models import find
 from mlxrt.weights.random_models import shape_config
-from tests.support.log_lines import capture_log
 
+from ..support.log_lines import capture_log
 from .test_gemma import ARCHS, config_of, parse
 
 # Published with most keys left out.

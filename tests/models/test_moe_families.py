@@ -179,10 +179,8 @@ def test_affine_stacks_stay_packed(made):
 class View(Dense):
     """Sinks as one more key that no value belongs to."""
 
-    def meet(self, qkv, turn, form, *, scale, softcap=None, sinks=None):
-        return self.attend(*turn(qkv.made(), self.positions), scale=scale, sinks=sinks).flatten(1)
-
-    def attend(self, q, k, v, *, scale, sinks=None):
+    def attend(self, q, k, v, *, scale, softcap=None, sinks=None):
+        assert softcap is None
         if sinks is None:
             return super().attend(q, k, v, scale=scale)
         at, far = self.positions[:, None], self.positions[None]

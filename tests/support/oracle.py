@@ -11,7 +11,8 @@ class Dense:
     def __init__(self, spec, n):
         self.spec, self.positions = spec, mx.arange(n)
 
-    def attend(self, q, k=None, v=None, *, scale):
+    def attend(self, q, k=None, v=None, *, scale, softcap=None, sinks=None):
+        assert softcap is None and sinks is None, "the oracle's models have neither"
         if k is not None:
             codec = self.spec.codec
             coded = [x[:, :, None] for x in codec.encode(k, v)]  # [N, heads, 1, width]
@@ -22,10 +23,6 @@ class Dense:
         seen = (far <= at) & ((far > at - (self.spec.window or 1 << 30)) | (far < self.spec.keep))
         scores = mx.where(seen, (q.swapaxes(0, 1) * scale) @ k.swapaxes(1, 2), -mx.inf)
         return (mx.softmax(scores, axis=-1) @ v).swapaxes(0, 1)
-
-    def meet(self, qkv, turn, form, *, scale, softcap=None, sinks=None):
-        assert softcap is None and sinks is None, "the oracle's models have neither"
-        return self.attend(*turn(qkv.made(), self.positions), scale=scale).flatten(1)
 
     def scan(self, cell, *xs):
         parts = tuple(mx.zeros((1, *shape), dtype) for shape, dtype in self.spec.parts)

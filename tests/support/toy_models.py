@@ -4,6 +4,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrt.cache.memory import PagedKV, PlainKV, QuantizedKV, Recurrent, RotatingKV, Shared, WindowKV
+from mlxrt.kernels import compute_qkv
 from mlxrt.models.config import ModelConfig
 from mlxrt.models.layers import Attention, Block, GatedMLP
 from mlxrt.models.llama import Llama
@@ -29,7 +30,7 @@ class Reader(Attention):
     """A layer without keys and values of its own (Gemma 4)."""
 
     def __call__(self, x, kv, *, norm, residual):
-        q, _, _ = self.split(self.qkv(x, norm).made())
+        q, _, _ = self.qkv_layout().split(compute_qkv(self.qkv(x, norm), self.kernels))
         return residual + self.o_proj(kv.attend(self.rope(q, kv.positions), scale=self.scale).flatten(1))
 
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from ...kernels import PLAIN, Kernels
 from ..blocks import BlockPool
 from ..layer_state import LayerState
 from .slices import ArrayCache
@@ -104,7 +103,6 @@ class LayerView:
     pool: Arrays
     live: Arrays  # () in a step that runs alone: it writes the pool itself
     scratch: dict = field(default_factory=dict)  # what a kind remembers within the step
-    kernels: Kernels = PLAIN
 
     @property
     def positions(self) -> mx.array:

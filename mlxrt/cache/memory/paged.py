@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...kernels import Entry, Heads, Packed, PackedPages, Pages, attend_entry, attention_of
+from ...kernels import Packed, PackedPages, Pages
 from ..blocks import BlockPool
 from ..layer_state import BlockTable, LayerState
 from .attention import Form, attend_singles, attend_span
@@ -32,33 +32,19 @@ class KVView(LayerView):
         out += [self._span(q[a:b], r, start, form) for r, (a, b, start) in enumerate(self.batch.spans, s)]
         return mx.concatenate(out) if len(out) > 1 else out[0]
 
-    def meet(self, qkv: Entry, turn, form: Heads | None, *, scale, softcap=None, sinks=None):
-        """What a QKV product [N, heads * D] reads, [N, Hq * D]. `turn` makes q, k, v of it; `form` says how it does.
-
-        With both the kernel for rows of one token does everything between two products of a layer, if not the first
-        of them as well.
-        """
-        fits = form is not None and self.kernels.gpu is not None and bool(self.live) and self.spec.pages
-        if not fits:
-            return self.attend(*turn(qkv.made(), self.positions), scale=scale, softcap=softcap, sinks=sinks).flatten(1)
-        pages = self._pages()
-        what = {"heads": form, "pages": pages, "scale": scale, "window": self.spec.window}
-        what |= {"softcap": softcap, "sinks": sinks}
-
-        def apart():
-            return self.kernels.run(attention_of(pages), qkv=qkv.made(), **what)
-
-        both = qkv.matrix is not None and self.kernels.launches_cost
-        out, tail = self.kernels.run(attend_entry, apart, **qkv.parts(), **what) if both else apart()
-        self.live = (tail.words if isinstance(tail, Packed) else tail,)
-        self.scratch.clear()
-        return out
-
-    def _pages(self) -> Pages | PackedPages:
+    def pages(self) -> Pages | PackedPages | None:
+        """Blocks and tail, for the paged attention kernels; None if they cannot read them, and in prefill steps."""
+        if not self.live or not self.spec.pages:
+            return None
         where = (self.index["table"], self.index["where"])
         if isinstance(codec := self.spec.codec, QuantizedKV):
             return PackedPages(Packed(self.pool[0], codec.layout), Packed(self.live[0], codec.layout), *where)
         return Pages(self.pool[0], self.live[0], *where)
+
+    def replace_tail(self, tail: mx.array) -> None:
+        """The tail with the step's tokens, as a kernel wrote it."""
+        self.live = (tail,)
+        self.scratch.clear()
 
     def _write(self, new):
         if self.live:

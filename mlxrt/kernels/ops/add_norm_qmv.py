@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from ..registry import Case, Source, op
 from .add_norm import add_norm
+from .linear import linear
 from .qmv import QMV, bits_of, matvec, multiplied, product_case
 
 ADD_NORM_QMV = Source(
@@ -40,7 +41,12 @@ def sum_cases(dtype: mx.Dtype) -> Iterator[Case]:
         yield Case(base.name, arrays, base.options | {"post_eps": 0.1})
 
 
-@op(sum_cases)
+def unfused(kernels, x, matrix, residual, post, post_eps, scalar=None, **product):
+    h = kernels.run(add_norm, x=x, weight=post, eps=post_eps, residual=residual, scalar=scalar)
+    return linear(kernels, h, matrix, **product), h
+
+
+@op(sum_cases, unfused=unfused)
 def matvec_of_sum(x, matrix, residual, post, post_eps, scalar=None, **product):
     """h = (residual + RMSNorm(x)) * scalar, and matvec of it: (the product [N, O], h [N, K])."""
     h = add_norm.reference(x, post, post_eps, residual, scalar)

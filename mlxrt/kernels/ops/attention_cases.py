@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..registry import Case
-from .qkv_layout import Heads, Pages
+from .qkv_layout import Pages, QKVLayout
 
 
 def paged_case(
@@ -22,7 +22,7 @@ def paged_case(
     arrays = {"qkv": mx.random.normal((rows, width * dim)).astype(dtype)}
     if extra.get("sinks"):
         arrays["sinks"] = mx.random.normal((h,)).astype(dtype)
-    options = {"heads": Heads(h, kv, dim, norms[0], norms[1], *more), "pages": pages, "scale": dim**-0.5}
+    options = {"heads": QKVLayout(h, kv, dim, norms[0], norms[1], *more), "pages": pages, "scale": dim**-0.5}
     options |= {k: v for k, v in extra.items() if k in ("window", "softcap")}
     return Case(name, arrays, options, large=bool(extra.get("large")))
 

@@ -107,7 +107,14 @@ def routed_cases(dtype: mx.Dtype) -> Iterator[Case]:
         )
 
 
-@op(routed_cases)
+def unfused(kernels, x, router, matrix, k, activation, norm=None, eps=0.0, rbias=None, bias=None, **rules):
+    normed = {"norm": norm, "eps": eps}
+    experts, weights = kernels.run(route, x=x, matrix=router, k=k, bias=rbias, **normed, **rules)
+    gated = {"matrix": matrix, "activation": activation, "bias": bias}
+    return kernels.run(expert_gate_up, x=x, experts=experts, **gated, **normed), experts, weights
+
+
+@op(routed_cases, unfused=unfused)
 def route_gate_up(
     x, router, matrix, k, activation, norm=None, eps=0.0, rbias=None, bias=None, correction=None, scales=None, **rules
 ):

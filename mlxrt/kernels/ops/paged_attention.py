@@ -13,7 +13,7 @@ from ..dispatch import Gpu
 from ..registry import InlineSource, op
 from .attention_cases import attention_cases
 from .attention_text import JOIN, source
-from .qkv_layout import Heads, Pages
+from .qkv_layout import Pages, QKVLayout
 from .qmv import bits_of
 
 WIDTHS = (64, 128, 256, 512)  # of heads
@@ -31,14 +31,11 @@ def attend_pages(qkv, heads, pages, scale, window=None, softcap=None, sinks=None
     """(out [R, queries * dim], tail with the new token): each row's token sees its row's positions up to its own."""
     base, start, used = pages.where.T
     at = start + used
-    q, *new = heads.split(qkv)
-    q, tail, rows = heads.turn(q, at, heads.q_norm), pages.tail, qkv.shape[0]
+    q, *new = heads.prepare(qkv, at)
+    tail, rows = pages.tail, qkv.shape[0]
     if new:
-        k, v = heads.turn(new[0], at, heads.k_norm), new[1]
-        if heads.v_norm:
-            v = mx.fast.rms_norm(v, None, heads.eps)
         here = (mx.arange(tail.shape[2]) == used[:, None])[:, None, :, None]
-        tail = mx.where(here, mx.concatenate([k, v], axis=1)[:, :, None], tail)
+        tail = mx.where(here, mx.concatenate(new, axis=1)[:, :, None], tail)
     past = pages.pool[pages.table].transpose(0, 2, 1, 3, 4).flatten(2, 3)  # [R, 2 keys, W * size, dim]
     known = base[:, None] + mx.arange(past.shape[2])
     known = mx.where(known < start[:, None], known, mx.array(1 << 30))
@@ -81,7 +78,7 @@ def run(
     begins: list[mx.array | None],
     x: mx.array,
     width: int,
-    heads: Heads,
+    heads: QKVLayout,
     pages: Pages,
     sinks: mx.array | None,
     form: dict[str, Any],
@@ -144,7 +141,7 @@ def seen(scale: float, window: int | None, softcap: float | None, sinks: mx.arra
     return {"SCALE": bits_of(scale), "WINDOW": window or 0, "CAP": cap, "SINKS": sinks is not None}
 
 
-def join(gpu: Gpu, parts: mx.array, x: mx.array, heads: Heads, sinks: mx.array | None) -> mx.array:
+def join(gpu: Gpu, parts: mx.array, x: mx.array, heads: QKVLayout, sinks: mx.array | None) -> mx.array:
     """Attention's output [R, queries * dim], from the parts of the keys where they were split: parts are of rank 4."""
     if parts.ndim == 2:
         return parts

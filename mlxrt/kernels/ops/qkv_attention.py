@@ -5,27 +5,30 @@ itself. The host has one launch less to do, which is what one row waits for; the
 rows (docs/decisions/0009). The rest of the text is attention's.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
+from ..dispatch import Kernels
 from ..registry import Case, op
 from ..testing import sample
 from .attention_cases import attention_cases
 from .attention_text import Origin, source
+from .kv_quant import Packed
+from .linear import linear
 from .paged_attention import ALONE, run, seen, shape_of
-from .qkv_layout import Heads, Pages
+from .qkv_layout import Pages, QKVLayout
 from .qmv import bits_of, matvec
 from .quantized import Matrix
-from .quantized_attention import PackedPages, attention_of, packed_cases
+from .quantized_attention import PackedPages, attention_op, packed_cases
 from .staging import DOT, ROOM, whole_tile
 
 WIDEST = 4096  # numbers of x: 16 KB of threadgroup memory
 # Bytes of the matrix that a threadgroup multiplies by itself. On H200s in one launch and in two: with 200,000 (Qwen3-0.6B)
 # 19.2 and 12.6 us of the device, 700 and 625 tok/s; with 390,000 (30B-A3B) 27.3 and 14.7 us, 323 and 278 tok/s; with 790,000
-# (8B) 42.5 and 17.7 us, more than the host takes. A step that is one graph has two (Kernels.launches_cost).
+# (8B) 42.5 and 17.7 us, more than the host takes. A step that is one graph has two (Kernels.graph_mode).
 MOST = 400_000
 
 # Vectors of HG queries, a key and a value lie in `vecs`, not yet normed: a simdgroup makes every SG-th R rows of them.
@@ -86,21 +89,39 @@ SOURCES = {
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A QKV product that may still be computed together with what reads it."""
+class LazyQKV:
+    """The arguments of a QKV projection, which attention may compute in its own launch."""
 
-    made: Callable[[], mx.array]  # by itself: [N, heads * D]
-    x: mx.array | None = None
-    matrix: Matrix | None = None  # None: there is more to it than a norm, a matrix and a bias
+    x: mx.array
+    matrix: Matrix
     norm: mx.array | None = None
     eps: float = 0.0
     bias: mx.array | None = None
 
-    def parts(self) -> dict[str, Any]:
-        return {"x": self.x, "matrix": self.matrix, "norm": self.norm, "eps": self.eps, "bias": self.bias}
+
+def compute_qkv(qkv: LazyQKV | mx.array, kernels: Kernels) -> mx.array:
+    """[N, heads * dim]."""
+    if isinstance(qkv, mx.array):
+        return qkv
+    return linear(kernels, qkv.x, qkv.matrix, norm=qkv.norm, eps=qkv.eps, bias=qkv.bias)
 
 
-def entry_cases(dtype: mx.Dtype) -> Iterator[Case]:
+def decode_attention(
+    kernels: Kernels, qkv: LazyQKV | mx.array, pages: Pages | PackedPages, **attention: Any
+) -> tuple[mx.array, mx.array]:
+    """Decode attention of one token per row over paged keys and values: (out [R, queries * dim], the new tail).
+
+    The QKV projection is fused into it, if that is faster: captured in a graph it is not, since a launch costs nothing.
+    """
+    if isinstance(qkv, LazyQKV) and not kernels.graph_mode:
+        product = {"x": qkv.x, "matrix": qkv.matrix, "norm": qkv.norm, "eps": qkv.eps, "bias": qkv.bias}
+        out, tail = kernels.run(qkv_attention, **product, pages=pages, **attention)
+    else:
+        out, tail = kernels.run(attention_op(pages), qkv=compute_qkv(qkv, kernels), pages=pages, **attention)
+    return out, tail.words if isinstance(tail, Packed) else tail
+
+
+def qkv_cases(dtype: mx.Dtype) -> Iterator[Case]:
     kinds: list[tuple[Any, ...]] = [
         ("affine", 4, 64, 128, {"norm": True}),
         ("affine", 8, 32, 1056, {"norm": True, "bias": True}),
@@ -144,18 +165,23 @@ def tokens_of(pages: Pages | PackedPages) -> int:
     return pages.table.shape[1] * pages.words.pool.shape[2]
 
 
-@op(entry_cases)
-def attend_entry(x, matrix, heads, pages, scale, norm=None, eps=0.0, bias=None, window=None, softcap=None, sinks=None):
+def unfused(kernels, x, matrix, pages, norm=None, eps=0.0, bias=None, **attention):
+    qkv = linear(kernels, x, matrix, norm=norm, eps=eps, bias=bias)
+    return kernels.run(attention_op(pages), qkv=qkv, pages=pages, **attention)
+
+
+@op(qkv_cases, unfused=unfused)
+def qkv_attention(x, matrix, heads, pages, scale, norm=None, eps=0.0, bias=None, window=None, softcap=None, sinks=None):
     """matvec, then attend_pages or attend_packed: (out [R, queries * dim], the tail with the new token)."""
     qkv = matvec.reference(x, matrix, norm, eps, bias)
-    return attention_of(pages).reference(qkv, heads, pages, scale, window, softcap, sinks)
+    return attention_op(pages).reference(qkv, heads, pages, scale, window, softcap, sinks)
 
 
 def refuses(x, matrix, heads, pages, norm=None, **rest) -> str | None:
-    return matrix.refused(x, norm) or attention_of(pages).refuses(x, heads, pages)
+    return matrix.refused(x, norm) or attention_op(pages).refuses(x, heads, pages)
 
 
-def memory(x: mx.array, matrix: Matrix, heads: Heads, pages: Pages | PackedPages) -> int:
+def memory(x: mx.array, matrix: Matrix, heads: QKVLayout, pages: Pages | PackedPages) -> int:
     """Bytes of threadgroup memory, nearly: what x, the vectors and the simdgroups' results take, and the blocks."""
     coded, blocks = isinstance(pages, PackedPages), pages.table.shape[1]
     together, simdgroups, *_ = shape_of(
@@ -174,7 +200,7 @@ def pays(x, matrix, heads, pages, **rest) -> bool:
     return alone and made * matrix.bits // 8 <= MOST and memory(x, matrix, heads, pages) <= ROOM
 
 
-@attend_entry.kernel(*(s for kinds in SOURCES.values() for s in kinds.values()), refuses=refuses, pays=pays)
+@qkv_attention.kernel(*(s for kinds in SOURCES.values() for s in kinds.values()), refuses=refuses, pays=pays)
 def launch(gpu, x, matrix, heads, pages, scale, norm=None, eps=0.0, bias=None, window=None, softcap=None, sinks=None):
     held, coded = matrix.constants(), isinstance(pages, PackedPages)
     form = seen(scale, window, softcap, sinks) | pages.form()

@@ -1,5 +1,6 @@
-"""What attention over pages works on: the heads a QKV product holds, and the pages that keep keys and values."""
+"""The inputs of paged attention: q, k and v as one projection makes them, and the pages of the KV cache."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,8 +8,8 @@ import mlx.core as mx
 
 
 @dataclass(frozen=True)
-class Heads:
-    """What a QKV product holds, and what is to be done to its heads before they meet."""
+class QKVLayout:
+    """How q, k and v lie in a QKV projection, and the norms and the RoPE their heads get before attention."""
 
     queries: int
     keys: int
@@ -33,10 +34,25 @@ class Heads:
         q, k, *v = mx.split(y, [self.queries, *([] if self.tied else [self.queries + self.keys])], axis=1)
         return [q, k, *(v or [k])]
 
-    def turn(self, x: mx.array, positions: mx.array, norm: mx.array | None) -> mx.array:
-        """x [N, heads, dim]: normed, then turned by its position."""
-        if norm is not None:
-            x = mx.fast.rms_norm(x, norm, self.eps)
+    def prepare(self, qkv: mx.array, positions: mx.array, rope: Callable | None = None) -> list[mx.array]:
+        """q, k, v [N, heads, dim] after norms and RoPE; q alone where there is no more. `rope`: by MLX's own op."""
+        apply_rope = self.apply_rope if rope is None else rope  # a module without parameters is falsy
+        q, *kv = self.split(qkv)
+        if not kv:
+            return [apply_rope(self.norm(q, self.q_norm), positions)]
+        k, v = kv
+        if self.q_norm is None and self.k_norm is None:
+            qk = qkv.reshape(qkv.shape[0], -1, self.dim)[:, : self.queries + self.keys]
+        else:
+            qk = mx.concatenate([self.norm(q, self.q_norm), self.norm(k, self.k_norm)], axis=1)
+        q, k = mx.split(apply_rope(qk, positions), [self.queries], axis=1)  # one call for all heads
+        return [q, k, mx.fast.rms_norm(v, None, self.eps) if self.v_norm else v]
+
+    def norm(self, x: mx.array, weight: mx.array | None) -> mx.array:
+        return x if weight is None else mx.fast.rms_norm(x, weight, self.eps)
+
+    def apply_rope(self, x: mx.array, positions: mx.array) -> mx.array:
+        """x [N, heads, dim], rotated in float32, as the kernels do."""
         if self.speeds is None:
             return x
         half = self.speeds.shape[0]

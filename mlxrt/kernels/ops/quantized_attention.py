@@ -12,7 +12,7 @@ from .attention_text import JOIN, source
 from .kv_quant import CodedToken, Packed
 from .paged_attention import WIDTHS, run, seen
 from .paged_attention import attend_pages as plain_attention
-from .qkv_layout import Heads, Pages
+from .qkv_layout import Pages, QKVLayout
 
 BITS = (2, 4, 8)  # of which sixteen numbers are whole words
 SOURCES = {(new, tiled): source(new=new, tiled=tiled, coded=True) for new in (True, False) for tiled in (True, False)}
@@ -88,17 +88,13 @@ def attend_packed(qkv, heads, pages, scale, window=None, softcap=None, sinks=Non
     """(out [R, queries * dim], the tail with the new token, where there is one)."""
     used, tail = pages.where[:, 2], pages.tail
     at = pages.where[:, 1] + used
-    q, *new = heads.split(qkv)
+    q, *new = heads.prepare(qkv, at)
     if new:
-        k, v = heads.turn(new[0], at, heads.k_norm), new[1]
-        if heads.v_norm:
-            v = mx.fast.rms_norm(v, None, heads.eps)
         here = (mx.arange(tail.words.shape[2]) == used[:, None])[:, None, :, None]
-        tail = Packed(mx.where(here, pages.layout.encode(k, v)[:, :, None], tail.words), pages.layout)
+        tail = Packed(mx.where(here, pages.layout.encode(*new)[:, :, None], tail.words), pages.layout)
     read = Pages(pages.pool.plain(), tail.plain(), pages.table, pages.where)
-    q = heads.turn(q, at, heads.q_norm).flatten(1)
-    turned = Heads(heads.queries, heads.keys, heads.dim)
-    out, _ = plain_attention.reference(q, turned, read, scale, window, softcap, sinks)
+    ready = QKVLayout(heads.queries, heads.keys, heads.dim)  # q has its norm and its RoPE
+    out, _ = plain_attention.reference(q.flatten(1), ready, read, scale, window, softcap, sinks)
     return out, tail
 
 
@@ -120,6 +116,6 @@ def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None)
     return out, pages.kept(new[0]) if new else pages.tail
 
 
-def attention_of(pages: Pages | PackedPages) -> Op:
+def attention_op(pages: Pages | PackedPages) -> Op:
     """The op that reads such pages."""
     return attend_packed if isinstance(pages, PackedPages) else plain_attention

@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlxrt.kernels import OPS, Case, Matrix, Op
 from mlxrt.kernels.error_report import DTYPES, cases_of
 from mlxrt.kernels.ops.kv_quant import CodedToken, Packed
-from mlxrt.kernels.ops.qkv_layout import Heads, Pages
+from mlxrt.kernels.ops.qkv_layout import Pages, QKVLayout
 from mlxrt.kernels.ops.quantized_attention import PackedPages
 from mlxrt.kernels.testing import sample
 
@@ -73,7 +73,7 @@ def one_norm(dtype: mx.Dtype) -> Iterator[Case]:
 
 
 def one_norm_entered(dtype: mx.Dtype) -> Iterator[Case]:
-    base = next(c for c in OPS["attend_entry"].cases(dtype) if c.options["heads"].q_norm is not None)
+    base = next(c for c in OPS["qkv_attention"].cases(dtype) if c.options["heads"].q_norm is not None)
     for left_out in ("q_norm", "k_norm"):
         heads = replace(base.options["heads"], **{left_out: None})
         yield Case(f"entered without {left_out}", base.arrays, {**base.options, "heads": heads})
@@ -93,7 +93,7 @@ def many_heads(dtype: mx.Dtype) -> Iterator[Case]:
         start = (mx.arange(rows) + 8) % (size + 1)  # the last of 128 has nothing but its tail, and that is full
         where = mx.stack([mx.zeros(rows, mx.int32), start, mx.full(rows, 15, mx.int32)], axis=1)
         pages = Pages(pool, tail, table, where)
-        options = {"heads": Heads(queries, 1, dim), "pages": pages, "scale": 0.125}
+        options = {"heads": QKVLayout(queries, 1, dim), "pages": pages, "scale": 0.125}
         width = queries if reads else queries + 2
         name = f"{rows} rows of {queries} heads of {dim}{', reading' if reads else ''}"
         yield Case(name, {"qkv": normal(dtype, rows, width * dim)}, options)
@@ -111,7 +111,7 @@ def odd_parts(dtype: mx.Dtype) -> Iterator[Case]:
         table = mx.random.permutation(mx.arange(1, rows * blocks + 1)).reshape(rows, blocks).astype(mx.int32)
         where = mx.array([[0, s, used] for s in start])
         pages = Pages(normal(dtype, rows * blocks + 1, 2, size, 64), normal(dtype, rows, 2, 16, 64), table, where)
-        options = {"heads": Heads(2, 1, 64), "pages": pages, "scale": 0.125, "window": window}
+        options = {"heads": QKVLayout(2, 1, 64), "pages": pages, "scale": 0.125, "window": window}
         yield Case(f"{rows} rows of {start}, window {window}", {"qkv": normal(dtype, rows, 4 * 64)}, options)
 
 
@@ -150,7 +150,7 @@ def odd_packed_parts(dtype: mx.Dtype) -> Iterator[Case]:
         pages = PackedPages(
             coded(mx.repeat(pool[:, None], 32, axis=1)), coded(mx.repeat(tail[None], rows, axis=0)), table, where
         )
-        options = {"heads": Heads(queries, keys, 64), "pages": pages, "scale": 0.02}
+        options = {"heads": QKVLayout(queries, keys, 64), "pages": pages, "scale": 0.02}
         arrays = {"qkv": normal(dtype, rows, (queries + 2 * keys) * 64)}
         yield Case(f"{queries} heads, rows of {start[:8]}", arrays, options)
 
@@ -182,7 +182,7 @@ def long_rows(dtype: mx.Dtype) -> Iterator[Case]:
         table = mx.broadcast_to(mx.tile(table, blocks // 64), (rows, blocks))
         where = mx.array([[0, start + 13 * r, 7] for r in range(rows)])
         pages = Pages(normal(dtype, 65, 2 * keys, size, dim), normal(dtype, rows, 2 * keys, 32, dim), table, where)
-        options = {"heads": Heads(queries, keys, dim), "pages": pages, "scale": 0.125}
+        options = {"heads": QKVLayout(queries, keys, dim), "pages": pages, "scale": 0.125}
         yield Case(f"{rows} rows of {start}", {"qkv": normal(dtype, rows, (queries + 2 * keys) * dim)}, options)
 
 
@@ -213,7 +213,7 @@ MORE = {
     "matvec": (strong_gates, wide),
     "attend_pages": (one_norm, odd_parts),
     "attend_packed": (odd_groups, odd_packed_parts),
-    "attend_entry": (one_norm_entered,),
+    "qkv_attention": (one_norm_entered,),
     "greedy": (even_logits,),
     "route": (even_experts,),
     "expert_gate_up": (wide_experts,),

@@ -1,0 +1,28 @@
+"""A linear layer by kernels: the matrix-vector kernel for few rows, else the norm and the matrix-matrix kernel."""
+
+from typing import Any
+
+import mlx.core as mx
+
+from ..dispatch import Kernels
+from .add_norm import add_norm
+from .qmm import matmul
+from .qmv import FEW, matvec
+from .quantized import Matrix
+
+
+def linear(
+    kernels: Kernels,
+    x: mx.array,
+    matrix: Matrix,
+    *,
+    norm: mx.array | None = None,
+    eps: float = 0.0,
+    bias: mx.array | None = None,
+    **epilogue: Any,
+) -> mx.array:
+    """matrix @ RMSNorm(x) + bias; `epilogue` is the ops': activation, pair, times, residual, softcap."""
+    if x.shape[0] <= FEW:
+        return kernels.run(matvec, x=x, matrix=matrix, norm=norm, eps=eps, bias=bias, **epilogue)
+    h = x if norm is None else kernels.run(add_norm, x=x, weight=norm, eps=eps)
+    return kernels.run(matmul, x=h, matrix=matrix, bias=bias, **epilogue)
