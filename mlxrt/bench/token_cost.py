@@ -12,7 +12,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..cache.memory import ExternalKV, Shared
-from ..engine.load import DTYPES, is_packed, open_checkpoint, outline, unpacked_fits
+from ..engine.load import DTYPES, compute_dtype, is_packed, open_checkpoint, outline, unpacked_fits
 from ..errors import BadRequest
 from ..kernels import device
 from ..models import CausalLM, find
@@ -48,6 +48,8 @@ class TokenCost:
 
 def token_cost(located: Located, dtype: str | None = None) -> TokenCost:
     """Cost of a token of the model as an engine here would hold it."""
+    if dtype is not None and dtype not in DTYPES:
+        raise BadRequest(f"dtype must be {', '.join(DTYPES)}, not {dtype!r}")
     if located.shape is not None:
         return shape_cost(located.shape, compute_dtype(dtype, mx.bfloat16))
     checkpoint = open_checkpoint(located)
@@ -67,12 +69,6 @@ def token_cost(located: Located, dtype: str | None = None) -> TokenCost:
 
 def config_of(located: Located) -> dict[str, Any]:
     return located.shape.config if located.shape is not None else open_checkpoint(located).config
-
-
-def compute_dtype(name: str | None, on_gpu: mx.Dtype) -> mx.Dtype:
-    if name is not None and name not in DTYPES:
-        raise BadRequest(f"dtype must be {', '.join(DTYPES)}, not {name!r}")
-    return DTYPES[name] if name else (mx.float32 if device.kind() == "cpu" else on_gpu)
 
 
 def shape_cost(shape: Shape, dtype: mx.Dtype) -> TokenCost:

@@ -1,98 +1,192 @@
-"""`mlxrt generate --prompts`: many prompts at once, the results in the order of the lines.
+"""`mlxrt generate --prompts FILE.jsonl`: many prompts in one batch, results as JSON lines in the file's order.
 
-A line that cannot be answered is one result that says so; the others go on.
+Every line is validated before a model is loaded. A prompt that cannot be answered gives one result with an error; the
+others go on.
 """
 
 import argparse
 import json
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-import mlx.core as mx
-
-from ..engine.output import complete
 from ..engine.request import Event, Request, SamplingParams
-from ..engine.request_stream import Stream
-from ..errors import BadRequest, MlxrtError
-from .defaults import seeded, settled
-from .document import document
-from .jobs import Job, read_jobs
-from .outcome import FAILED, INTERRUPTED
-from .prompt import require_template
+from ..errors import BadRequest, MlxrtError, shown
+from .exit_status import FAILED, INTERRUPTED
+from .flags import Parser
+from .request import add_seed, decode_utf8, merge_defaults, require_template
 from .terminal import note
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
+    from ..engine.request_stream import Stream
+
+INPUTS = ("prompt", "messages", "tokens")
+REQUEST_FIELDS = ("tools", "enable_thinking", "priority", "deadline_s", "id")
+SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams))
+MAX_ERRORS = 5  # bad lines named at once
+DEFAULT_PARALLEL = 8
 
 
-class Line:
-    """One line of the file on its way to a result."""
+def add_batch_flags(parser: Parser) -> None:
+    parser.add_argument("--prompts", metavar="FILE.jsonl", help="many prompts, one JSON string or object per line")
+    parser.add_argument("--parallel", type=int, metavar="N", help="with --prompts: run N at once (default: 8)")
+    parser.add_argument("--output", metavar="FILE", help="with --prompts: write the results there, not to stdout")
 
-    def __init__(self, job: Job):
-        self.job, self.events, self.result = job, [], None  # type: Job, list[Event], dict[str, Any] | None
+
+def check_batch_flags(args: argparse.Namespace) -> None:
+    if args.prompts is None:
+        for name in ("parallel", "output"):
+            if vars(args)[name] is not None:
+                raise BadRequest(f"--{name} goes with --prompts FILE.jsonl")
+        return
+    if args.prompt is not None or args.positional is not None:
+        raise BadRequest("there is a prompt and a file of prompts; give one of them")
+    if args.parallel is not None and not 1 <= args.parallel <= 4096:
+        raise BadRequest(f"--parallel must be in 1..4096, not {args.parallel}")
+
+
+@dataclass
+class Job:
+    """One line of the file and what has come of it."""
+
+    line: int
+    input: str  # prompt, messages or tokens
+    value: Any
+    sampling: Mapping[str, Any]
+    options: Mapping[str, Any]  # further fields of Request
+    id: Any = None  # the user's own, copied to the result
+    events: list[Event] = field(default_factory=list)
+    result: dict[str, Any] | None = None
+
+
+def read_jobs(path: str) -> list[Job]:
+    try:
+        text = decode_utf8(Path(path).read_bytes(), path)
+    except OSError as error:
+        raise BadRequest(f"--prompts {path}: {error.strerror}") from None
+    jobs: list[Job] = []
+    errors: list[str] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            jobs.append(parse_job(number, line))
+        except BadRequest as error:
+            errors.append(f"line {number}: {error}")
+    if errors:
+        more = f"; and {len(errors) - MAX_ERRORS} lines more" if len(errors) > MAX_ERRORS else ""
+        raise BadRequest(f"--prompts {path}: {'; '.join(errors[:MAX_ERRORS])}{more}; nothing was run")
+    if not jobs:
+        raise BadRequest(f"--prompts {path} holds no prompt; write one JSON value per line")
+    return jobs
+
+
+def parse_job(number: int, line: str) -> Job:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"not JSON ({error})") from None
+    found = {"prompt": value} if isinstance(value, str) else value
+    if not isinstance(found, dict):
+        raise BadRequest(f"expected a string or an object, found {shown(json.dumps(value)[:60])}")
+    if unknown := found.keys() - {*INPUTS, *REQUEST_FIELDS, *SAMPLING_FIELDS}:
+        raise BadRequest(f"unknown key {', '.join(map(shown, sorted(unknown)))}")
+    given = [name for name in INPUTS if name in found]
+    if len(given) != 1:
+        raise BadRequest(f"exactly one of prompt, messages, tokens is needed, found {given or 'none'}")
+    [name] = given
+    check_input(name, found[name])
+    sampling = {k: v for k, v in found.items() if k in SAMPLING_FIELDS}
+    if isinstance(sampling.get("logit_bias"), dict):  # keys of JSON objects are strings
+        bias = sampling["logit_bias"]
+        sampling["logit_bias"] = {int(k) if k.isascii() and k.isdigit() else k: v for k, v in bias.items()}
+    try:
+        SamplingParams(**sampling)
+    except (TypeError, ValueError) as error:
+        raise BadRequest(f"a sampling option has the wrong type ({error})") from None
+    options = {k: v for k, v in found.items() if k in REQUEST_FIELDS and k != "id"}
+    return Job(number, name, found[name], sampling, options, found.get("id"))
+
+
+def check_input(name: str, value: Any) -> None:
+    valid = {
+        "prompt": isinstance(value, str),
+        "messages": isinstance(value, list) and all(isinstance(m, dict) for m in value),
+        "tokens": isinstance(value, list) and all(isinstance(t, int) and not isinstance(t, bool) for t in value),
+    }
+    if not valid[name] or not value:
+        expected = {"prompt": "a string", "messages": "a list of objects", "tokens": "a list of integers"}[name]
+        raise BadRequest(f"{name} must be {expected}, not empty")
 
 
 class Batch:
-    def __init__(self, engine: "Engine", jobs: list[Job], ask: Callable[[Job], Request], out: TextIO):
-        self.engine, self._ask, self._out = engine, ask, out
-        self._waiting = deque(Line(job) for job in jobs)
-        self._order = deque(self._waiting)
-        self._by: dict[int, Line] = {}
+    """Keeps up to `parallel` jobs running and writes results as soon as those before them are written."""
+
+    def __init__(self, engine: "Engine", jobs: list[Job], make_request: Callable[[Job], Request], out: TextIO):
+        self.engine, self._make_request, self._out = engine, make_request, out
+        self._waiting = deque(jobs)
+        self._unwritten = deque(jobs)
+        self._running: dict[int, Job] = {}
         self.done = self.failed = self.tokens = 0
 
-    def run(self, parallel: int, tell: Callable[["Batch"], None]) -> None:
+    def run(self, parallel: int, on_progress: Callable[["Batch"], None]) -> None:
         with self.engine.stream_of([]) as stream:
-            while self._order:
+            while self._unwritten:
                 while self._waiting and len(stream.ids) < parallel:
-                    self._begin(self._waiting.popleft(), stream)
+                    self._submit(self._waiting.popleft(), stream)
                 if stream.ids:
-                    self._hear(next(stream))
-                self._write()
-                tell(self)
+                    self._process(next(stream))
+                self._write_results()
+                on_progress(self)
 
-    def _begin(self, line: Line, stream: Stream) -> None:
+    def _submit(self, job: Job, stream: "Stream") -> None:
         try:
-            id = self.engine.submit(self._ask(line.job))
+            id = self.engine.submit(self._make_request(job))
         except MlxrtError as error:
-            self._end(line, {"error": str(error)})
+            self._finish(job, {"error": str(error)})
             return
-        self._by[id] = line
+        self._running[id] = job
         stream.add(id)
 
-    def _hear(self, event: Event) -> None:
-        line = self._by[event.id]
-        line.events.append(event)
+    def _process(self, event: Event) -> None:
+        job = self._running[event.id]
+        job.events.append(event)
         self.tokens += event.token is not None
         if event.error is not None:
-            self._end(line, {"error": str(event.error)})
+            self._finish(job, {"error": str(event.error)})
         elif event.finish_reason:
-            self._end(line, document(self.engine, complete(line.events), mx.get_peak_memory()))
+            import mlx.core as mx
 
-    def _end(self, line: Line, result: dict[str, Any]) -> None:
-        own = {} if line.job.id is None else {"id": line.job.id}
-        line.result = {"line": line.job.line, **own, **result}
+            from ..engine.output import complete
+            from .output import completion_to_dict
+
+            self._finish(job, completion_to_dict(self.engine, complete(job.events), mx.get_peak_memory()))
+
+    def _finish(self, job: Job, result: dict[str, Any]) -> None:
+        id = {} if job.id is None else {"id": job.id}
+        job.result = {"line": job.line, **id, **result}
         self.failed += "error" in result
         self.done += 1
 
-    def _write(self) -> None:
-        """Results whose turn has come."""
-        while self._order and (result := self._order[0].result) is not None:
-            self._order.popleft()
+    def _write_results(self) -> None:
+        while self._unwritten and (result := self._unwritten[0].result) is not None:
+            self._unwritten.popleft()
             print(json.dumps(result, ensure_ascii=False, allow_nan=False), file=self._out, flush=True)
 
 
-def run_batch(args: argparse.Namespace, load: Callable[[], "Engine"], given: dict[str, Any]) -> int:
+def run_batch(args: argparse.Namespace, load: Callable[[], "Engine"], sampling: dict[str, Any]) -> int:
     jobs = read_jobs(args.prompts)
-    with opened(args.output) as out, load() as engine:
-        base = settled(dict(engine.source.generation), given)
-        batch = Batch(engine, jobs, lambda job: request_of(engine, args, job, base), out)
+    with open_output(args.output) as out, load() as engine:
+        base = merge_defaults(dict(engine.source.generation), sampling)
+        batch = Batch(engine, jobs, lambda job: make_request(engine, args, job, base), out)
         try:
-            with progress(len(jobs)) as tell:
-                batch.run(args.parallel or 8, tell)
+            with show_progress(len(jobs)) as on_progress:
+                batch.run(args.parallel or DEFAULT_PARALLEL, on_progress)
         except KeyboardInterrupt:
             note(
                 f"stopped after {batch.done} of {len(jobs)} prompts; the results are those before the first unfinished"
@@ -106,46 +200,46 @@ def run_batch(args: argparse.Namespace, load: Callable[[], "Engine"], given: dic
     return FAILED if batch.failed else 0
 
 
-def request_of(engine: "Engine", args: argparse.Namespace, job: Job, base: dict[str, Any]) -> Request:
-    params, value = SamplingParams(**seeded({**base, **job.sampling})), job.value
-    if job.source == "prompt" and not args.raw:
+def make_request(engine: "Engine", args: argparse.Namespace, job: Job, base: dict[str, Any]) -> Request:
+    params = SamplingParams(**add_seed({**base, **job.sampling}))
+    if job.input == "prompt" and not args.raw:
         require_template(engine)
         system = ({"role": "system", "content": args.system},) if args.system is not None else ()
-        return Request(messages=(*system, {"role": "user", "content": value}), params=params, **job.options)
-    fields: dict[str, Any] = {job.source: value}
-    return Request(**fields, params=params, **job.options)
+        return Request(messages=(*system, {"role": "user", "content": job.value}), params=params, **job.options)
+    inputs: dict[str, Any] = {job.input: job.value}
+    return Request(**inputs, params=params, **job.options)
 
 
 @contextmanager
-def opened(path: str | None):
-    """Where results go. A file is opened before the model is loaded: a wrong name is answered at once."""
+def open_output(path: str | None) -> Iterator[TextIO]:
+    """Where results go. A file is opened before the model is loaded, so that a wrong name fails at once."""
     if path is None:
         yield sys.stdout
         return
     try:
-        out = Path(path).open("w", encoding="utf-8")  # noqa: SIM115  used as one below
-    except OSError as bad:
-        raise BadRequest(f"--output {path}: {bad.strerror}") from None
+        out = Path(path).open("w", encoding="utf-8")  # noqa: SIM115  closed by the with below
+    except OSError as error:
+        raise BadRequest(f"--output {path}: {error.strerror}") from None
     with out:
         yield out
 
 
 @contextmanager
-def progress(total: int):
-    """A live bar on a terminal; nothing where stderr goes elsewhere."""
+def show_progress(total: int) -> Iterator[Callable[[Batch], None]]:
+    """A progress bar where stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda batch: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"), TimeElapsedColumn())
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total, told="")
+        task = bar.add_task("", total=total, rate="")
 
-        def tell(batch: Batch) -> None:
+        def update(batch: Batch) -> None:
             running = len(batch.engine.scheduler.running)
             rate = batch.engine.metrics.rates()[1]
-            bar.update(task, completed=batch.done, told=f"{running} running, {rate:.1f} tok/s")
+            bar.update(task, completed=batch.done, rate=f"{running} running, {rate:.1f} tok/s")
 
-        yield tell
+        yield update

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from ..bench import SUITES
 from ..engine.interrupt import Interrupt
 from ..errors import BadRequest
-from .flags import Parser, real, whole, whole_list
-from .outcome import INTERRUPTED
+from .exit_status import INTERRUPTED
+from .flags import Parser, parse_float, parse_int, parse_int_list
 from .terminal import note
 
 if TYPE_CHECKING:
@@ -16,36 +16,30 @@ if TYPE_CHECKING:
     from ..bench.run import Plan
 
 RANGES = {"minutes": (0.01, 1e4), "rounds": (1, 1000), "width": (0.1, 100), "level": (50, 99.9), "restarts": (0, 100)}
-BAD_CALL = 2  # part of what was asked for could not be measured
-WRONG = 1  # an engine gave a wrong answer
+NOT_MEASURED = 2  # a suite, case or peer could not be measured; the others were
+WRONG_TOKENS = 1  # an engine gave other tokens
 
 
 def add_flags(parser: Parser) -> None:
-    suites = "; ".join(f"{name}: {text}" for name, text in SUITES.items())
-    parser.add_argument(
-        "words", nargs="+", metavar="SUITE", help=f"{suites}. Or: compare A.json B.json; history FOLDER"
-    )
-    parser.add_argument("-m", "--model", metavar="MODEL", help="what `generate -m` takes (default: smollm2)")
-    parser.add_argument("--peer", action="append", metavar="P", help="mlx-lm, llama.cpp, a URL, none; may repeat")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, for scripts and `compare`")
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write the report there, with plots (needs mlxrt[bench])"
-    )
-    parser.add_argument("--save", type=Path, metavar="FOLDER", help="keep the report in a history by machine")
-    parser.add_argument("--lengths", type=whole_list, metavar="N,...", help="prompt lengths (default: by device)")
-    parser.add_argument("--tokens", type=whole, metavar="N", help="tokens decoded in a round (default: by device)")
-    parser.add_argument("--minutes", type=real, default=8.0, metavar="X", help="time for all suites (default: 8)")
-    parser.add_argument("--rounds", type=whole, default=6, metavar="N", help="fewest rounds while time lasts")
-    parser.add_argument("--width", type=real, default=5.0, metavar="PERCENT", help="stop at intervals this wide")
-    parser.add_argument("--level", type=real, default=95.0, metavar="PERCENT", help="of the intervals (default: 95)")
-    parser.add_argument("--threads", type=whole, metavar="N", help="of every engine on a CPU (default: free cores)")
-    parser.add_argument("--requests", type=whole, metavar="N", help="requests of a batch (default: by device)")
-    parser.add_argument("--restarts", type=whole, default=0, metavar="N", help="of every engine within a case")
-    parser.add_argument("--clock", choices=("wall", "processor"), help="default: wall; processor on a busy CPU")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="text for the prompts (default: Moby-Dick)")
-    parser.add_argument(
-        "--kv", metavar="KIND,...", help="KV cache kinds of suites kv and quality (default: q8,q4,k8v4)"
-    )
+    add, suites = parser.add_argument, "; ".join(f"{name}: {text}" for name, text in SUITES.items())
+    add("words", nargs="+", metavar="SUITE", help=f"{suites}. Or: compare A.json B.json; history FOLDER")
+    add("-m", "--model", metavar="MODEL", help="what `generate -m` takes (default: smollm2)")
+    add("--peer", action="append", metavar="P", help="mlx-lm, llama.cpp, a URL, none; may repeat")
+    add("--json", type=Path, metavar="FILE", help="write the report there, for scripts and `compare`")
+    add("--html", type=Path, metavar="FILE", help="write the report there, with plots (needs mlxrt[bench])")
+    add("--save", type=Path, metavar="FOLDER", help="keep the report in a history by machine")
+    add("--lengths", type=parse_int_list, metavar="N,...", help="prompt lengths (default: by device)")
+    add("--tokens", type=parse_int, metavar="N", help="tokens decoded per round (default: by device)")
+    add("--minutes", type=parse_float, default=8.0, metavar="X", help="time for all suites (default: 8)")
+    add("--rounds", type=parse_int, default=6, metavar="N", help="minimum number of rounds, time permitting")
+    add("--width", type=parse_float, default=5.0, metavar="PERCENT", help="stop when intervals are this narrow")
+    add("--level", type=parse_float, default=95.0, metavar="PERCENT", help="confidence level (default: 95)")
+    add("--threads", type=parse_int, metavar="N", help="threads per engine on a CPU (default: free cores)")
+    add("--requests", type=parse_int, metavar="N", help="requests of a batch (default: by device)")
+    add("--restarts", type=parse_int, default=0, metavar="N", help="restarts of every engine within a case")
+    add("--clock", choices=("wall", "processor"), help="default: wall; processor time on a busy CPU")
+    add("--text", type=Path, metavar="FILE", help="text to cut prompts from (default: Moby-Dick)")
+    add("--kv", metavar="KIND,...", help="KV cache kinds of suites kv and quality (default: q8,q4,k8v4)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,10 +60,10 @@ def run(args: argparse.Namespace) -> int:
             measure(plan, report, lambda: interrupt.asked)
         except KeyboardInterrupt:
             stopped = True
-    write(args, report)
+    write_report(args, report)
     if stopped:
         return INTERRUPTED
-    return BAD_CALL if report.problems else WRONG if report.wrong else 0
+    return NOT_MEASURED if report.problems else WRONG_TOKENS if report.wrong else 0
 
 
 def make_plan(args: argparse.Namespace) -> "Plan":
@@ -86,7 +80,7 @@ def make_plan(args: argparse.Namespace) -> "Plan":
     for name, values in (("lengths", args.lengths), ("tokens", args.tokens), ("requests", args.requests)):
         found = values if isinstance(values, tuple) else (values,)
         if values is not None and any(not 2 <= n <= 1 << 24 for n in found):
-            raise BadRequest(f"--{name} must be whole numbers of at least 2, not {', '.join(map(str, found))}")
+            raise BadRequest(f"--{name} must be integers of at least 2, not {', '.join(map(str, found))}")
     return Plan(
         tuple(args.words),
         args.model or DEFAULT,
@@ -106,7 +100,7 @@ def make_plan(args: argparse.Namespace) -> "Plan":
     )
 
 
-def write(args: argparse.Namespace, report: "Report") -> None:
+def write_report(args: argparse.Namespace, report: "Report") -> None:
     from ..bench.table import format_report
 
     if args.json:

@@ -1,4 +1,4 @@
-"""`mlxrt convert`: a model written again in another format, and what that cost it."""
+"""`mlxrt convert`: writes a model in another format and compares the logits with the source's."""
 
 import argparse
 import json
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import BadRequest, NoTokenizer
 from .flags import Parser, add_engine_flags, engine_config
-from .logs import hidden_log
-from .terminal import amount, note
+from .terminal import format_bytes, mute_log, note
 
 if TYPE_CHECKING:
     from ..config import EngineConfig
@@ -28,20 +27,18 @@ SAMPLE = (
 
 def add_flags(parser: Parser) -> None:
     parser.add_argument("source", metavar="SRC", help="what `generate -m` takes")
-    parser.add_argument("folder", metavar="DST", type=Path, help="the folder to make; must not exist")
+    parser.add_argument("folder", metavar="DST", type=Path, help="the folder to create; must not exist")
     parser.add_argument("--format", required=True, choices=FORMATS, help="how matrices are stored")
     parser.add_argument("--bits", type=int, help="of mlx (default 4) and jangtq (default 4)")
-    parser.add_argument("--group-size", type=int, dest="group", help="weights that share a scale (default 64)")
+    parser.add_argument("--group-size", type=int, dest="group", help="weights per scale (default 64)")
     parser.add_argument("--profile", help="of jang (default JANG_4M) or jangtq (like JANGTQ2, JANGTQ_K)")
-    text = 'JSON, for mlx: {"regex on names": {"bits": 6, "group_size": 32} or null, ...}; the first that fits counts'
+    text = 'JSON, for mlx: {"regex on names": {"bits": 6, "group_size": 32} or null, ...}; the first match counts'
     parser.add_argument("--rules", type=Path, help=text)
-    parser.add_argument("--hadamard", action="store_true", help="of jang: turn rows before quantising")
-    parser.add_argument("--codes", type=int, default=1 << 14, help="most vectors in a codebook (default 16384)")
-    parser.add_argument("--length", type=int, default=8, help="weights in a codebook's vector (default 8)")
+    parser.add_argument("--hadamard", action="store_true", help="of jang: Hadamard-rotate rows before quantising")
+    parser.add_argument("--codes", type=int, default=1 << 14, help="codebook size, at most (default 16384)")
+    parser.add_argument("--length", type=int, default=8, help="weights per codebook vector (default 8)")
     parser.add_argument("--shard-size", type=float, default=4.0, metavar="GB", help="of one file (default 4)")
-    parser.add_argument(
-        "--sample", default=SAMPLE, help="text to compare logits on, and to weigh a codebook's errors by"
-    )
+    parser.add_argument("--sample", default=SAMPLE, help="text to compare logits on, and to calibrate a codebook on")
     parser.add_argument("--no-check", action="store_true", help="do not load both models to compare their logits")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_engine_flags(parser, only=("revision", "offline", "dtype"))
@@ -60,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
     if located.shape is not None:
         raise BadRequest(f"{args.source} has no weights to convert; give an alias, a folder, a .gguf file or a hub id")
     size = int(args.shard_size * 1e9)
-    done = convert(open_checkpoint(located), args.folder, recipe, size, lambda: weighed(args, config))
-    told = facts(done, {} if args.no_check else compare(args.source, done.folder, config, args.sample))
-    print(json.dumps(told) if args.json else "\n".join(lines(told)))
+    done = convert(open_checkpoint(located), args.folder, recipe, size, lambda: measure_importance(args, config))
+    result = summarize(done, {} if args.no_check else compare(args.source, done.folder, config, args.sample))
+    print(json.dumps(result) if args.json else "\n".join(format_result(result)))
     return 0
 
 
@@ -71,51 +68,58 @@ def read_recipe(args: argparse.Namespace) -> "Recipe":
     from ..weights.formats.folder import read_json
 
     rules = read_rules(read_json(args.rules)) if args.rules else ()
-    same = {name: getattr(args, name) for name in ("format", "bits", "group", "profile", "hadamard", "codes", "length")}
-    return Recipe(**same, rules=rules)
+    options = {
+        name: getattr(args, name) for name in ("format", "bits", "group", "profile", "hadamard", "codes", "length")
+    }
+    return Recipe(**options, rules=rules)
 
 
-def weighed(args: argparse.Namespace, config: "EngineConfig") -> "Importance":
-    """How much each input counts, from the source model on the sample."""
+def measure_importance(args: argparse.Namespace, config: "EngineConfig") -> "Importance":
+    """Calibration: how much each input matters, from the source model on the sample."""
     from ..engine.load import load
     from ..weights.convert.calibration import importance
     from ..weights.convert.importance import Importance
 
     if args.no_check:
-        note("with --no-check no model is loaded to see its inputs: all weights count alike, which costs accuracy")
+        note("--no-check: no calibration, all weights count alike, which costs accuracy")
         return Importance()
-    with hidden_log(), load(args.source, replace(config, kernels="reference")) as engine:
+    with mute_log(), load(args.source, replace(config, kernels="reference")) as engine:
         return importance(engine, sample_tokens(engine, args.sample))
 
 
-def facts(done: "Converted", checked: dict[str, Any]) -> dict[str, Any]:
+def summarize(done: "Converted", comparison: dict[str, Any]) -> dict[str, Any]:
     bits = round(done.bits_per_weight, 4)
     return {
         "folder": str(done.folder),
         "bytes": done.nbytes,
         "parameters": done.parameters,
         "bits_per_weight": bits,
-        **checked,
+        **comparison,
     }
 
 
 def compare(source: str, folder: Path, config: "EngineConfig", text: str) -> dict[str, Any]:
-    """The logits of both models on one text."""
+    """KL divergence, top-1 agreement and largest difference of both models' logits on one text."""
     import mlx.core as mx
 
     from ..engine.load import load
 
-    with hidden_log(), load(source, config) as engine:
+    with mute_log(), load(source, config) as engine:
         tokens = sample_tokens(engine, text)
-        true = engine.score(tokens)
-        mx.eval(true)
-    with hidden_log(), load(str(folder), config) as engine:
-        got = engine.score(tokens)
-        share, other = (x - mx.logsumexp(x, axis=-1, keepdims=True) for x in (true, got))
-        kl = (mx.exp(share) * (share - other)).sum(axis=-1).mean()
-        same = (mx.argmax(true, axis=-1) == mx.argmax(got, axis=-1)).astype(mx.float32).mean()
-        most = mx.abs(got - true).max() / mx.maximum(mx.abs(true).max(), 1.0)
-        return {"tokens": len(tokens), "kl": kl.item(), "same_choice": same.item(), "largest_difference": most.item()}
+        expected = engine.score(tokens)
+        mx.eval(expected)
+    with mute_log(), load(str(folder), config) as engine:
+        actual = engine.score(tokens)
+        p, q = (x - mx.logsumexp(x, axis=-1, keepdims=True) for x in (expected, actual))  # log probabilities
+        kl = (mx.exp(p) * (p - q)).sum(axis=-1).mean()
+        same = (mx.argmax(expected, axis=-1) == mx.argmax(actual, axis=-1)).astype(mx.float32).mean()
+        largest = mx.abs(actual - expected).max() / mx.maximum(mx.abs(expected).max(), 1.0)
+        return {
+            "tokens": len(tokens),
+            "kl": kl.item(),
+            "same_choice": same.item(),
+            "largest_difference": largest.item(),
+        }
 
 
 def sample_tokens(engine: "Engine", text: str) -> list[int]:
@@ -123,19 +127,19 @@ def sample_tokens(engine: "Engine", text: str) -> list[int]:
     try:
         tokens = engine.tokenizer.encode(text)
     except NoTokenizer:
-        note("the model has no tokenizer: it is run on tokens of no meaning instead of the sample")
+        note("the model has no tokenizer: it runs on arbitrary tokens instead of the sample")
         tokens = [(7919 * i) % limits.vocab_size for i in range(64)]
     if not tokens:
         raise BadRequest("--sample holds no text")
     return tokens[: limits.context]
 
 
-def lines(told: dict[str, Any]) -> list[str]:
-    made = [f"{told['folder']}: {amount(told['bytes'])}, {told['bits_per_weight']:.3f} bits per weight"]
-    if "kl" in told:
-        made.append(
-            f"logits on {told['tokens']} tokens against the source: KL {told['kl']:.4g}, "
-            f"same first choice {100 * told['same_choice']:.0f} %, "
-            f"largest difference {100 * told['largest_difference']:.2g} % of the largest logit"
+def format_result(result: dict[str, Any]) -> list[str]:
+    lines = [f"{result['folder']}: {format_bytes(result['bytes'])}, {result['bits_per_weight']:.3f} bits per weight"]
+    if "kl" in result:
+        lines.append(
+            f"logits on {result['tokens']} tokens against the source: KL {result['kl']:.4g}, "
+            f"same first choice {100 * result['same_choice']:.0f} %, "
+            f"largest difference {100 * result['largest_difference']:.2g} % of the largest logit"
         )
-    return made
+    return lines

@@ -1,4 +1,4 @@
-"""`mlxrt generate`: one prompt, one answer; or a file of prompts (batch.py)."""
+"""`mlxrt generate`: one prompt, one completion; or a file of prompts (batch.py)."""
 
 import argparse
 import json
@@ -6,10 +6,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadRequest
-from .batch_flags import add_batch_flags, check_batch_flags
-from .flags import Parser, add_engine_flags, add_model_flag, add_sampling_flags, engine_config, sampling_given
-from .outcome import INTERRUPTED
-from .prompt import add_prompt_flags, add_template_flags, read_prompt, read_tools, require_template
+from .batch import DEFAULT_PARALLEL, add_batch_flags, check_batch_flags, run_batch
+from .exit_status import INTERRUPTED
+from .flags import Parser, add_engine_flags, add_model_flag, add_sampling_flags, engine_config, sampling_options
+from .request import (
+    add_prompt_flags,
+    add_seed,
+    add_template_flags,
+    merge_defaults,
+    read_prompt,
+    read_tools,
+    require_template,
+)
 
 if TYPE_CHECKING:
     from ..config import EngineConfig
@@ -30,7 +38,7 @@ def add_flags(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_batch_flags(args)
-    sampling, config = sampling_given(args), engine_config(args)
+    sampling, config = sampling_options(args), engine_config(args)
     if args.prompts is not None:
         return run_prompts(args, config, sampling)
     if sampling.get("logprobs") and not args.json:
@@ -40,12 +48,10 @@ def run(args: argparse.Namespace) -> int:
     from ..weights.source.alias import DEFAULT
 
     with load(DEFAULT if args.model is None else args.model, config) as engine:
-        return answer(engine, request_of(engine, args, prompt, template, sampling), args.json)
+        return print_completion(engine, make_request(engine, args, prompt, template, sampling), args.json)
 
 
 def run_prompts(args: argparse.Namespace, config: "EngineConfig", sampling: dict[str, Any]) -> int:
-    from .batch import run_batch
-
     if args.tools is not None or args.enable_thinking is not None:
         raise BadRequest("--tools and --thinking do not apply with --prompts; write them into the lines")
     if args.raw and args.system is not None:
@@ -55,27 +61,26 @@ def run_prompts(args: argparse.Namespace, config: "EngineConfig", sampling: dict
         from ..engine.load import load
         from ..weights.source.alias import DEFAULT
 
-        running = vars(args).get("max_running", args.parallel or 8)
+        running = vars(args).get("max_running", args.parallel or DEFAULT_PARALLEL)
         return load(DEFAULT if args.model is None else args.model, replace(config, max_running=running))
 
     return run_batch(args, load_engine, sampling)
 
 
 def template_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What goes to the chat template, refused where there is none."""
+    """The chat template's options, refused with --raw."""
     found = {"system": args.system, "tools": args.tools, "thinking": args.enable_thinking}
     if args.raw and (given := [name for name, value in found.items() if value is not None]):
         raise BadRequest(f"--{given[0]} goes through the chat template: it does not apply with --raw")
     return {"tools": read_tools(args.tools), "enable_thinking": args.enable_thinking}
 
 
-def request_of(
+def make_request(
     engine: "Engine", args: argparse.Namespace, prompt: str, template: dict[str, Any], sampling: dict[str, Any]
 ) -> "Request":
     from ..engine.request import Request, SamplingParams
-    from .defaults import seeded, settled
 
-    params = SamplingParams(**seeded(settled(dict(engine.source.generation), sampling)))
+    params = SamplingParams(**add_seed(merge_defaults(dict(engine.source.generation), sampling)))
     if args.raw:
         return Request(prompt=prompt, params=params)
     require_template(engine)
@@ -83,24 +88,22 @@ def request_of(
     return Request(messages=(*system, {"role": "user", "content": prompt}), params=params, **template)
 
 
-def answer(engine: "Engine", request: "Request", as_json: bool) -> int:
+def print_completion(engine: "Engine", request: "Request", as_json: bool) -> int:
     from ..engine.request import Request
-    from .answer import Answer, report
+    from .output import StreamPrinter, completion_to_dict, print_timings
 
-    tokens = engine.encode(request)  # here, so that an answer stopped early can still say how long its prompt was
-    answer = Answer(shown=not as_json)
+    tokens = engine.encode(request)  # here, so that an interrupted answer can still report its prompt's length
+    printer = StreamPrinter(echo=not as_json)
     with engine.stream(Request(tokens=tokens, params=request.params)) as stream:
         try:
-            whole = answer.follow(stream)
+            finished = printer.consume(stream)
         except KeyboardInterrupt:
-            whole = False
-    answer.end_line()
-    done = answer.completion() if whole else answer.stopped(len(tokens), request.params)
-    peak = engine.stats().peak_memory
+            finished = False
+    printer.end_line()
+    done = printer.completion() if finished else printer.interrupted_completion(len(tokens), request.params)
+    peak_memory = engine.stats().peak_memory
     if as_json:
-        from .document import document
-
-        print(json.dumps(document(engine, done, peak), ensure_ascii=False, allow_nan=False))
+        print(json.dumps(completion_to_dict(engine, done, peak_memory), ensure_ascii=False, allow_nan=False))
     else:
-        report(done, peak)
-    return 0 if whole else INTERRUPTED
+        print_timings(done, peak_memory)
+    return 0 if finished else INTERRUPTED

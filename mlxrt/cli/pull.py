@@ -1,15 +1,15 @@
-"""`mlxrt pull`: a model into the cache, so that later runs need no network."""
+"""`mlxrt pull`: downloads a model into the cache, so that later runs need no network."""
 
 import argparse
 import json
 
 from .flags import Parser, add_engine_flags, engine_config
-from .terminal import amount, note
+from .terminal import format_bytes, note
 
 
 def add_flags(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="alias or hub id, like owner/name or owner/name:FILE.gguf")
-    parser.add_argument("--verify", action="store_true", help="read every byte again and compare with its digest")
+    parser.add_argument("--verify", action="store_true", help="compare every file with its digest again")
     parser.add_argument("--json", action="store_true", help="print one JSON object with path and bytes")
     add_engine_flags(parser, only=("revision", "offline"))
 
@@ -23,5 +23,5 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"model": args.model, "path": str(path), "bytes": size}))
     else:
         print(path)
-        note(f"{size} bytes ({amount(size)})")
+        note(f"{size} bytes ({format_bytes(size)})")
     return 0

@@ -1,31 +1,40 @@
-"""`mlxrt state`: what is saved in a file, a bundle or a disk store, without a model. Knows no engine."""
+"""`mlxrt state`: lists, shows, verifies and removes saved states, archives of them and disk caches. Needs no model."""
 
 import argparse
 import json
+from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any
 
+from ..cache.storage.archive import INDEX, Bundle, listed
+from ..cache.storage.checksummed import AT, OPENING, inspect_sealed
+from ..cache.storage.disk_index import IDENTITY, MARK, model_folders
+from ..cache.storage.record import parse_name
+from ..cache.storage.snapshot import check_header
+from ..errors import BadRequest, BadSnapshot
+from ..weights.formats.json_text import parse_object
 from .flags import Parser
-from .terminal import amount, one_line
+from .terminal import format_bytes, one_line
+
+Row = dict[str, Any]
 
 ACTIONS = {
-    "ls": "what is saved there",
-    "show": "one state, or one model's part of a disk store, in detail",
-    "verify": "read every byte and compare with its digest; exit code 1 when one differs",
+    "ls": "list what is saved",
+    "show": "one state, or one model of a disk cache, in detail",
+    "verify": "compare every file with its digest; exit code 1 when one differs",
     "rm": "remove it",
 }
 
 
 def add_flags(parser: Parser) -> None:
-    told = "; ".join(f"{name}: {text}" for name, text in ACTIONS.items())
-    parser.add_argument("action", choices=tuple(ACTIONS), help=told)
-    parser.add_argument("path", metavar="PATH", help="a saved state, a bundle of them, or the folder of a disk cache")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="one state of a bundle, or one model of a disk cache")
+    actions = "; ".join(f"{name}: {text}" for name, text in ACTIONS.items())
+    parser.add_argument("action", choices=tuple(ACTIONS), help=actions)
+    parser.add_argument("path", metavar="PATH", help="a saved state, an archive of them, or the folder of a disk cache")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="one state of an archive, or one model of a disk cache")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    from .saved import open_saved
-
     saved = open_saved(args.path)
     if args.action == "ls":
         found: dict[str, Any] = {"kind": saved.kind, "path": args.path, "entries": saved.rows(args.name)}
@@ -38,16 +47,16 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(found, ensure_ascii=False, allow_nan=False))
     else:
-        print("\n".join(one_line(line) for line in lines(args.action, found)))
+        print("\n".join(one_line(line) for line in format_rows(args.action, found)))
     return 1 if args.action == "verify" and any(not entry["ok"] for entry in found["entries"]) else 0
 
 
-def lines(action: str, found: dict[str, Any]) -> list[str]:
+def format_rows(action: str, found: dict[str, Any]) -> list[str]:
     if action == "rm":
-        return [f"removed {name}" for name in found["removed"]] or ["nothing was there to remove"]
+        return [f"removed {name}" for name in found["removed"]] or ["nothing to remove"]
     if action == "show":
-        return [f"{key:<12} {value_text(key, value)}" for key, value in found.items()]
-    rows = [[value_text(key, value) for key, value in entry.items()] for entry in found["entries"]]
+        return [f"{key:<12} {format_value(key, value)}" for key, value in found.items()]
+    rows = [[format_value(key, value) for key, value in entry.items()] for entry in found["entries"]]
     if not rows:
         return [f"{found['path']}: nothing is saved there"]
     heads = list(found["entries"][0])
@@ -55,11 +64,206 @@ def lines(action: str, found: dict[str, Any]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in (heads, *rows)]
 
 
-def value_text(key: str, value: Any) -> str:
+def format_value(key: str, value: Any) -> str:
     if key == "bytes":
-        return amount(value)
+        return format_bytes(value)
     if key == "ok":
         return "ok" if value else "BAD"
     if isinstance(value, dict):
         return ", ".join(f"{k} {str(v)[:60]}" for k, v in value.items())
     return str(value)
+
+
+def open_saved(path: str) -> "SavedStates":
+    at = Path(path).expanduser()
+    if at.is_file():
+        return StateFile(at)
+    if not at.is_dir():
+        raise BadSnapshot(f"there is nothing at {path}")
+    if (at / MARK).is_file():
+        return DiskCache(at)
+    if (at / INDEX).is_file():
+        return StateArchive(at)
+    raise BadSnapshot(f"{path} is neither an archive of saved states ({INDEX}) nor a disk cache ({MARK})")
+
+
+class SavedStates(ABC):
+    """What is found at a path; every kind answers the same questions."""
+
+    kind = ""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @abstractmethod
+    def rows(self, name: str | None) -> list[Row]: ...
+
+    @abstractmethod
+    def detail(self, name: str | None) -> Row: ...
+
+    @abstractmethod
+    def verify(self, name: str | None) -> list[Row]: ...
+
+    @abstractmethod
+    def remove(self, name: str | None) -> list[str]:
+        """Remove it; returns the names of what was removed."""
+
+
+class StateFile(SavedStates):
+    kind = "state"
+
+    def rows(self, name):
+        refuse_name(self.path, name)
+        detail = self.detail(None)
+        return [{"file": self.path.name} | {k: detail[k] for k in ("tokens", "turns", "model", "bytes")}]
+
+    def detail(self, name):
+        refuse_name(self.path, name)
+        return describe_state(self.path)
+
+    def verify(self, name):
+        refuse_name(self.path, name)
+        return [{"name": self.path.name} | check_digest(self.path)]
+
+    def remove(self, name):
+        refuse_name(self.path, name)
+        with open(self.path, "rb") as file:
+            if file.read(AT)[8:] != OPENING:
+                raise BadSnapshot(f"{self.path} is no state saved by mlxrt; it was not removed")
+        self.path.unlink()
+        return [str(self.path)]
+
+
+class StateArchive(SavedStates):
+    kind = "bundle"
+
+    def select(self, name):
+        entries = Bundle(self.path).entries()
+        if name is not None and name not in entries:
+            raise BadSnapshot(f"{self.path} holds no state {name!r}; there are: {listed(entries)}")
+        return {name: entries[name]} if name is not None else entries
+
+    def rows(self, name):
+        return [
+            {
+                "name": own,
+                "tokens": e.tokens,
+                "model": e.model,
+                "created": e.created,
+                "bytes": file_size(self.path / e.file),
+            }
+            for own, e in self.select(name).items()
+        ]
+
+    def detail(self, name):
+        file, digest = Bundle(self.path).find(name)
+        return {"file": file.name, "sha256": digest} | describe_state(file, digest)
+
+    def verify(self, name):
+        return [{"name": own} | check_digest(self.path / e.file, e.sha256) for own, e in self.select(name).items()]
+
+    def remove(self, name):
+        names = list(self.select(name))
+        for own in names:
+            Bundle(self.path).remove(own)
+        return names
+
+
+class DiskCache(SavedStates):
+    kind = "disk cache"
+
+    def select(self, name):
+        found = {folder.name: folder for folder in model_folders(self.path)}
+        if name is None:
+            return found
+        matching = {own: folder for own, folder in found.items() if own.startswith(name)}
+        if len(matching) != 1:
+            there = ", ".join(own[:12] for own in found) or "none"
+            raise BadRequest(f"{self.path} has {len(matching)} models named {name!r}...; there are: {there}")
+        return matching
+
+    def rows(self, name):
+        return [
+            {"name": own[:12], "records": len(found), "bytes": sum(map(file_size, found))} | summarize_identity(folder)
+            for own, folder in self.select(name).items()
+            if (found := list_records(folder)) is not None
+        ]
+
+    def detail(self, name):
+        folders = self.select(name)
+        if len(folders) != 1:
+            there = ", ".join(own[:12] for own in folders)
+            raise BadRequest(f"{self.path} has {len(folders)} models: {there or 'none'}; name one")
+        [(own, folder)] = folders.items()
+        found = list_records(folder)
+        return {"name": own, "records": len(found), "bytes": sum(map(file_size, found))} | read_identity(folder)
+
+    def verify(self, name):
+        """One row per model, and one per damaged record."""
+        rows = []
+        for own, folder in self.select(name).items():
+            found = {path.name: check_digest(path) for path in list_records(folder)}
+            bad = [{"name": record} | result for record, result in found.items() if not result["ok"]]
+            sound = f"{len(found) - len(bad)} of {len(found)} records are intact"
+            rows += [{"name": own[:12], "ok": not bad, "found": sound}, *bad]
+        return rows
+
+    def remove(self, name):
+        removed = []
+        for folder in self.select(name).values():
+            for path in (*list_records(folder), folder / IDENTITY):
+                path.unlink(missing_ok=True)
+            removed.append(str(folder))
+        return removed
+
+
+def refuse_name(path: Path, name: str | None) -> None:
+    if name is not None:
+        raise BadRequest(f"{path} is one saved state, not an archive: it has no names; leave {name!r} out")
+
+
+def describe_state(path: Path, digest: str | None = None) -> Row:
+    found, header = inspect_sealed(path)
+    if digest is not None and found != digest:
+        raise BadSnapshot(f"{path} is not the file that the index names (sha256 {found[:12]}, not {digest[:12]})")
+    check_header(path, header)
+    turns, model = header["extra"].get("turns"), header["extra"].get("model")
+    return {
+        "tokens": len(header["tokens"]),
+        "turns": len(turns) - 1 if isinstance(turns, list) else 0,
+        "model": model if isinstance(model, str) else "",
+        "bytes": file_size(path),
+        **{f"{field}": str(value) for field, value in header["identity"].items()},
+    }
+
+
+def check_digest(path: Path, digest: str | None = None) -> Row:
+    try:
+        found, _ = inspect_sealed(path)
+    except FileNotFoundError:
+        return {"ok": False, "found": "the file is missing"}
+    except BadSnapshot as error:
+        return {"ok": False, "found": str(error)}
+    if digest is not None and found != digest:
+        return {"ok": False, "found": f"sha256 {found[:12]}, the index says {digest[:12]}"}
+    return {"ok": True, "found": f"sha256 {found[:12]}"}
+
+
+def list_records(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if parse_name(path.name))
+
+
+def file_size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def read_identity(folder: Path) -> Row:
+    try:
+        return {str(k): str(v) for k, v in parse_object((folder / IDENTITY).read_bytes()).items()}
+    except (OSError, ValueError) as error:
+        return {"identity": f"unknown ({error})"}
+
+
+def summarize_identity(folder: Path) -> Row:
+    identity = read_identity(folder)
+    return {"weights": identity.get("weights", "unknown")[:12], "dtype": identity.get("dtype", "unknown")}

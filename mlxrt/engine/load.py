@@ -85,6 +85,11 @@ def filled(checkpoint: Checkpoint, config: EngineConfig) -> CausalLM:
     return finish(model, config)
 
 
+def compute_dtype(name: str | None, on_gpu: mx.Dtype) -> mx.Dtype:
+    """The dtype a model computes in: the one asked for, else float32 on a CPU and `on_gpu` elsewhere."""
+    return DTYPES[name] if name else (mx.float32 if device.kind() == "cpu" else on_gpu)
+
+
 def is_packed(checkpoint: Checkpoint) -> bool:
     return not all(info.dtype in ("F32", "F16", "BF16") for info in checkpoint.sizes().values())
 
@@ -115,7 +120,7 @@ def parameters(model: CausalLM) -> int:
 
 
 def shaped(shape: Shape, config: EngineConfig) -> CausalLM:
-    dtype = DTYPES[config.dtype] if config.dtype else (mx.float32 if device.kind() == "cpu" else mx.bfloat16)
+    dtype = compute_dtype(config.dtype, mx.bfloat16)
     family = find(shape.config)
     model = family(family.parse(shape.config))  # type: ignore[call-arg]
     random_weights(model, shape.bits, dtype, mode=shape.mode, group_size=shape.group_size)

@@ -47,12 +47,12 @@ def test_a_line_that_cannot_be_answered_is_one_result(cli, folder, tmp_path):
     "line, words",
     [
         ("{nope", "line 2: not JSON"),
-        ("[1, 2]", "line 2: expected a text or an object"),
+        ("[1, 2]", "line 2: expected a string or an object"),
         ({"prompt": "a", "tokens": [1]}, "line 2: exactly one of"),
         ({"max_tokens": 3}, "line 2: exactly one of"),
-        ({"prompt": 7}, "line 2: prompt must be a text"),
-        ({"prompt": ""}, "line 2: prompt must be a text, not empty"),
-        ({"prompt": "a", "temprature": 1}, "line 2: nobody knows temprature"),
+        ({"prompt": 7}, "line 2: prompt must be a string"),
+        ({"prompt": ""}, "line 2: prompt must be a string, not empty"),
+        ({"prompt": "a", "temprature": 1}, "line 2: unknown key temprature"),
         ({"prompt": "a", "top_p": 3}, "line 2: top_p must be"),
         ({"prompt": "a", "stop": 3}, "line 2: a sampling option has the wrong type"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, "line 2: logit_bias"),
@@ -60,8 +60,8 @@ def test_a_line_that_cannot_be_answered_is_one_result(cli, folder, tmp_path):
 )
 def test_bad_lines_are_named_before_anything_runs(cli, folder, tmp_path, line, words):
     path = lines_of(tmp_path / "p.jsonl", '"fine"', line)
-    told = cli("generate", "-m", folder, "--prompts", path).refused(2)
-    assert words in told and "nothing was run" in told
+    error = cli("generate", "-m", folder, "--prompts", path).refused(2)
+    assert words in error and "nothing was run" in error
 
 
 @pytest.mark.parametrize(
@@ -77,5 +77,4 @@ def test_bad_lines_are_named_before_anything_runs(cli, folder, tmp_path, line, w
 )
 def test_flags_that_do_not_go_together(cli, folder, tmp_path, flags, words):
     path = lines_of(tmp_path / "p.jsonl", '"fine"')
-    told = cli("generate", "-m", folder, *(f.format(path=path) for f in flags)).refused(2)
-    assert words in told
+    assert words in cli("generate", "-m", folder, *(f.format(path=path) for f in flags)).refused(2)

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 import mlxrt
-from mlxrt.cli.flags import MEANING, Parser, add_engine_flags, add_sampling_flags, engine_config, sampling_given
+from mlxrt.cli.flags import FLAG_HELP, Parser, add_engine_flags, add_sampling_flags, engine_config, sampling_options
 
 
 def greedy(engine, tokens: list[int], count: int) -> list[int]:
@@ -104,10 +104,10 @@ def test_every_option_is_a_flag_of_the_same_name():
     names = [f.name for f in fields(mlxrt.SamplingParams)] + [f.name for f in mlxrt.EngineConfig.options()]
     for name in names:
         assert f"--{name.replace('_', '-')}" in known
-    assert set(MEANING) == {f.name for f in fields(mlxrt.SamplingParams)}
+    assert set(FLAG_HELP) == {f.name for f in fields(mlxrt.SamplingParams)}
     assert "--token " not in known  # a secret on a command line is everybody's
     nothing = parser.parse_args([])
-    assert sampling_given(nothing) == {} and engine_config(nothing) == mlxrt.EngineConfig()
+    assert sampling_options(nothing) == {} and engine_config(nothing) == mlxrt.EngineConfig()
     given = parser.parse_args(shlex.split("--kv-memory 64M --no-prefix-cache --compile --dtype float16 --ahead 0"))
     expected = mlxrt.EngineConfig(kv_memory="64M", prefix_cache=False, compile=True, dtype="float16", ahead=0)
     assert engine_config(given) == expected

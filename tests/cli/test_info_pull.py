@@ -7,7 +7,7 @@ import mlx.nn as nn
 import pytest
 
 import mlxrt
-from mlxrt.cli import anatomy
+from mlxrt.cli import inspect
 from mlxrt.kernels import device
 from mlxrt.models import CausalLM
 from mlxrt.weights.formats.checkpoint import TensorInfo
@@ -30,14 +30,14 @@ def test_figures_of_a_folder(cli, folder):
     assert found["machine"]["device"] == device.kind() and found["machine"]["memory_bytes"] > 0
 
 
-def test_memory_in_use_is_what_info_foretold(cli, folder):
-    told = json.loads(cli("info", folder, "--json").out)["model"]["weight_bytes_in_memory"]
+def test_info_predicts_the_memory_in_use(cli, folder):
+    expected = json.loads(cli("info", folder, "--json").out)["model"]["weight_bytes_in_memory"]
     with mlxrt.load(str(folder)) as engine:
         held = sum(a.nbytes for _, a in nn.utils.tree_flatten(engine.model.parameters()))
-    assert told == held
+    assert expected == held
 
 
-def quantised(arrays: dict[str, mx.array], bits: int) -> dict[str, mx.array]:
+def quantize(arrays: dict[str, mx.array], bits: int) -> dict[str, mx.array]:
     out = {}
     for name, array in arrays.items():
         if array.ndim == 2:
@@ -51,7 +51,7 @@ def quantised(arrays: dict[str, mx.array], bits: int) -> dict[str, mx.array]:
 
 @pytest.mark.parametrize("unpack", [True, False])
 def test_figures_of_a_packed_folder(cli, folder, unpack):
-    folder.store(quantised(weights(), 4))
+    folder.store(quantize(weights(), 4))
     flag = "--dequantise" if unpack else "--no-dequantise"
     model = json.loads(cli("info", folder, "--json", flag).out)["model"]
     assert model["parameters"] == sum(a.size for a in weights().values())
@@ -81,7 +81,7 @@ def test_a_shape_is_measured_without_being_made(cli):
     assert mx.get_peak_memory() - before < 1 << 20
 
 
-def test_windows_are_told(cli, folder):
+def test_windows_are_shown(cli, folder):
     folder.configure(model_type="mistral", sliding_window=16)
     model = json.loads(cli("info", folder, "--json").out)["model"]
     assert model["windows"] == {"16": 2}
@@ -116,7 +116,7 @@ def test_pull_of_a_shape_is_refused(cli):
 
 
 @pytest.mark.parametrize(
-    "kinds, outgrows, expected",
+    "kinds, needs_bf16, expected",
     [
         ({"F32": 10, "Q4_K": 900}, False, mx.float16),
         ({"F32": 10, "Q8_0": 900}, True, mx.bfloat16),
@@ -125,9 +125,9 @@ def test_pull_of_a_shape_is_refused(cli):
         ({"I32": 900, "F16": 10}, False, mx.float16),
     ],
 )
-def test_what_a_gpu_would_compute_in(monkeypatch, kinds, outgrows, expected):
-    """As `fill` chooses it, told from the headers alone."""
-    monkeypatch.setattr(anatomy.device, "kind", lambda: "metal")
-    family = type("Family", (CausalLM,), {"OUTGROWS_HALF": outgrows})
+def test_dtype_chosen_on_a_gpu(monkeypatch, kinds, needs_bf16, expected):
+    """As loading chooses it, from the headers alone."""
+    monkeypatch.setattr(inspect.device, "kind", lambda: "metal")
+    family = type("Family", (CausalLM,), {"OUTGROWS_HALF": needs_bf16})
     infos = [TensorInfo((1,), kind, nbytes) for kind, nbytes in kinds.items()]
-    assert anatomy.compute_dtype(mlxrt.EngineConfig(), infos, family) == expected
+    assert inspect.choose_dtype(mlxrt.EngineConfig(), infos, family) == expected

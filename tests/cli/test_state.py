@@ -36,7 +36,7 @@ def test_a_single_state(cli, saved):
     [entry] = read(cli("state", "ls", saved / "single", "--json"))["entries"]
     assert entry["turns"] == 1 and entry["bytes"] == (saved / "single").stat().st_size
     shown = read(cli("state", "show", saved / "single", "--json"))
-    assert shown["kind"] == "state" and shown["tokens"] == entry["tokens"] and "PagedKV" in shown["cache"]
+    assert shown["kind"] == "state" and shown["tokens"] == entry["tokens"] and "FullKV" in shown["cache"]
     assert cli("state", "verify", saved / "single").code == 0
     assert "one saved state" in cli("state", "show", saved / "single", "first").refused(2)
     assert cli("state", "rm", saved / "single").code == 0 and not (saved / "single").exists()
@@ -69,7 +69,7 @@ def test_a_disk_cache(cli, saved):
 
 
 @pytest.mark.parametrize("place", ["single", "bundle", "store"])
-def test_damage_is_found_and_told(cli, saved, place):
+def test_damage_is_found_and_reported(cli, saved, place):
     pattern = {"single": "single", "bundle": "bundle/*.state", "store": "store/*/*-*.safetensors"}[place]
     file = sorted(saved.glob(pattern))[0]
     data = bytearray(file.read_bytes())

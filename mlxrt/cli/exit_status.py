@@ -1,7 +1,4 @@
-"""How a run ends: what was raised becomes one line on stderr and an exit code.
-
-Knows no command. An exception that nobody foresaw is a bug and keeps its traceback.
-"""
+"""Exit status: an error becomes one line on stderr and a code; an unexpected exception keeps its traceback."""
 
 import io
 import os
@@ -14,39 +11,40 @@ from .terminal import one_line, paint
 FAILED, INTERRUPTED = 1, 130
 
 
-def guarded(work: Callable[[], int]) -> int:
-    """The exit code of `work`."""
-    if problem := open_streams():
-        complain(problem)
+def run_guarded(work: Callable[[], int]) -> int:
+    """Run `work` and return the exit code."""
+    if problem := prepare_streams():
+        print_error(problem)
         return FAILED
     try:
         code = work()
         sys.stdout.flush()
         return code
     except MlxrtError as error:
-        complain(str(error))
+        print_error(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        complain("interrupted")
+        print_error("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        return abandon()
+        discard_output(sys.stdout)  # also what Python flushes at exit
+        return FAILED
     except MemoryError:
-        complain("out of memory; use a smaller model, a smaller max_context or a smaller kv_memory")
+        print_error("out of memory; use a smaller model, a smaller max_context or a smaller kv_memory")
         return FAILED
     except OSError as error:
-        where = f"{error.filename}: " if error.filename is not None else ""
-        complain(f"{where}{error.strerror or error}")
+        path = f"{error.filename}: " if error.filename is not None else ""
+        print_error(f"{path}{error.strerror or error}")
         return FAILED
     except RuntimeError as error:
-        if "allocate" not in str(error):  # how MLX says that a device is full
+        if "allocate" not in str(error):  # MLX's only sign of a full device
             raise
-        complain(f"the device is out of memory ({error}); use a smaller model or a smaller kv_memory")
+        print_error(f"the device is out of memory ({error}); use a smaller model or a smaller kv_memory")
         return FAILED
 
 
-def open_streams() -> str | None:
-    """Make the standard streams speak UTF-8; what is wrong with them, if anything."""
+def prepare_streams() -> str | None:
+    """Set the standard streams to UTF-8; returns what is wrong with them, if anything."""
     if sys.stdin is None:  # a file opened later would get descriptor 0, which MLX takes for a failure
         sys.stdin = open(os.devnull)  # noqa: SIM115  lives as long as the process
     if sys.stderr is None:  # closed by the shell: print() would fall back on stdout
@@ -59,22 +57,17 @@ def open_streams() -> str | None:
     return None
 
 
-def complain(message: str) -> None:
+def print_error(message: str) -> None:
     try:
         print(paint(f"mlxrt: {one_line(message)}", "red", sys.stderr), file=sys.stderr, flush=True)
     except BrokenPipeError:
-        silence(sys.stderr)
+        discard_output(sys.stderr)
 
 
-def abandon() -> int:
-    """Whoever read our output has left: say nothing, also not when Python flushes at its end."""
-    silence(sys.stdout)
-    return FAILED
-
-
-def silence(stream) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+def discard_output(stream) -> None:
+    """Point the stream at /dev/null: its reader has gone."""
+    null = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, stream.fileno())
+        os.dup2(null, stream.fileno())
     finally:
-        os.close(nowhere)
+        os.close(null)

@@ -1,0 +1,271 @@
+"""Inspects a model without its weights, and this machine: what is stored in how many bits, what running it needs.
+
+Reads headers and model outlines; nothing is loaded or computed.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from math import prod
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from .. import __version__, _openblas
+from ..cache.memory import ExternalKV, LayerSpec, Shared
+from ..config import EngineConfig
+from ..engine.load import compute_dtype, is_packed, unpacked_fits
+from ..kernels import backend, device
+from ..models import CausalLM, find
+from ..models.config import unreported
+from ..weights import Checkpoint, TensorInfo
+from ..weights.formats.gguf.tensors import PACKED
+from ..weights.formats.jang.labels import jang_of
+from ..weights.formats.quantized import refuse_methods
+from ..weights.formats.weight_format import Stored
+from ..weights.load.fill import check_depth, in_our_names
+from ..weights.load.headers import BESIDE, layouts_told, refuted, told_format
+from ..weights.random_models import Shape
+from ..weights.randomise import packs
+
+MACS = (16, 32, 64, 128)  # GB of unified memory
+GPU_SHARE = {16: 2 / 3, 32: 2 / 3, 64: 3 / 4, 128: 3 / 4}  # of it that macOS lets a GPU use
+PARAMETER_CLASSES = ("embedding", "attention", "mlp", "norm", "head", "other")
+STORED_DTYPES = {
+    "F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16, "U32": mx.uint32, "U8": mx.uint8,
+}  # fmt: skip
+
+
+@dataclass
+class ParameterClass:
+    """Size and storage of one class of parameters."""
+
+    parameters: int = 0
+    nbytes: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)  # storage format -> number of tensors
+
+    def to_dict(self) -> dict[str, Any]:
+        bits = 8 * self.nbytes / self.parameters if self.parameters else None
+        return {"parameters": self.parameters, "bytes": self.nbytes, "bits": bits, "kinds": dict(self.kinds)}
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """What a model is made of and how much memory its weights take."""
+
+    model: CausalLM  # an outline in the compute dtype, without weights
+    parts: dict[str, ParameterClass]
+    resident: int  # bytes of weights in memory when it runs here
+    on_gpu: int  # bytes on a GPU: packed as stored, floats in two bytes
+    dtype: str
+    format: dict[str, Any] | None = None  # of a JANG or codebook checkpoint
+    contradictions: tuple[str, ...] = ()  # between labels and tensors
+
+    @property
+    def kv_cost(self) -> "KVCost":
+        return KVCost.of(self.model.cache_specs())
+
+    def kv_cost_on_gpu(self, raw: dict[str, Any]) -> "KVCost":
+        return KVCost.of(make_outline(raw, mx.bfloat16, quiet=True).cache_specs())
+
+
+def classify(name: str) -> str:
+    """The class of a parameter, by its name."""
+    path = name.split(".")
+    if any("norm" in step for step in path[:-1]):  # the last step names a part of it: tq_norms
+        return "norm"
+    for step, found in (("embed_tokens", "embedding"), ("lm_head", "head"), ("self_attn", "attention"), ("mlp", "mlp")):
+        if step in path:
+            return found
+    return "other"
+
+
+def make_outline(config: dict[str, Any], dtype: mx.Dtype | None, quiet: bool = False) -> CausalLM:
+    """The model of a config with lazy weights that are never computed; unknown keys are logged unless `quiet`."""
+    family = find(config)
+    with unreported() if quiet else nullcontext():
+        model = family(family.parse(config))  # type: ignore[call-arg]
+    if dtype is not None:
+        model.set_dtype(dtype)
+    return model
+
+
+def dtype_name(dtype: mx.Dtype) -> str:
+    return str(dtype).removeprefix("mlx.core.")
+
+
+def flatten(model: nn.Module) -> dict[str, mx.array]:
+    return dict(tree_flatten(model.parameters()))  # type: ignore[arg-type]
+
+
+def inspect_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> ModelReport:
+    family = find(checkpoint.config)
+    refuse_methods(checkpoint.config)
+    if not family.adapted:
+        check_depth(checkpoint, family.rename)
+    sizes = {family.rename(name): info for name, info in checkpoint.sizes().items()}
+    bundle = jang_of(checkpoint.config)
+    dtype = choose_dtype(config, sizes.values(), family)
+    model = make_outline(checkpoint.config, dtype)
+    parameters = flatten(model)
+    if dequantizes(checkpoint, config, dtype):
+        resident = sum(array.nbytes for array in parameters.values())
+    else:
+        resident = sum(loaded_bytes(info, dtype) for info in sizes.values())
+    on_gpu = sum(loaded_bytes(info, mx.bfloat16) for info in sizes.values())
+    found = layouts_told({name: array.shape for name, array in parameters.items()}, sizes, bundle)
+    labels = in_our_names(checkpoint.config, family.rename)
+    format = told_format(found, bundle), tuple(refuted(found, labels, bundle))
+    return ModelReport(model, count_parameters(parameters, sizes, found), resident, on_gpu, dtype_name(dtype), *format)
+
+
+def loaded_bytes(info: TensorInfo, dtype: mx.Dtype) -> int:
+    """Bytes of a tensor once loaded: floats are cast, GGUF types that MLX has no kernel for are dequantised."""
+    return info.nbytes if info.dtype in ("U32", "U8", *PACKED) else prod(info.shape) * dtype.size
+
+
+def choose_dtype(config: EngineConfig, infos: Iterable[TensorInfo], family: type[CausalLM] = CausalLM) -> mx.Dtype:
+    """The dtype that loading chooses, from the headers. GGUF types other than MXFP4 are loaded with float16 scales."""
+    held: Counter[str] = Counter()
+    for info in infos:
+        kind = "F16" if info.dtype.startswith(("Q", "IQ", "TQ")) else info.dtype
+        held[kind] += info.nbytes if kind in ("F32", "F16", "BF16") else 0
+    stored = STORED_DTYPES[held.most_common(1)[0][0]] if held.total() else mx.float16
+    return compute_dtype(config.dtype, mx.bfloat16 if stored == mx.float16 and family.OUTGROWS_HALF else stored)
+
+
+def dequantizes(checkpoint: Checkpoint, config: EngineConfig, dtype: mx.Dtype) -> bool:
+    if not is_packed(checkpoint):
+        return False
+    if config.dequantise is not None:
+        return config.dequantise
+    return device.kind() == "cpu" and unpacked_fits(checkpoint, dtype)
+
+
+def count_parameters(
+    parameters: Mapping[str, mx.array], sizes: Mapping[str, TensorInfo], found: Mapping[str, Stored | str]
+) -> dict[str, ParameterClass]:
+    parts = {name: ParameterClass() for name in PARAMETER_CLASSES}
+    for name, array in parameters.items():
+        parts[classify(name)].parameters += array.size
+    for name, info in sizes.items():
+        part = parts[classify(name)]
+        part.nbytes += info.nbytes
+        if not name.endswith(BESIDE):
+            part.kinds[str(found.get(name, info.dtype))] += 1
+    return {name: part for name, part in parts.items() if part.parameters or part.nbytes}
+
+
+def inspect_shape(shape: Shape, config: EngineConfig) -> ModelReport:
+    predicate = (lambda _, module: packs(module, shape.group_size)) if shape.bits is not None else None
+    return inspect_outline(shape.config, config, shape, predicate)
+
+
+def inspect_config(raw: dict[str, Any], config: EngineConfig) -> ModelReport:
+    """A config.json without weights, quantised as it says."""
+    quantization = raw.get("quantization") or raw.get("quantization_config") or {}
+    quantization = quantization if isinstance(quantization, dict) else {}
+    method, bits = quantization.get("quant_method"), quantization.get("bits")
+    group = quantization.get("group_size", 64)
+    if method == "mxfp4":  # gpt-oss: the experts only
+        shape = Shape("", 4, "mxfp4", 32)
+        return inspect_outline(raw, config, shape, lambda _, module: packs(module, 32) and module["weight"].ndim == 3)
+    if bits in (2, 3, 4, 5, 6, 8) and group in (32, 64, 128) and method is None:
+        shape = Shape("", bits, quantization.get("mode", "affine"), group)
+        return inspect_outline(raw, config, shape, lambda _, module: packs(module, group))
+    return inspect_outline(raw, config, Shape(""), None)
+
+
+def inspect_outline(raw: dict[str, Any], config: EngineConfig, shape: Shape, predicate: Any) -> ModelReport:
+    dtype = compute_dtype(config.dtype, mx.bfloat16)
+    model, stored = make_outline(raw, dtype), make_outline(raw, dtype, quiet=True)
+    if predicate is not None and shape.bits is not None:
+        nn.quantize(stored, shape.group_size, shape.bits, mode=shape.mode, class_predicate=predicate)
+    names = {dtype: name for name, dtype in STORED_DTYPES.items()}
+    sizes = {name: TensorInfo(array.shape, names[array.dtype], array.nbytes) for name, array in flatten(stored).items()}
+    resident = sum(info.nbytes for info in sizes.values())
+    on_gpu = sum(loaded_bytes(info, mx.bfloat16) for info in sizes.values())
+    found = layouts_told({name: array.shape for name, array in flatten(model).items()}, sizes, None)
+    return ModelReport(model, count_parameters(flatten(model), sizes, found), resident, on_gpu, dtype_name(dtype))
+
+
+@dataclass(frozen=True)
+class KVCost:
+    """What one sequence's cache costs: layer specs and how many layers have each."""
+
+    groups: tuple[tuple[LayerSpec, int], ...]
+
+    @classmethod
+    def of(cls, specs: list[LayerSpec | Shared]) -> "KVCost":
+        return cls(tuple(Counter(s for s in specs if not isinstance(s, Shared)).items()))
+
+    @property
+    def per_token(self) -> float:
+        """Bytes per token over all layers, while no window is full."""
+        return sum(n * s.nbytes() / s.size for s, n in self.groups if grows(s))
+
+    def nbytes(self, tokens: int) -> float:
+        """Bytes of a sequence of `tokens` tokens."""
+        return sum(n * self._layer_bytes(s, tokens) for s, n in self.groups)
+
+    @staticmethod
+    def _layer_bytes(spec: Any, tokens: int) -> float:
+        if not grows(spec):
+            return spec.nbytes()
+        held = tokens if spec.window is None else min(tokens, spec.window)
+        return held * spec.nbytes() / spec.size
+
+    def max_context(self, memory: float, limit: int) -> int:
+        """The longest sequence that fits, in tokens."""
+        if self.nbytes(1) > memory:
+            return 0
+        low, high = 1, limit
+        while low < high:  # the largest that fits lies in low..high
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.nbytes(middle) <= memory else (low, middle - 1)
+        return low
+
+    def to_list(self) -> list[dict[str, Any]]:
+        return [self._group_to_dict(s, n) for s, n in self.groups]
+
+    @staticmethod
+    def _group_to_dict(spec: Any, layers: int) -> dict[str, Any]:
+        if isinstance(spec, ExternalKV):
+            return {
+                "kind": "mlx-lm's caches",
+                "layers": "all",
+                "bytes_per_token": spec.nbytes() / spec.size if spec.grows else 0.0,
+            }
+        if not spec.paged:
+            return {"kind": "state", "layers": layers, "bytes_per_sequence": layers * spec.nbytes()}
+        kind = "full" if spec.window is None else f"window {spec.window}"
+        return {"kind": kind, "layers": layers, "bytes_per_token": layers * spec.nbytes() / spec.size}
+
+    def max_context_on_macs(self, weights: int, limit: int) -> dict[str, int]:
+        """The longest context on Macs of these sizes, with all GPU memory for the weights and one sequence."""
+        free = {gb: GPU_SHARE[gb] * gb * 2**30 - weights for gb in MACS}
+        return {f"{gb} GB": self.max_context(memory, limit) for gb, memory in free.items()}
+
+
+def grows(spec: Any) -> bool:
+    """Whether a longer sequence takes more memory in this layer."""
+    return spec.grows if isinstance(spec, ExternalKV) else spec.paged
+
+
+def inspect_machine() -> dict[str, Any]:
+    total, free = device.memory()
+    kind = device.kind()
+    found = {
+        "mlxrt": __version__,
+        "mlx": version("mlx"),
+        "device": kind,
+        "device_name": str(mx.device_info().get("device_name", "")) or kind,
+        "memory_bytes": total,
+        "free_bytes": free,
+        "kernels": "plain MLX: no GPU" if backend() == "reference" else "mlxrt's own where they fit, else plain MLX",
+    }
+    return found | ({"blas": _openblas.running()} if kind == "cpu" else {})

@@ -1,0 +1,118 @@
+"""Shows a completion: text as it streams, the timing line, or one JSON object. An interrupted one is completed here."""
+
+import math
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..engine.interrupt import Interrupt
+from ..engine.output import complete
+from ..engine.request import Completion, Event, Finish, Logprobs, SamplingParams, Timings
+from .terminal import format_bytes, note
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+
+END_NOTES = {Finish.LENGTH: "ended by max_tokens or the context", Finish.CANCELLED: "stopped"}
+
+
+@dataclass
+class StreamPrinter:
+    """Prints the events of one stream and keeps them."""
+
+    echo: bool = True  # write the text to stdout
+    interrupt_early: bool = False  # Ctrl-C ends the stream gracefully before its first token, too
+    start: float = field(default_factory=time.perf_counter)
+    first_token: float | None = None
+    events: list[Event] = field(default_factory=list)
+
+    def consume(self, stream: Iterator[Event]) -> bool:
+        """Read the stream to its end; False when Ctrl-C came before it."""
+        with Interrupt(lambda: self.interrupt_early or bool(self.events)) as interrupt:
+            for event in stream:
+                self.first_token = self.first_token or time.perf_counter()
+                self.events.append(event)
+                if event.error:
+                    raise event.error
+                if self.echo and event.text:
+                    sys.stdout.write(event.text)
+                    sys.stdout.flush()
+                if interrupt.asked and not event.finish_reason:
+                    return False
+        return True
+
+    def end_line(self) -> None:
+        if self.echo:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+
+    def completion(self) -> Completion:
+        return complete(self.events)
+
+    def interrupted_completion(self, prompt_tokens: int, params: SamplingParams) -> Completion:
+        """What had come before Ctrl-C, in an engine that had nothing cached."""
+        now = time.perf_counter()
+        timings = Timings(
+            prompt_tokens=prompt_tokens,
+            generated_tokens=len(self.events),
+            first_token_s=(self.first_token or now) - self.start,
+            total_s=now - self.start,
+            seed=params.seed if params.temperature > 0 else None,
+        )
+        return complete([*self.events, Event(0, finish_reason=Finish.CANCELLED, timings=timings)])
+
+
+def print_timings(done: Completion, peak_memory: int) -> None:
+    t = done.timings
+    parts = [f"{t.prompt_tokens} prompt tokens", f"{t.cached_tokens} cached"]
+    if t.generated_tokens:
+        parts += [f"prefill {t.prefill_tps:.1f} tok/s", f"first token {t.first_token_s * 1e3:.0f} ms"]
+    parts.append(f"{t.generated_tokens} generated")
+    if t.decode_tps:
+        parts.append(f"decode {t.decode_tps:.1f} tok/s")
+    parts.append(f"peak {format_bytes(peak_memory)}")
+    if t.seed is not None:
+        parts.append(f"seed {t.seed}")
+    if done.finish_reason in END_NOTES:
+        parts.append(END_NOTES[done.finish_reason])
+    note(" | ".join(parts))
+
+
+def completion_to_dict(engine: "Engine", done: Completion, peak_memory: int) -> dict[str, Any]:
+    """The object that `generate --json` prints."""
+    t = done.timings
+    found: dict[str, Any] = {
+        "model": engine.source.name,
+        "text": done.text,
+        "tokens": list(done.tokens),
+        "finish_reason": str(done.finish_reason),
+        "cached_tokens": done.cached_tokens,
+        "seed": t.seed,
+        "timings": {
+            "prompt_tokens": t.prompt_tokens,
+            "cached_tokens": t.cached_tokens,
+            "generated_tokens": t.generated_tokens,
+            "prefill_tps": t.prefill_tps,
+            "first_token_ms": t.first_token_s * 1e3,
+            "decode_tps": t.decode_tps,
+            "total_ms": t.total_s * 1e3,
+            "peak_memory_bytes": peak_memory,
+        },
+    }
+    if done.logprobs:
+        found["logprobs"] = [logprobs_to_list(engine, step) for step in done.logprobs]
+    return found
+
+
+def logprobs_to_list(engine: "Engine", step: Logprobs) -> list[dict[str, Any]]:
+    """One step's candidates, the chosen token first; minus infinity becomes null, which JSON has."""
+    return [
+        {
+            "token": token,
+            "text": engine.tokenizer.decode([token], skip_special=False),
+            "logprob": value if math.isfinite(value) else None,
+        }
+        for token, value in step
+    ]

@@ -1,0 +1,118 @@
+"""What a request is made of on the command line: prompt, chat template options, sampling parameters.
+
+generation_config.json supplies sampling defaults, logged, and a flag always wins over it. `do_sample: false` means
+greedy; where it is absent, a temperature means sampling.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..engine.request import SamplingParams
+from ..errors import BadCheckpoint, BadRequest
+from .flags import Parser
+from .terminal import note
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+
+APPLIED_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+IGNORED_KEYS = frozenset(
+    (
+        "do_sample", "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version",
+        "_from_model_config", "use_cache", "cache_implementation", "return_dict_in_generate", "output_attentions",
+        "output_hidden_states", "output_scores", "trust_remote_code",
+    )
+)  # fmt: skip  # do_sample and the end tokens are honoured elsewhere; the others do not change what is generated
+
+
+def add_prompt_flags(parser: Parser) -> None:
+    parser.add_argument("positional", nargs="?", metavar="PROMPT", help="the prompt; - or none reads it from a pipe")
+    parser.add_argument("-p", "--prompt", metavar="PROMPT", help="the prompt")
+
+
+def add_template_flags(parser: Parser) -> None:
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.add_argument("--tools", metavar="FILE.json", help="a JSON list of tools for the chat template")
+    parser.add_argument(
+        "--thinking", "--enable-thinking", dest="enable_thinking", action=argparse.BooleanOptionalAction,
+        help="turn a model's thinking on or off (default: the template's own)",
+    )  # fmt: skip
+
+
+def read_prompt(args: argparse.Namespace) -> str:
+    if args.positional is not None and args.prompt is not None:
+        raise BadRequest("two prompts are given, one with -p and one without; give one")
+    text = args.prompt if args.prompt is not None else args.positional
+    if text == "-" or text is None:
+        if text is None and sys.stdin.isatty():
+            raise BadRequest("there is no prompt; give it as an argument, with -p or through a pipe")
+        text = decode_utf8(sys.stdin.buffer.read(), "stdin").removesuffix("\n").removesuffix("\r")
+    if not text:
+        raise BadRequest("the prompt is empty; give at least one character")
+    return text
+
+
+def decode_utf8(raw: bytes, source: str) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        at = error.start
+        raise BadRequest(f"{source} is not UTF-8: byte {raw[at]:#04x} at {at}; convert it first") from None
+
+
+def read_tools(path: str | None) -> tuple[dict[str, Any], ...] | None:
+    if path is None:
+        return None
+    try:
+        tools = json.loads(decode_utf8(Path(path).read_bytes(), path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadRequest(f"--tools {path}: {error}") from None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise BadRequest(f"--tools {path}: expected a JSON list of objects")
+    return tuple(tools)
+
+
+def require_template(engine: "Engine") -> None:
+    if not engine.tokenizer.has_template:
+        raise BadRequest(f"{engine.source.name} has no chat template; `mlxrt generate --raw` continues plain text")
+
+
+def read_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling options of a generation_config.json that take effect."""
+    found = {key: generation[key] for key in APPLIED_KEYS if generation.get(key) is not None}
+    for key, value in found.items():
+        try:
+            SamplingParams(**{key: value})
+        except BadRequest as error:
+            raise BadCheckpoint(f"generation_config.json: {error}; correct the file") from None
+    sample = generation.get("do_sample")
+    if sample is not None and not isinstance(sample, bool):
+        raise BadCheckpoint(f"generation_config.json: do_sample must be true or false, not {sample!r}")
+    if sample is False or (sample is None and "temperature" not in found):
+        return {key: value for key, value in found.items() if key == "repetition_penalty"}
+    return {"temperature": 1.0} | found  # HF's own value where sampling is on and no temperature is named
+
+
+def merge_defaults(generation: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The sampling options of a run: the flags, else the model's defaults; notes which came from the model."""
+    defaults = {key: value for key, value in read_defaults(generation).items() if key not in given}
+    if defaults:
+        listed = " ".join(f"{key}={value}" for key, value in defaults.items())
+        note(f"from generation_config.json: {listed} (flags win)")
+    known = {*IGNORED_KEYS, *APPLIED_KEYS}
+    if left := sorted(key for key, value in generation.items() if value is not None and key not in known):
+        note(f"generation_config.json: not applied: {', '.join(left)}")
+    return defaults | given
+
+
+def add_seed(options: dict[str, Any]) -> dict[str, Any]:
+    """Draw the seed here, so that an answer that is interrupted can be repeated too."""
+    if options.get("temperature", 0) > 0 and options.get("seed") is None:
+        from ..engine.sampler import draw_seed
+
+        return options | {"seed": draw_seed()}
+    return options
