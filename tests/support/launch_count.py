@@ -15,7 +15,7 @@ def launches_per_token(model, prompt) -> int:
     if gpu is None:
         return 0
     engine = Engine(model, config, source=Source("counted"))
-    with engine, model.kernels.costless(gpu.library is not None):
+    with engine, model.kernels.capturing(gpu.library is not None):
         counts = []
         for n in (2, 10):
             before = gpu.launches
