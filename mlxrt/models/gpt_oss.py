@@ -15,8 +15,7 @@ from .config import needs
 from .fused_linear import matrix_of
 from .layers import Attention, Block
 from .llama import Llama
-from .moe import FEW_TOKENS, Experts, choose_then_softmax
-from .moe_config import ROUTING_NOISE, MoEConfig
+from .moe import FEW_TOKENS, ROUTING_NOISE, Experts, MoEConfig, choose_then_softmax
 from .sanitize_moe import put
 
 # What a config without rope_scaling means (Hugging Face's default for this family).

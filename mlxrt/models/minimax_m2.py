@@ -11,8 +11,7 @@ from ..kernels import compute_qkv
 from .config import PINNED
 from .layers import Attention, Block
 from .llama import Llama
-from .moe import Experts, choose_by_sigmoid
-from .moe_config import ROUTING_NOISE, MoEConfig
+from .moe import ROUTING_NOISE, Experts, MoEConfig, choose_by_sigmoid
 from .rope import read_rope
 from .sanitize_moe import rename_experts, stack_experts
 

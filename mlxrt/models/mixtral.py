@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from .layers import Block
 from .llama import Llama
-from .moe import Mixture
-from .moe_config import MoEConfig
+from .moe import Mixture, MoEConfig
 from .sanitize_moe import rename_experts, stack_experts
 
 

@@ -3,21 +3,65 @@
 Knows neither families nor their router weights, and nothing of batches: tokens are rows, whoever they belong to.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..errors import BadCheckpoint, shown
 from ..kernels import Matrix, expert_down, expert_gate_up, grouped_product, mix, order_pairs, route, route_gate_up
 from ..kernels.ops.activation import GATES
 from ..kernels.ops.gather import gather_mm
 from ..kernels.ops.moe_qmv import MANY as FEW_TOKENS
 from .base import Computing, Fusible
+from .config import PINNED, ModelConfig
 from .fused_linear import matrix_of, normed
 from .quantized.lut_linear import CodedExpertLinear
 
 GROUPED = 8  # tokens from which an expert is likely to have more than one of them
 MANY = 64  # (token, expert) pairs from which sorting them by expert pays: each matrix is then read once
+ROUTING_NOISE = frozenset({"router_aux_loss_coef", "router_jitter_noise", "aux_loss_alpha"})  # of training only
+
+
+@dataclass(frozen=True)
+class MoEConfig(ModelConfig):
+    noise: ClassVar[frozenset[str]] = ROUTING_NOISE
+    # other spelling -> the field's name
+    spellings: ClassVar[Mapping[str, str]] = {
+        "num_local_experts": "num_experts",
+        "experts_per_token": "num_experts_per_tok",
+    }
+
+    num_experts: int = field(kw_only=True)
+    num_experts_per_tok: int = field(kw_only=True)
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any], pinned: Mapping[str, tuple] = PINNED) -> Self:
+        return super().parse(respelled(raw, cls.spellings), pinned)
+
+    def _complete(self, raw) -> Self:
+        if self.num_experts_per_tok > self.num_experts:
+            raise BadCheckpoint(
+                f"config.json: num_experts_per_tok = {self.num_experts_per_tok} of only {self.num_experts} experts"
+            )
+        return super()._complete(raw)
+
+
+def respelled(raw: Mapping[str, Any], spellings: Mapping[str, str]) -> dict[str, Any]:
+    """A config in which every key has the name we use."""
+    same = dict(raw)
+    for other, name in spellings.items():
+        if other not in same:
+            continue
+        value = same.pop(other)
+        if name in same and same[name] != value:
+            raise BadCheckpoint(
+                f"config.json: {other} = {shown(value)} contradicts {name} = {shown(same[name])}; remove one"
+            )
+        same[name] = value
+    return same
 
 
 class ExpertLinear(nn.Module):

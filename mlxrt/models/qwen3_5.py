@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .moe_config import ROUTING_NOISE
+from .moe import ROUTING_NOISE
 from .multimodal import TOWERS, text_name, text_part
 from .qwen3_next import Hybrid, HybridConfig, SharedMixture, SparseConfig
 from .sanitize_moe import rename_experts, stack_experts

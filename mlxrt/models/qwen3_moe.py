@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from ..errors import BadCheckpoint
 from .layers import Attention, Block, GatedMLP
 from .llama import Llama
-from .moe import Mixture
-from .moe_config import MoEConfig
+from .moe import Mixture, MoEConfig
 from .sanitize_moe import rename_experts, stack_experts
 
 

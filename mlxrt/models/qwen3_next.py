@@ -18,8 +18,7 @@ from .config import PINNED, ModelConfig, needs
 from .fused_linear import product
 from .gated_delta import GatedDeltaNet
 from .layers import Attention, DecoderLM, GatedMLP
-from .moe import Mixture
-from .moe_config import MoEConfig
+from .moe import Mixture, MoEConfig
 from .rope import read_rope
 from .sanitize_hybrid import plain_layout
 from .sanitize_moe import rename_experts, stack_experts

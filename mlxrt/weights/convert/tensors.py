@@ -13,7 +13,7 @@ import mlx.core as mx
 from ...errors import BadCheckpoint, UnsupportedModel, shown
 from ...models import CausalLM, find
 from ...models.config import ModelConfig, unreported
-from ...models.moe_config import MoEConfig
+from ...models.moe import MoEConfig
 from ...models.qwen3_next import HybridConfig
 from ...models.sanitize_hybrid import gains_are_whole
 from ...models.sanitize_moe import stack_experts
