@@ -5,24 +5,11 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from ..registry import Case, InlineSource, op
+from ..registry import Case, Source, op
 from .qmv import bits_of
-from .quantized import READ, Matrix
+from .quantized import Matrix
 
-BODY = r"""
-    uint i = threadgroup_position_in_grid.x * 256 + thread_position_in_threadgroup.x; uint n = threadgroup_position_in_grid.y;
-    if (i < uint(K)) {
-        uint row = uint(tokens[n]); uint bit = i * BITS; uint at = row * uint(K / 32 * BITS) + bit / 32; uint shift = bit % 32;
-        uint v = w[at] >> shift;
-        if (shift + BITS > 32) v |= w[at + 1] << (32 - shift);
-        v &= (1u << BITS) - 1u;
-        uint group = (row * K + i) / GROUP;
-        float scale = scale_at<FORM>(s, group);
-        float y0 = FORM == 1 ? small_float(v) * scale : float(v) * scale + float(z[group]);
-        y[n * K + i] = static_cast<T>(y0 * as_type<float>(uint(TIMES)));
-    }
-"""
-EMBED = InlineSource("mlxrt_embed", ("tokens", "w", "s", "z", "l"), ("y",), BODY, READ)
+EMBEDDING = Source("embedding.metal", ("tokens", "w", "s", "z", "l"), ("y",))
 
 
 def embed_cases(dtype: mx.Dtype) -> Iterator[Case]:
@@ -61,9 +48,9 @@ def pays(matrix, **rest) -> bool:
     return matrix.packed  # plain rows are one gather
 
 
-@embed_rows.kernel(EMBED, refuses=refuses, pays=pays)
+@embed_rows.kernel(EMBEDDING, refuses=refuses, pays=pays)
 def launch(gpu, tokens, matrix, dtype, scale=1.0):
     groups = (math.ceil(matrix.width / 256), tokens.shape[0], 1)
     shape = (tokens.shape[0], matrix.width)
     constants = {"T": dtype, "K": matrix.width, "TIMES": bits_of(scale), **matrix.constants()}
-    return gpu(EMBED, [tokens, *matrix.inputs()], groups, 256, [(shape, dtype)], **constants)[0]
+    return gpu(EMBEDDING, [tokens, *matrix.inputs()], groups, 256, [(shape, dtype)], **constants)[0]

@@ -11,67 +11,22 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..registry import Case, InlineSource, op
+from ..registry import Case, Source, op
 from ..testing import sample
-from .activation import ACTIVATE, ACTIVATIONS
+from .activation import ACTIVATIONS
 from .moe_qmv import expert_gate_up
-from .moe_router import CHOOSE, INPUTS, LOGITS, ROUTING, SIMDGROUPS, route, routing
-from .quantized import AFFINE, READ
-from .staging import DOT
+from .moe_router import INPUTS, SIMDGROUPS, route, routing
+from .quantized import AFFINE
 
 WIDEST = 4096  # numbers of x: 16 KB of threadgroup memory
 FILLED = 128  # threadgroups that fill an H200 once
 
-KEEP = r"""if (mine) picked[lane] = which;
-        if (mine && threadgroup_position_in_grid.x == 0 && p % uint(C) == 0) { experts[n * C + lane] = which; weights[n * C + lane] = weight; }"""
-# Simdgroups take LOOPS times R gates with their ups.
-GATE_UP = r"""
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    uint base = picked[p % uint(C)] * uint(2 * I); uint one = lift_of<BITS>(nil); const int N = FORM == 2 ? 8 * sizeof(T) : BITS;
-    uint first = (threadgroup_position_in_grid.x * uint(SG) + sg) * uint(LOOPS * R);
-    uint row[2 * R]; uint w0[2 * R][N]; float s0[2 * R]; float z0[2 * R];
-    #pragma unroll
-    for (int r = 0; r < R; r++) { row[r] = base + metal::min(first + uint(r), uint(I - 1)); row[R + r] = row[r] + uint(I); }
-    load_rows<FORM, BITS, GROUP, K>(w, s, z, row, lane * 32 < uint(K) ? lane * 32 : 0, w0, s0, z0);
-    for (uint turn = 0; turn < uint(LOOPS); turn++) {
-        float acc[1][2 * R];
-        #pragma unroll
-        for (int r = 0; r < 2 * R; r++) acc[0][r] = 0.0f;
-        for (uint j = 0; j < uint(K); j += 1024) {
-            uint w1[2 * R][N]; float s1[2 * R]; float z1[2 * R]; bool next = j + 1024 >= uint(K);
-            if (next) {
-                #pragma unroll
-                for (int r = 0; r < R; r++) {
-                    row[r] = base + metal::min(first + (turn + 1) * uint(R) + uint(r), uint(I - 1)); row[R + r] = row[r] + uint(I);
-                }
-            }
-            uint k = (next ? 0 : j + 1024) + lane * 32;
-            load_rows<FORM, BITS, GROUP, K>(w, s, z, row, k < uint(K) ? k : 0, w1, s1, z1);
-            simdgroup_barrier(mem_flags::mem_none);  // see matvec
-            rows_meet<T, FORM, BITS, PLACES>(w0, s0, z0, j + lane * 32, one, &table[0], &xs[0], &sums[0], acc);
-            take_rows(w0, s0, z0, w1, s1, z1);
-        }
-        #pragma unroll
-        for (int r = 0; r < R; r++) {
-            float a = simd_sum(acc[0][r]) * inv; float u = simd_sum(acc[0][R + r]) * inv;
-            uint o = first + turn * uint(R) + uint(r);
-            if (lane == 0 && o < uint(I)) {
-                if (BIAS) { a += float(bias[base + o]); u += float(bias[base + uint(I) + o]); }
-                y[p * I + o] = static_cast<T>(gated<ACT>(a, u));
-            }
-        }
-    }
-"""
-BEGIN = r"""
-    uint p = threadgroup_position_in_grid.y; uint n = p / uint(C); threadgroup uint picked[C];
-    const int LEVELS = FORM == 3 ? 1 << BITS : 1; threadgroup float table[LEVELS];
-    lay_levels<FORM, LEVELS, SG * 32>(l, thread_position_in_threadgroup.x, &table[0]);"""
-ROUTED = InlineSource(
-    "mlxrt_route_gate_up",
+ROUTER_GATE_UP = Source(
+    "moe_router.metal",
     ("x", *INPUTS, "w", "s", "z", "l", "bias"),
     ("y", "experts", "weights"),
-    BEGIN + LOGITS + CHOOSE.replace("CHOSEN", KEEP) + GATE_UP,
-    READ + ACTIVATE + DOT + ROUTING,
+    {"FUSE_GATE_UP": 1},
+    "gate_up",
 )
 
 
@@ -134,7 +89,7 @@ def pays(x, matrix, **rest) -> bool:
     return x.shape[0] == 1 and matrix.width <= WIDEST
 
 
-@route_gate_up.kernel(ROUTED, refuses=refuses, pays=pays)
+@route_gate_up.kernel(ROUTER_GATE_UP, refuses=refuses, pays=pays)
 def launch(
     gpu, x, router, matrix, k, activation, norm=None, eps=0.0, rbias=None, bias=None, correction=None, scales=None, **rules
 ):  # fmt: skip
@@ -144,7 +99,7 @@ def launch(
     at_once = min(each, 3) if matrix.packed and matrix.bits <= 4 else 1
     loops = math.ceil(each / at_once)
     y, experts, weights = gpu(
-        ROUTED,
+        ROUTER_GATE_UP,
         [x, *router.inputs(), norm, rbias, correction, scales, *matrix.inputs(), bias],
         (math.ceil(hidden / (SIMDGROUPS * at_once * loops)), n * k, 1),
         32 * SIMDGROUPS,

@@ -10,11 +10,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..registry import Case, InlineSource, op
+from ..registry import Case, Source, op
 from ..testing import sample
 from .activation import activate
 from .moe_qmv import gathered
-from .qmm import MATMUL, refuses
+from .qmm import QMM, refuses
 from .qmv import after
 
 MOST = 2048  # pairs: they lie in threadgroup memory while they are put in order
@@ -23,37 +23,8 @@ SIZE = 256
 # (many columns, gates with ups) -> tiles of 8 rows for a simdgroup, groups of rows and parts of k for a threadgroup
 SHARES = {(False, True): (2, 2, 2), (False, False): (2, 4, 1), (True, True): (4, 1, 2), (True, False): (4, 2, 1)}
 
-ORDER = InlineSource(
-    "mlxrt_order_pairs",
-    ("experts",),
-    ("order", "bounds"),
-    r"""
-    uint t = thread_position_in_threadgroup.x;
-    threadgroup uint keys[P];  // no two pairs have the same: expert, then where it comes
-    for (uint i = t; i < uint(P); i += uint(MANY)) keys[i] = uint(experts[i]) * uint(P) + i;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    // Where an expert's pairs begin, and where a pair comes: how many are before it.
-    for (uint i = t; i < uint(E + 1 + P); i += uint(MANY)) {
-        uint limit = i <= uint(E) ? i * uint(P) : keys[i - uint(E + 1)]; uint before = 0;
-        for (uint j = 0; j < uint(P); j++) before += keys[j] < limit ? 1 : 0;
-        if (i <= uint(E)) bounds[i] = before;
-        else order[before] = i - uint(E + 1);
-    }
-""",
-)
-MIX = InlineSource(
-    "mlxrt_mix",
-    ("parts", "weights", "residual"),
-    ("y",),
-    r"""
-    uint i = threadgroup_position_in_grid.x * uint(SIZE) + thread_position_in_threadgroup.x;
-    if (i < uint(N * O)) {
-        uint n = i / O; float a = RES ? float(residual[i]) : 0.0f;
-        for (uint c = 0; c < uint(C); c++) a += float(weights[n * C + c]) * parts[(n * C + c) * O + i % O];
-        y[i] = static_cast<T>(a);
-    }
-""",
-)
+SORT = Source("moe_sort.metal", ("experts",), ("order", "bounds"))
+COMBINE = Source("moe_combine.metal", ("parts", "weights", "residual"), ("y",))
 
 
 def order_cases(dtype: mx.Dtype) -> Iterator[Case]:
@@ -72,10 +43,10 @@ def order_pairs(experts, count):
     return mx.argsort(place).astype(mx.uint32), bounds.astype(mx.uint32)
 
 
-@order_pairs.kernel(ORDER, pays=lambda experts, count: experts.size <= MOST)
+@order_pairs.kernel(SORT, pays=lambda experts, count: experts.size <= MOST)
 def launch_order(gpu, experts, count):
     outputs = [((experts.size,), mx.uint32), ((count + 1,), mx.uint32)]
-    order, bounds = gpu(ORDER, [experts], 1, MANY, outputs, P=experts.size, E=count, MANY=MANY)
+    order, bounds = gpu(SORT, [experts], 1, MANY, outputs, P=experts.size, E=count, MANY=MANY)
     return order, bounds
 
 
@@ -123,7 +94,7 @@ def grouped_product(x, experts, order, bounds, matrix, each, dtype, activation=N
     return y.astype(dtype)
 
 
-@grouped_product.kernel(MATMUL, refuses=refuses)
+@grouped_product.kernel(QMM, refuses=refuses)
 def launch_product(gpu, x, experts, order, bounds, matrix, each, dtype, activation=None, pair=False, bias=None):
     rows, count = matrix.rows // 2 if pair else matrix.rows, matrix.weight.shape[0]
     pairs = experts.size / count
@@ -134,7 +105,7 @@ def launch_product(gpu, x, experts, order, bounds, matrix, each, dtype, activati
     high, groups, parts = SHARES[tiles > 1, pair]
     parts = min(parts, matrix.width // 128)
     [y] = gpu(
-        MATMUL,
+        QMM,
         [x, *matrix.inputs(), bias, None, order, bounds],
         (math.ceil(matrix.rows / (groups * high * 8)), count, 1),
         32 * groups * parts,
@@ -172,11 +143,11 @@ def mix(parts, weights, dtype, residual=None):
     return (y if residual is None else residual.astype(mx.float32) + y).astype(dtype)
 
 
-@mix.kernel(MIX)
+@mix.kernel(COMBINE)
 def launch_mix(gpu, parts, weights, dtype, residual=None):
     (rows, k), outs = weights.shape, parts.shape[1]
     [y] = gpu(
-        MIX,
+        COMBINE,
         [parts, weights, residual],
         math.ceil(rows * outs / SIZE),
         SIZE,

@@ -4,102 +4,17 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from ..registry import Case, InlineSource, op
+from ..registry import Case, Source, op
 from ..testing import sample
 from .qmv import bits_of
-from .quantized import READ, Matrix
-from .staging import DOT, ROOM, whole_tile
+from .quantized import Matrix
+from .staging import ROOM, whole_tile
 
 MOST = 512  # experts
 SIMDGROUPS = 16
 
-# A row of x in threadgroup memory, normed but for the factor `inv`; then the logits, one for each expert. RFORM, RBITS and
-# RGROUP are the router's matrix's; LAID is 0 where anybody wants x's sums by 32.
-LOGITS = r"""
-    uint lane = thread_index_in_simdgroup; uint sg = simdgroup_index_in_threadgroup;
-    uint t = thread_position_in_threadgroup.x; uint nil = threadgroup_position_in_grid.z;
-    const int PLACES = TILE / 4; const int RLEVELS = RFORM == 3 ? 1 << RBITS : 1;
-    threadgroup float logits[E]; threadgroup float4 xs[PLACES]; threadgroup float sums[TILE / 16]; threadgroup float part[SG];
-    threadgroup float rtable[RLEVELS];
-    lay_levels<RFORM, RLEVELS, SG * 32>(rl, t, &rtable[0]);
-    float squares = 0.0f;
-    for (uint i = t; i < uint(TILE / 8); i += uint(SG * 32)) {
-        squares += stage8<T, LAID, NORM, K>(x, n * K, g, 0, i, &xs[0], &sums[0]);
-    }
-    squares = simd_sum(squares);
-    if (lane == 0) part[sg] = squares;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    float inv = 1.0f;
-    if (NORM) {
-        float whole = 0.0f;
-        for (int i = 0; i < SG; i++) whole += part[i];
-        inv = metal::rsqrt(whole / float(K) + as_type<float>(uint(EPS)));
-    }
-    for (uint e = sg * RR; e < uint(E); e += uint(SG * RR)) {
-        uint row[RR]; float acc[1][RR];
-        #pragma unroll
-        for (int r = 0; r < RR; r++) { row[r] = metal::min(e + uint(r), uint(E - 1)); acc[0][r] = 0.0f; }
-        for (uint k = lane * 32; k < uint(K); k += 1024) {
-            rows_dot<T, RFORM, RBITS, RGROUP, K, PLACES, 1, RR>(rw, rs, rz, row, k, k, lift_of<RBITS>(nil), &rtable[0], &xs[0], &sums[0], acc);
-        }
-        #pragma unroll
-        for (int r = 0; r < RR; r++) {
-            float y = simd_sum(acc[0][r]) * inv;
-            if (lane == 0 && e + uint(r) < uint(E)) logits[e + r] = RBIAS ? y + float(rbias[e + r]) : y;
-        }
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-"""
-# The first simdgroup chooses: its lane c < C then knows the c-th best expert and its weight, for CHOSEN.
-CHOOSE = r"""
-    if (sg == 0) {
-        const int EACH = (E + 31) / 32;
-        uint key[EACH]; float share[EACH]; float top = -1e30f; float total = 0.0f;
-        #pragma unroll
-        for (int j = 0; j < EACH; j++) top = metal::max(top, lane + 32 * j < uint(E) ? logits[lane + 32 * j] : -1e30f);
-        top = simd_max(top);
-        #pragma unroll
-        for (int j = 0; j < EACH; j++) {
-            share[j] = lane + 32 * j < uint(E) ? share_of<SIGMOID>(logits[lane + 32 * j], top) : 0.0f; total += share[j];
-        }
-        total = SIGMOID ? 1.0f : simd_sum(total);
-        #pragma unroll
-        for (int j = 0; j < EACH; j++) {
-            uint e = lane + 32 * j; key[j] = 0;
-            if (e < uint(E)) key[j] = key_of(CORRECT ? share[j] / total + float(correction[e]) : share[j]);
-        }
-        uint which = 0;
-        for (uint c = 0; c < uint(C); c++) {
-            uint best = 0; uint at = 0;
-            #pragma unroll
-            for (int j = 0; j < EACH; j++) if (key[j] > best) { best = key[j]; at = lane + 32 * j; }
-            uint winner = simd_min(best == simd_max(best) ? at : 0xffffu);
-            #pragma unroll
-            for (int j = 0; j < EACH; j++) if (winner == lane + 32 * j) key[j] = 0;
-            if (lane == c) which = winner;
-        }
-        bool mine = lane < uint(C); float weight = mine ? share_of<SIGMOID>(logits[which], top) : 0.0f;
-        weight /= NORMALISE ? simd_sum(weight) : total;
-        if (SCALED && mine) weight *= float(scales[which]);
-        CHOSEN
-    }
-"""
-ROUTING = r"""
-template <bool SIGMOID> FN float share_of(float logit, float top) {
-    return SIGMOID ? 1.0f / (1.0f + metal::exp(-logit)) : metal::exp(logit - top);
-}
-// Whole numbers in the order of the floats: largest and first are found by them with few instructions. None is 0.
-FN uint key_of(float f) { uint u = as_type<uint>(f); return (u & 0x80000000u) != 0u ? ~u : u | 0x80000000u; }
-"""
 INPUTS = ("rw", "rs", "rz", "rl", "g", "rbias", "correction", "scales")
-GIVE = "if (mine) { experts[n * C + lane] = which; weights[n * C + lane] = weight; }"
-ROUTE = InlineSource(
-    "mlxrt_route",
-    ("x", *INPUTS),
-    ("experts", "weights"),
-    "    uint n = threadgroup_position_in_grid.x;" + LOGITS + CHOOSE.replace("CHOSEN", GIVE),
-    READ + DOT + ROUTING,
-)
+ROUTER = Source("moe_router.metal", ("x", *INPUTS), ("experts", "weights"))
 
 
 def route_cases(dtype: mx.Dtype) -> Iterator[Case]:
@@ -156,11 +71,11 @@ def pays(x, **rest) -> bool:
     return x.shape[0] <= 64
 
 
-@route.kernel(ROUTE, refuses=refuses, pays=pays)
+@route.kernel(ROUTER, refuses=refuses, pays=pays)
 def launch(gpu, x, matrix, k, norm=None, eps=0.0, bias=None, correction=None, scales=None, **rules):
     n, constants = x.shape[0], routing(matrix, k, norm, eps, bias, correction, scales, **rules)
     experts, weights = gpu(
-        ROUTE,
+        ROUTER,
         [x, *matrix.inputs(), norm, bias, correction, scales],
         n,
         32 * SIMDGROUPS,
