@@ -1,8 +1,8 @@
-"""Writes README's table from a report, between its two marks.
+"""Writes the table of docs/benchmarks.md from a report, between its two marks.
 
     python -m bench.readme bench/results/MACHINE/RUN.json [--check]
 
-`--check` changes nothing and exits 1 where README does not show this report.
+`--check` changes nothing and exits 1 where the page does not show this report.
 """
 
 import argparse
@@ -14,7 +14,8 @@ from mlxrt.bench.result import OURS, Figure, Report
 from mlxrt.bench.table import format_ratio, format_value
 from mlxrt.errors import MlxrtError
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- bench: made by python -m bench.readme -->", "<!-- bench: end -->"
 SUITES = ("decode", "prefill", "prefix", "batch", "startup")
 HIDDEN = ("peak memory", "first token cold")
@@ -69,12 +70,12 @@ def main() -> int:
     except MlxrtError as error:
         print(error, file=sys.stderr)
         return 2
-    path = options.report.resolve().relative_to(README.parent).as_posix()
-    old = README.read_text(encoding="utf-8")
+    path = "../" + options.report.resolve().relative_to(ROOT).as_posix()
+    old = PAGE.read_text(encoding="utf-8")
     new = fill_table(old, report, path)
     if options.check:
         return 0 if new == old else 1
-    README.write_text(new, encoding="utf-8")
+    PAGE.write_text(new, encoding="utf-8")
     return 0
 
 

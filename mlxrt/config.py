@@ -1,6 +1,6 @@
-"""How an engine runs. Frozen; the command line's flags are generated from it; nothing else reads options.
+"""EngineConfig: every option of an engine. The command line's flags are generated from it.
 
-Fields that are None are chosen at load, from the model and the machine, and printed.
+Fields that are None are chosen at load, from the model and the machine, and logged.
 """
 
 from dataclasses import Field, dataclass, field, fields
@@ -22,32 +22,30 @@ class EngineConfig:
     max_context: int | None = option(
         None, "tokens a sequence may hold, prompt and output (default: the model's own limit)"
     )
-    kv_memory: int | str | None = option(None, "memory for keys and values, like 4G (default: half of what is free)")
+    kv_memory: int | str | None = option(None, "memory for the KV cache, like 4G (default: half of what is free)")
     memory: int | str | None = option(
-        None, "most memory in all, like 12G: weights, keys and values, steps (default: what the device gives)"
+        None, "limit on all memory, like 12G: weights, KV cache, activations (default: what the device gives)"
     )
-    kv: str = option("full", "how keys and values are kept: full (= paged), q8, q6, q4, q3, q2 or k8v4 bits")
-    max_kv_size: int | None = option(None, "put a window of so many tokens on full-attention layers")
+    kv: str = option("full", "KV cache: full (= paged), or quantised to q8, q6, q4, q3, q2 or k8v4")
+    max_kv_size: int | None = option(None, "sliding window of N tokens on full-attention layers")
     max_running: int = option(32, "sequences decoded together")
-    chunk: int | None = option(None, "most tokens in one step (default: chosen for the model and the device)")
-    max_queue: int = option(4096, "requests that may wait")
+    chunk: int | None = option(None, "token budget of one step (default: chosen for the model and the device)")
+    max_queue: int = option(4096, "requests that may wait in the queue")
     max_stall: int | None = option(
-        None, "most prompt tokens computed between two tokens of a running stream (default: one step's)"
+        None, "limit on prompt tokens between two tokens of a running stream (default: one step's)"
     )
-    max_stall_ms: float | None = option(None, "the same in milliseconds, as measured while running")
-    ahead: int = option(1, "steps launched before the oldest is read")
-    deterministic: bool = option(
-        False, "every sequence as if it were alone: the same tokens in any batch, on a GPU too; slower"
-    )
-    prefix_cache: bool = option(True, "keep computed prefixes for later requests")
-    disk_cache: str | None = option(None, "folder that keeps computed prefixes for later runs too")
-    disk_cache_bytes: int | str = option("8G", "most bytes in that folder, like 20G (default: 8G)")
+    max_stall_ms: float | None = option(None, "the same limit in milliseconds, as measured while running")
+    ahead: int = option(1, "decode steps launched before the oldest is read")
+    deterministic: bool = option(False, "the same tokens in any batch, on a GPU too: one sequence per step; slower")
+    prefix_cache: bool = option(True, "reuse the KV cache of earlier requests with the same prefix")
+    disk_cache: str | None = option(None, "folder that keeps the prefix cache between runs")
+    disk_cache_bytes: int | str = option("8G", "size limit of that folder, like 20G (default: 8G)")
     compile: bool | None = option(None, "compile the decode step (default: on a GPU)")
-    kernels: str = option("auto", "auto: our kernels where they fit, strict: nothing else, reference: plain MLX only")
+    kernels: str = option("auto", "auto: mlxrt's kernels where they fit, strict: only those, reference: plain MLX only")
     dtype: str | None = option(
         None, "compute in float32, bfloat16 or float16 (default: float32 on CPU, else the checkpoint's)"
     )
-    dequantise: bool | None = option(None, "unpack quantised weights at load (default: on CPU when memory allows)")
+    dequantise: bool | None = option(None, "dequantise weights at load (default: on a CPU when memory allows)")
     revision: str | None = option(None, "revision of a hub repository: branch, tag or commit")
     offline: bool = option(False, "never use the network")
     token: str | None = field(default=None, repr=False, metadata={"help": "access token of the hub", "flag": False})
