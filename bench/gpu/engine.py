@@ -44,7 +44,7 @@ def check_ahead():
     out = []
     for ahead in (0, 1, 2):
         engine = Engine(make("f", size=32), EngineConfig(ahead=ahead))
-        held = [g.pool.take(8192) for g in engine.groups]
+        held = [g.pool.allocate(8192) for g in engine.groups]
         list(engine.stream(ask(range(8), 2)))
         del held
         pool = sum(p.nbytes for p in engine.pools.arrays[0])

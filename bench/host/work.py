@@ -53,7 +53,7 @@ def look_up(length: int = 5000) -> Work:
     pool = BlockPool(2 * length // BLOCK + 10)
     store = PrefixCache(lambda: (BlockTable(pool, BLOCK),), BLOCK)
     tokens = tuple(i * 7919 % VOCAB for i in range(length))
-    store.put(SequenceState(tokens, (BlockTable(pool, BLOCK).grow(length),)))
+    store.insert(SequenceState(tokens, (BlockTable(pool, BLOCK).grow(length),)))
     asked = [*tokens, 1]
     assert store.resume(asked) is not None
     return lambda: store.resume(asked)

@@ -1,4 +1,4 @@
-"""Who holds what, on the host. Nothing here imports mlx: a state names places, the arrays are in cache/memory."""
+"""KV cache on the host: block tables, layer states, prefix cache. No mlx here: the arrays are in cache/memory."""
 
 from .blocks import Block, BlockPool
 from .layer_state import BlockTable, LayerState, RecurrentState, RotatingState

@@ -1,15 +1,15 @@
-"""Places in a group's memory, given out and taken back.
+"""KV blocks on the host: ids in a group's pool, allocated and freed.
 
-A `Block` is held by the states that name it and goes back to the pool when the last of them is gone, exactly as
-the buffer of an array does. So nobody retains or releases, and a prefix that leaves the store cannot pull a block
-from under a live sequence.
+A `Block` is held by the states that name it and returns to the pool when the last of them is gone, exactly as the
+buffer of an array does. So there is no reference count to keep by hand, and evicting a prefix cannot free a block that
+a live sequence uses.
 """
 
 from ..errors import EvictedBlock, NoRoom
 
 
 class Block:
-    """One place. `filled` slots of it are promised to somebody; whoever stands exactly there may write on."""
+    """A KV block. Only a sequence whose length equals `filled` may append in place; others copy first."""
 
     __slots__ = ("_pool", "filled", "generation", "id")
 
@@ -20,7 +20,7 @@ class Block:
         self._pool.free(self)
 
     def check(self) -> int:
-        """The id, if the place is still ours."""
+        """The id; raises EvictedBlock if the handle is stale."""
         now = self._pool.generations[self.id]
         if now != self.generation:
             raise EvictedBlock(
@@ -30,45 +30,45 @@ class Block:
 
 
 class BlockPool:
-    """Starts small and doubles up to its limit. Place 0 is nowhere: padding reads it and idle rows write it.
+    """Allocates block ids. Starts small and doubles up to its limit; block 0 is a dummy for padding and idle rows.
 
-    Sizes and copies are only promised here; the runner makes them true before the next step.
+    Growth and copies are only recorded here; `KVPools.apply_pending` carries them out before the next step.
     """
 
     def __init__(self, size: int, limit: int | None = None):
         self.size, self.limit = size, max(limit or size, size)
         self.generations = [0] * size
-        self.revoked = 0  # handles that turned stale: while this stands still, blocks once checked need no checking
+        self.revoked = 0  # stale handles so far: while it does not change, blocks need no second check
         self.copies: list[tuple[Block, Block]] = []
-        self._idle = list(range(size - 1, 0, -1))
+        self._free = list(range(size - 1, 0, -1))
 
     @property
-    def idle(self) -> int:
-        """Places that can be given out now, those the pool may still grow by included."""
-        return len(self._idle) + self.limit - self.size
+    def available(self) -> int:
+        """Blocks that can be allocated now, including those the pool may still grow by."""
+        return len(self._free) + self.limit - self.size
 
     @property
     def used(self) -> int:
-        return self.size - 1 - len(self._idle)
+        return self.size - 1 - len(self._free)
 
-    def take(self, n: int = 1) -> list[Block]:
-        if n > self.idle:
-            raise NoRoom(f"{n} blocks wanted, {self.idle} of {self.limit - 1} idle", self)
-        while n > len(self._idle):
+    def allocate(self, n: int = 1) -> list[Block]:
+        if n > self.available:
+            raise NoRoom(f"{n} blocks wanted, {self.available} of {self.limit - 1} idle", self)
+        while n > len(self._free):
             self._extend(min(self.limit, 2 * self.size))
-        return [Block(self, id, self.generations[id], 0) for id in (self._idle.pop() for _ in range(n))]
+        return [Block(self, id, self.generations[id], 0) for id in (self._free.pop() for _ in range(n))]
 
     def _extend(self, size: int) -> None:
-        self._idle[:0] = range(size - 1, self.size - 1, -1)  # in place: another thread may be giving a block back
+        self._free[:0] = range(size - 1, self.size - 1, -1)  # in place: another thread may be freeing a block
         self.generations += [0] * (size - self.size)
         self.size = size
 
     def free(self, block: Block) -> None:
         if self.generations[block.id] == block.generation:
             self.generations[block.id] += 1
-            self._idle.append(block.id)
+            self._free.append(block.id)
 
     def revoke(self, block: Block) -> None:
-        """Take a place back while somebody still names it: the handle turns stale and raises."""
+        """Free a block that states still name: their handles become stale and raise EvictedBlock."""
         self.revoked += 1
         self.free(block)

@@ -1,7 +1,6 @@
-"""What one sequence holds in one group of layers: immutable, a few integers, no arrays.
+"""Layer states: what a sequence holds in the KV cache of one group of layers. Immutable, a few integers, no arrays.
 
-Layers that ask for the same memory form a group and share one state, so the work on the host does not grow with
-the depth of the model.
+Layers with equal cache specs form a group and share one state, so host work does not grow with the model's depth.
 """
 
 from abc import ABC, abstractmethod
@@ -13,12 +12,12 @@ from typing import Any, Self
 from ..errors import CannotRewind
 from .blocks import Block, BlockPool
 
-SHARED = -1  # no length is this one, so nobody may write on
+SHARED = -1  # `filled` of a block that no state may append to
 SERIALS = count()
 
 
 def serial() -> int:
-    """A new state's is new, whoever makes it: only `BlockTable.grow` knows when the blocks stay."""
+    """A field that is new in every new state; only `BlockTable.grow` carries it over, when the blocks stay."""
     return field(default_factory=SERIALS.__next__, init=False, compare=False)
 
 
@@ -26,54 +25,54 @@ class LayerState(ABC):
     pool: BlockPool
     length: int
     blocks: tuple[Block, ...]
-    serial: int  # states of one number have the same blocks; it may be kept where holding blocks would pin them
-    first = 0  # blocks let go in front
-    sparse = False  # exists at some lengths only: checkpoints make it reusable
+    serial: int  # equal in states with the same blocks: a key that does not keep blocks alive
+    first = 0  # blocks released at the front
+    sparse = False  # exists at some lengths only: prefixes are reused at checkpoints
 
     @abstractmethod
     def grow(self, n: int) -> Self:
-        """Room for n more tokens. Raises NoRoom and leaves everything as it was."""
+        """A state with blocks for n more tokens. Raises NoRoom and changes nothing."""
 
     @abstractmethod
-    def places(self, n: int) -> int:
-        """About how many places a sequence of n tokens holds."""
+    def num_blocks(self, n: int) -> int:
+        """About how many blocks a sequence of n tokens holds."""
 
     @property
     @abstractmethod
     def floor(self) -> int:
-        """The state can be cut back to any length from here up to its own, and to 0."""
+        """The state can be rewound to any length from here up to its own, and to 0."""
 
     @abstractmethod
-    def cut(self, n: int) -> Self:
-        """The state at n tokens; `rewind` has checked that it exists."""
+    def truncate(self, n: int) -> Self:
+        """The state at n tokens; `rewind` has checked n."""
 
     @abstractmethod
-    def piece(self, i: int, size: int) -> Any:
-        """What it gives the prefix store for the i-th node of `size` tokens; None where it has nothing."""
+    def block_for(self, i: int, size: int) -> Any:
+        """What the prefix cache keeps for the i-th node of `size` tokens: a block, a checkpoint, or None."""
 
     @abstractmethod
-    def adopt(self, pieces: Sequence[Any], n: int, size: int) -> Self | None:
-        """The state of n tokens made of stored pieces, or None where they do not suffice."""
+    def from_blocks(self, blocks: Sequence[Any], n: int, size: int) -> Self | None:
+        """The state of n tokens made of what `block_for` gave for each node; None where some are missing."""
 
     def describe(self) -> dict[str, int]:
-        """What `placed` needs beside the blocks to make the same state elsewhere."""
+        """What `restore` needs beside the blocks, for files."""
         return {}
 
     @abstractmethod
-    def placed(self, blocks: tuple[Block, ...], n: int, described: dict[str, int]) -> Self:
-        """An empty state's twin with n tokens in these blocks, which are its own."""
+    def restore(self, blocks: tuple[Block, ...], n: int, metadata: dict[str, int]) -> Self:
+        """From an empty state, the one with n tokens in these newly allocated blocks."""
 
     @property
-    def stops(self) -> tuple[int, ...]:
-        """Lengths inside the last growth at which a sparse state exists too."""
+    def checkpoints(self) -> tuple[int, ...]:
+        """Lengths within the last `grow` at which a sparse state exists too."""
         return ()
 
-    def at(self, n: int) -> Self:
-        """The state at one of the stops of its group's step, or at its own length."""
-        return self.cut(n)
+    def checkpoint_at(self, n: int) -> Self:
+        """The state at one of the checkpoints of its sequence's last step, or at its own length."""
+        return self.truncate(n)
 
     def resume_point(self, limit: int) -> int:
-        """The largest n <= limit this state can be cut back to."""
+        """The largest n <= limit this state can be rewound to."""
         n = min(limit, self.length)
         return n if n >= self.floor else 0
 
@@ -81,15 +80,15 @@ class LayerState(ABC):
         if n < 0 or self.resume_point(n) != n:
             name = type(self).__name__
             raise CannotRewind(f"{name} can be cut to {self.floor}..{self.length} tokens or 0, not to {n}")
-        return self.cut(n)
+        return self.truncate(n)
 
 
 @dataclass(frozen=True)
 class BlockTable(LayerState):
-    """Keys and values in blocks of `size` tokens. With a window, blocks that fell out of it are let go.
+    """Block table: KV in blocks of `size` tokens. With a window, blocks that fell out of it are released.
 
-    `slack` tokens beyond the window stay: what a decoding batch has not written to the pool yet must still have
-    its place when it is (the tail is flushed late), and short rewinds stay exact without the store.
+    `slack` tokens beyond the window stay: the decode tail is flushed late and must still find its block, and short
+    rewinds stay exact without the prefix cache.
     """
 
     pool: BlockPool
@@ -97,67 +96,67 @@ class BlockTable(LayerState):
     window: int | None = None
     slack: int = 0
     blocks: tuple[Block, ...] = ()
-    first: int = 0  # blocks let go in front
+    first: int = 0
     length: int = 0
     serial: int = serial()
 
     def grow(self, n):
         out = 0 if self.window is None else max(self.first, (self.length - self.window - self.slack + 1) // self.size)
         blocks, end, at = self.blocks[out - self.first :], self.length + n, self.length % self.size
-        shared = bool(at) and blocks[-1].filled != at  # somebody else wrote on in the last block
-        wanted = -(-end // self.size) - out - len(blocks) + shared
-        if wanted:  # else the same tuple goes on, and a decode step does not look at every block of a long text
-            new = self.pool.take(wanted)
+        shared = bool(at) and blocks[-1].filled != at  # another sequence has appended to the last block
+        needed = -(-end // self.size) - out - len(blocks) + shared
+        if needed:  # else the same tuple is kept, so that a decode step does not visit every block of a long text
+            new = self.pool.allocate(needed)
             if shared:
                 self.pool.copies.append((blocks[-1], new[0]))
             blocks = (*blocks[: len(blocks) - shared], *new)
         for i in range(self.length // self.size, -(-end // self.size)):
             blocks[i - out].filled = min(self.size, end - i * self.size)
-        # Not `replace`, which takes as long as all of the above: this happens for every sequence in every step.
+        # Not `replace`, which takes as long as all of the above: this runs for every sequence in every step.
         grown = BlockTable(self.pool, self.size, self.window, self.slack, blocks, out, end)
         if blocks is self.blocks:
             object.__setattr__(grown, "serial", self.serial)
         return grown
 
-    def places(self, n):
-        seen = n if self.window is None else min(n, self.window + self.slack + self.size)
-        return -(-seen // self.size)
+    def num_blocks(self, n):
+        held = n if self.window is None else min(n, self.window + self.slack + self.size)
+        return -(-held // self.size)
 
     @property
     def floor(self):
         return self.first * self.size + self.window - 1 if self.first and self.window else 0
 
-    def cut(self, n):
+    def truncate(self, n):
         if n == 0:
             return replace(self, blocks=(), first=0, length=0)
         return replace(self, blocks=self.blocks[: -(-n // self.size) - self.first], length=n)
 
-    def piece(self, i, size):
+    def block_for(self, i, size):
         at = i - self.first
         return self.blocks[at] if 0 <= at < len(self.blocks) else None
 
     def describe(self):
         return {"first": self.first}
 
-    def placed(self, blocks, n, described):
-        first = described["first"]
+    def restore(self, blocks, n, metadata):
+        first = metadata["first"]
         for i, block in enumerate(blocks, first):
             block.filled = min(self.size, n - i * self.size)
         return replace(self, blocks=blocks, first=first, length=n)
 
-    def adopt(self, pieces, n, size):
+    def from_blocks(self, blocks, n, size):
         first = 0 if self.window is None else max(0, n - self.window + 1) // self.size
-        held = tuple(pieces[first : -(-n // self.size)])
-        if any(b is None for b in held):
+        own = tuple(blocks[first : -(-n // self.size)])
+        if any(block is None for block in own):
             return None
-        return replace(self, blocks=held, first=first, length=n)
+        return replace(self, blocks=own, first=first, length=n)
 
 
 @dataclass(frozen=True)
 class RotatingState(LayerState):
-    """A window of keys and values in one place of `size` slots; after `keep` first tokens, written round and round.
+    """Rotating KV cache: a window in one block of `size` slots, overwritten in turn after the first `keep` tokens.
 
-    Writing on destroys the oldest tokens, so a place that two states name is never written again: it is copied.
+    Appending destroys the oldest tokens, so a block that two states name is copied before it is written.
     """
 
     pool: BlockPool
@@ -165,7 +164,7 @@ class RotatingState(LayerState):
     window: int
     keep: int = 0
     blocks: tuple[Block, ...] = ()
-    oldest: int = 0  # tokens before this one, but the first `keep`, are overwritten
+    oldest: int = 0  # tokens before this one are overwritten, except the first `keep`
     stride: int = 32
     before_length: int = 0
     length: int = 0
@@ -173,9 +172,9 @@ class RotatingState(LayerState):
     sparse = True
 
     def grow(self, n):
-        blocks = self.blocks or tuple(self.pool.take())
+        blocks = self.blocks or tuple(self.pool.allocate())
         if blocks[0].filled != self.length:
-            [new] = self.pool.take()
+            [new] = self.pool.allocate()
             self.pool.copies.append((blocks[0], new))
             blocks = (new,)
         blocks[0].filled = end = self.length + n
@@ -183,87 +182,88 @@ class RotatingState(LayerState):
         oldest = 0 if oldest <= self.keep else oldest
         return replace(self, blocks=blocks, oldest=oldest, before_length=self.length, length=end)
 
-    def places(self, n):
+    def num_blocks(self, n):
         return 1
 
     @property
     def floor(self):
         return self.oldest + self.window - 1 if self.oldest else 0
 
-    def cut(self, n):
+    def truncate(self, n):
         if n == 0:
             return RotatingState(self.pool, self.size, self.window, self.keep, stride=self.stride)
         self.blocks[0].filled = SHARED
         return replace(self, length=n)
 
     @property
-    def stops(self):
+    def checkpoints(self):
         first = max(self.before_length // self.stride + 1, -(-self.floor // self.stride)) * self.stride
         return tuple(range(first, self.length + 1, self.stride))
 
     def describe(self):
         return {"oldest": self.oldest}
 
-    def placed(self, blocks, n, described):
-        blocks[0].filled = SHARED  # a value that was read from a file may be continued twice, as any other
-        return replace(self, blocks=blocks, oldest=described["oldest"], length=n)
+    def restore(self, blocks, n, metadata):
+        blocks[0].filled = SHARED  # a state read from a file may be continued twice, as any other
+        return replace(self, blocks=blocks, oldest=metadata["oldest"], length=n)
 
-    def piece(self, i, size):
-        return self.cut(self.length) if i == (self.length - 1) // size else None
+    def block_for(self, i, size):
+        return self.truncate(self.length) if i == (self.length - 1) // size else None
 
-    def adopt(self, pieces, n, size):
-        held = pieces[(n - 1) // size]
-        return held.cut(n) if held is not None and held.floor <= n <= held.length else None
+    def from_blocks(self, blocks, n, size):
+        checkpoint = blocks[(n - 1) // size]
+        usable = checkpoint is not None and checkpoint.floor <= n <= checkpoint.length
+        return checkpoint.truncate(n) if usable else None
 
 
 @dataclass(frozen=True)
 class RecurrentState(LayerState):
-    """A running summary. It exists at one length; growing it writes to a new place, so the old one stays a value.
+    """Recurrent state (linear attention, SSM, convolution). Exists at one length; `grow` writes to a new block.
 
-    Every `stride` tokens inside a growth get a place of their own: the checkpoints a prefix can be resumed at.
+    Every `stride` tokens within a `grow` get a block of their own: the checkpoints a prefix can be resumed at.
     """
 
     pool: BlockPool
     stride: int
     blocks: tuple[Block, ...] = ()
-    before: tuple[Block, ...] = ()  # where the step that made this one read from
+    before: tuple[Block, ...] = ()  # what the step that made this state read
     before_length: int = 0
-    inner: tuple[tuple[int, Block], ...] = ()  # lengths passed on the way, and their places
+    inner: tuple[tuple[int, Block], ...] = ()  # checkpoints within the last growth: length, block
     length: int = 0
     sparse = True
 
     def grow(self, n):
         end = self.length + n
-        passed = range((self.length // self.stride + 1) * self.stride, end, self.stride)
-        last, *places = self.pool.take(1 + len(passed))
-        inner = tuple(zip(passed, places))
+        lengths = range((self.length // self.stride + 1) * self.stride, end, self.stride)
+        last, *blocks = self.pool.allocate(1 + len(lengths))
+        inner = tuple(zip(lengths, blocks))
         return RecurrentState(self.pool, self.stride, (last,), self.blocks, self.length, inner, end)
 
-    def places(self, n):
-        return 2  # where it reads and where it writes
+    def num_blocks(self, n):
+        return 2  # the one it reads and the one it writes
 
     @property
     def floor(self):
         return self.length
 
     @property
-    def stops(self):
+    def checkpoints(self):
         own = (self.length,) if self.length % self.stride == 0 else ()
         return (*(n for n, _ in self.inner), *own)
 
-    def at(self, n):
-        places = dict(self.inner) | {self.length: self.blocks[0]}
-        return replace(self, blocks=(places[n],), before=(), inner=(), length=n)
+    def checkpoint_at(self, n):
+        by_length = dict(self.inner) | {self.length: self.blocks[0]}
+        return replace(self, blocks=(by_length[n],), before=(), inner=(), length=n)
 
-    def cut(self, n):
-        return self.at(n) if n else RecurrentState(self.pool, self.stride)
+    def truncate(self, n):
+        return self.checkpoint_at(n) if n else RecurrentState(self.pool, self.stride)
 
-    def placed(self, blocks, n, described):
+    def restore(self, blocks, n, metadata):
         return replace(self, blocks=blocks, length=n)
 
-    def piece(self, i, size):
-        return self.cut(self.length) if i == (self.length - 1) // size else None
+    def block_for(self, i, size):
+        return self.truncate(self.length) if i == (self.length - 1) // size else None
 
-    def adopt(self, pieces, n, size):
-        held = pieces[(n - 1) // size]
-        return held if held is not None and held.length == n else None
+    def from_blocks(self, blocks, n, size):
+        checkpoint = blocks[(n - 1) // size]
+        return checkpoint if checkpoint is not None and checkpoint.length == n else None

@@ -1,11 +1,11 @@
-"""All memory of one sequence, together with the tokens in it."""
+"""Sequence state: the layer states of one sequence, together with the tokens they hold."""
 
 from ..errors import CacheCorrupt
 from .layer_state import LayerState
 
 
 class SequenceState:
-    """The tokens and the parts (one per group of layers) change together or not at all."""
+    """Tokens and parts (one LayerState per group of layers) change together or not at all."""
 
     def __init__(self, tokens: tuple[int, ...], parts: tuple[LayerState, ...]):
         for i, part in enumerate(parts):
@@ -15,7 +15,7 @@ class SequenceState:
 
     @classmethod
     def fit(cls, tokens: tuple[int, ...], parts: tuple[LayerState, ...]) -> "SequenceState":
-        """Parts that may hold more than the tokens, cut back to where both exist."""
+        """From parts that may hold more than the tokens: the longest state that both have."""
         n = min(len(tokens), *(part.length for part in parts))
         n = n if n >= max(part.floor for part in parts) else 0
         return cls(tokens[:n], tuple(part.rewind(n) for part in parts))

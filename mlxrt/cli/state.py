@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-from ..cache.storage.archive import INDEX, Bundle, listed
-from ..cache.storage.checksummed import AT, OPENING, inspect_sealed
+from ..cache.storage.archive import INDEX, Archive, format_names
+from ..cache.storage.checksummed import has_magic, read_verified_header
 from ..cache.storage.disk_index import IDENTITY, MARK, model_folders
 from ..cache.storage.record import parse_name
 from ..cache.storage.snapshot import check_header
@@ -127,9 +127,8 @@ class StateFile(SavedStates):
 
     def remove(self, name):
         refuse_name(self.path, name)
-        with open(self.path, "rb") as file:
-            if file.read(AT)[8:] != OPENING:
-                raise BadSnapshot(f"{self.path} is no state saved by mlxrt; it was not removed")
+        if not has_magic(self.path):
+            raise BadSnapshot(f"{self.path} is no state saved by mlxrt; it was not removed")
         self.path.unlink()
         return [str(self.path)]
 
@@ -138,9 +137,9 @@ class StateArchive(SavedStates):
     kind = "bundle"
 
     def select(self, name):
-        entries = Bundle(self.path).entries()
+        entries = Archive(self.path).entries()
         if name is not None and name not in entries:
-            raise BadSnapshot(f"{self.path} holds no state {name!r}; there are: {listed(entries)}")
+            raise BadSnapshot(f"{self.path} holds no state {name!r}; there are: {format_names(entries)}")
         return {name: entries[name]} if name is not None else entries
 
     def rows(self, name):
@@ -156,7 +155,7 @@ class StateArchive(SavedStates):
         ]
 
     def detail(self, name):
-        file, digest = Bundle(self.path).find(name)
+        file, digest = Archive(self.path).find(name)
         return {"file": file.name, "sha256": digest} | describe_state(file, digest)
 
     def verify(self, name):
@@ -165,7 +164,7 @@ class StateArchive(SavedStates):
     def remove(self, name):
         names = list(self.select(name))
         for own in names:
-            Bundle(self.path).remove(own)
+            Archive(self.path).remove(own)
         return names
 
 
@@ -223,7 +222,7 @@ def refuse_name(path: Path, name: str | None) -> None:
 
 
 def describe_state(path: Path, digest: str | None = None) -> Row:
-    found, header = inspect_sealed(path)
+    found, header = read_verified_header(path)
     if digest is not None and found != digest:
         raise BadSnapshot(f"{path} is not the file that the index names (sha256 {found[:12]}, not {digest[:12]})")
     check_header(path, header)
@@ -239,7 +238,7 @@ def describe_state(path: Path, digest: str | None = None) -> Row:
 
 def check_digest(path: Path, digest: str | None = None) -> Row:
     try:
-        found, _ = inspect_sealed(path)
+        found, _ = read_verified_header(path)
     except FileNotFoundError:
         return {"ok": False, "found": "the file is missing"}
     except BadSnapshot as error:

@@ -339,7 +339,7 @@ class StepLoop:
             self._give(s, token, flight.sampled.read(i, token))
             given += 1
             if s.seq.finish and self.disk is not None:
-                self.disk.keep(s.seq.tokens)
+                self.disk.save(s.seq.tokens)
         return given
 
     def _give(self, s: Slice, token: int, logprobs: Logprobs) -> None:

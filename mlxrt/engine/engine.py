@@ -94,7 +94,7 @@ class Engine(StepLoop):
             raise PromptWontFit(n, self.context, hint)
 
     def _kv_bytes(self, n: int) -> int:
-        return sum(g.nbytes(part.places(n)) for g, part in zip(self.groups, self.empty()))
+        return sum(g.nbytes(part.num_blocks(n)) for g, part in zip(self.groups, self.empty()))
 
     def cost(self, x, **options) -> Cost:
         """What a request takes, prompt and longest answer, before it runs."""

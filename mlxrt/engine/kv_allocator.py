@@ -30,9 +30,9 @@ class Room:
         """Note the lengths at which every part of the grown sequence exists: they can be kept when tokens are known."""
         if self.store is None:
             return False
-        stops = [set(part.stops) for part in seq.parts if part.sparse]
+        stops = [set(part.checkpoints) for part in seq.parts if part.sparse]
         lengths = sorted(set.intersection(*stops)) if stops else []
-        seq.marks += [tuple(part.at(n) for part in seq.parts) for n in lengths]
+        seq.marks += [tuple(part.checkpoint_at(n) for part in seq.parts) for n in lengths]
         return bool(lengths)
 
     def keep(self, seq: Sequence, whole: bool = False) -> None:
@@ -41,12 +41,12 @@ class Room:
             return
         while seq.marks and seq.marks[0][0].length <= len(seq.tokens):
             parts = seq.marks.pop(0)
-            seq.stored = self.store.put(SequenceState(tuple(seq.tokens[: parts[0].length]), parts), seq.stored)
+            seq.stored = self.store.insert(SequenceState(tuple(seq.tokens[: parts[0].length]), parts), seq.stored)
         if not whole and any(part.sparse for part in seq.parts):
             return  # only what was marked is sure to reach the pool
         n = min(len(seq.tokens), seq.length)
         if not whole:
-            n -= n % self.store.size
-        done = seq.stored.depth * self.store.size if seq.stored is not None and seq.stored.alive else 0
+            n -= n % self.store.node_size
+        done = seq.stored.depth * self.store.node_size if seq.stored is not None and seq.stored.alive else 0
         if n > done and n >= max(part.floor for part in seq.parts):
-            seq.stored = self.store.put(SequenceState.fit(tuple(seq.tokens[:n]), seq.parts), seq.stored)
+            seq.stored = self.store.insert(SequenceState.fit(tuple(seq.tokens[:n]), seq.parts), seq.stored)

@@ -54,7 +54,7 @@ class Scheduler(Room):
         self.stalls: Counter[int] = Counter()  # prompt tokens between two tokens, up to a power of two -> how often
         self.longest_stall = 0
         self.notice: Callable[[str, Sequence], None] = lambda what, seq: None
-        self._underway = Underway(store.size) if store is not None else None
+        self._underway = Underway(store.node_size) if store is not None else None
         self._deadlines: list[tuple[float, int, Sequence]] = []
         self._full = False  # there was no room for somebody: nobody is admitted until somebody ends
         self._leaving: Sequence | None = None  # gives its memory back as soon as its tokens have arrived
@@ -280,7 +280,7 @@ class Scheduler(Room):
         """Whether it waits for a prefix that somebody else computes."""
         if self._underway is None or self.store is None:
             return False
-        return self._underway.wait(seq, len(self.store.path(seq.prompt)) * self.store.size)
+        return self._underway.wait(seq, len(self.store.full_nodes(seq.prompt)) * self.store.node_size)
 
     def _call_followers(self) -> None:
         """Those whose prefix is computed by now get it out of the store."""
@@ -304,8 +304,8 @@ class Scheduler(Room):
             return self._has_all_room(seq)
         need = len(seq.tokens) + 1
         for g, part in enumerate(self.empty()):
-            places = part.places(need)
-            if places > part.pool.idle:
+            places = part.num_blocks(need)
+            if places > part.pool.available:
                 live = {b.id for other in self.running for b in other.parts[g].blocks}
                 if places > part.pool.limit - 1 - len(live):
                     return False
@@ -314,7 +314,7 @@ class Scheduler(Room):
     def _has_all_room(self, seq: Sequence) -> bool:
         """Whether it fits to its very end beside the ends of what runs: nobody will have to give way."""
         ends = [min(len(s.prompt) + s.params.max_tokens, self.limits.length) for s in (*self.running, seq)]
-        return all(sum(part.places(n) for n in ends) < part.pool.limit for part in self.empty())
+        return all(sum(part.num_blocks(n) for n in ends) < part.pool.limit for part in self.empty())
 
     # Memory
 
@@ -350,7 +350,7 @@ class Scheduler(Room):
         return True
 
     def _too_much(self, seq: Sequence) -> WontFit:
-        pools = ", ".join(f"{p.pool.idle} of {p.pool.limit - 1} idle" for p in seq.parts)
+        pools = ", ".join(f"{p.pool.available} of {p.pool.limit - 1} idle" for p in seq.parts)
         return WontFit(
             f"request {seq.id} has {seq.length} of {len(seq)} tokens in memory and there is no room for one more "
             f"(blocks: {pools}); let saved states go, or raise kv_memory or memory"

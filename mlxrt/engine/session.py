@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..cache.storage.archive import Bundle, is_bundle
+from ..cache.storage.archive import Archive, is_archive
 from ..cache.storage.snapshot import load_state, save_state
 from ..errors import BadRequest, BadSnapshot
 from .output import complete
@@ -197,11 +197,11 @@ class Session:
     def save(self, path: str | Path, name: str | None = None) -> None:
         """The conversation and its computed state, written whole or not at all.
 
-        One file; or, given a folder or a name, one state of a bundle that holds many."""
+        One file; or, given a folder or a name, one state of an archive."""
         path, engine = Path(path), self.engine
         if not path.parent.is_dir():
             raise BadRequest(f"{path.parent} is no folder to save into")
-        bundle = Bundle(path) if is_bundle(path, name) else None
+        archive = Archive(path) if is_archive(path, name) else None
         state = engine.whole_state(self.tokens)
         if state is None:
             raise BadSnapshot("there is nothing to save: no turn is complete, or the prefix cache is off")
@@ -213,10 +213,10 @@ class Session:
                 return save_state(to, engine.pools, state, engine.identity(), extra)
 
         try:
-            if bundle is None:
+            if archive is None:
                 write(path)
             else:
-                bundle.save(name, write, len(self.tokens), engine.source.name)
+                archive.save(name, write, len(self.tokens), engine.source.name)
         except OSError as error:
             raise BadRequest(f"{path} cannot be written: {error.strerror}; nothing was saved") from None
 
@@ -224,17 +224,17 @@ class Session:
     def restore(
         cls, engine: "Engine", path: str | Path, name: str | None = None, on_overflow: str = "error", **options
     ) -> "Session":
-        """The session that was saved there; `name` picks one of a bundle."""
+        """The session that was saved there; `name` picks one of an archive."""
         if engine.store is None:
             raise BadRequest("the engine runs without a prefix cache: a state cannot be restored into it")
         session = cls(engine, None, options, on_overflow)
-        file, digest = Bundle(Path(path)).find(name) if is_bundle(Path(path), name) else (Path(path), None)
+        file, digest = Archive(Path(path)).find(name) if is_archive(Path(path), name) else (Path(path), None)
         with engine.exclusive():
             identity, evict = engine.identity(), engine.store.evict
             engine.runner.flush()
             state, extra = load_state(file, engine.pools, engine.empty(), identity, digest, evict)
             session.turns = read_turns(file, extra, engine)
-            engine.store.put(state)
+            engine.store.insert(state)
         return session
 
 

@@ -117,7 +117,7 @@ def holders(engine: "Engine") -> tuple[int, int, int]:
     for i, g in enumerate(engine.groups):
         running = [seq.parts[i] for seq in engine.scheduler.running if seq.parts]
         live = {b.id for part in running for b in part.blocks}
-        stored = engine.store.held(i) if engine.store is not None else set()
+        stored = engine.store.block_ids(i) if engine.store is not None else set()
         for k, places in enumerate((live, stored, live & stored)):
             total[k] += g.nbytes(len(places))
     return total[0], total[1], total[2]
@@ -125,4 +125,4 @@ def holders(engine: "Engine") -> tuple[int, int, int]:
 
 def spacing(engine: "Engine") -> dict[int, int]:
     sparse = [i for i, part in enumerate(engine.empty()) if part.sparse]
-    return engine.store.spacing(sparse[0]) if engine.store is not None and sparse else {}
+    return engine.store.checkpoint_spacing(sparse[0]) if engine.store is not None and sparse else {}

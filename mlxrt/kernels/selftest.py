@@ -9,9 +9,7 @@ computes the op instead. Knows no model.
 import hashlib
 import json
 import logging
-import os
 import platform
-import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -20,6 +18,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..cache.files import atomic_write
 from .dispatch import Gpu, Kernels
 from .error_report import cases_of, prove, truth, with_kernels
 from .metal_source import shim
@@ -136,13 +135,8 @@ class Record:
     def write(self) -> None:
         """The whole file or the old one: another process may read it at any time."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=".partial-", dir=self.path.parent)
-        try:
-            with open(handle, "w", encoding="utf-8") as out:
-                json.dump({"machine": self.where, "verdicts": self.verdicts}, out, indent=1)
-            os.replace(name, self.path)
-        finally:
-            Path(name).unlink(missing_ok=True)
+        with atomic_write(self.path) as out:
+            out.write(json.dumps({"machine": self.where, "verdicts": self.verdicts}, indent=1).encode())
 
 
 def verify(

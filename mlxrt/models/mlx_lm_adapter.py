@@ -19,7 +19,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..cache.external import ANY
+from ..cache.external import NO_LIMIT
 from ..cache.memory import ExternalKV
 from ..cache.memory.external import arrays_of
 from ..errors import BadCheckpoint, UnsupportedModel, shown
@@ -223,7 +223,7 @@ def cut_limit(caches: list[Any]) -> int:
     what was cut off into the next answer (ConcatenateKVCache).
     """
     kinds = vars(import_module("mlx_lm.models.cache"))
-    limit = ANY
+    limit = NO_LIMIT
     for one in caches:
         if type(one) is kinds["CacheList"]:
             limit = min(limit, cut_limit(list(one.caches)))

@@ -26,7 +26,7 @@ def test_live_sequences_and_the_store_share_blocks_without_copying():
     pool = BlockPool(32)
     store = stored(pool)
     a = BlockTable(pool, 4).grow(10)
-    store.put(state(a))
+    store.insert(state(a))
     b = store.resume([*range(10), 99]).parts[0]
     assert ids(b) == ids(a) and not pool.copies
     a2, b2 = a.grow(1), b.grow(1)  # the first to write on keeps the last block, the second gets its own
@@ -44,7 +44,7 @@ def test_full_blocks_are_never_copied():
 def test_blocks_go_back_with_their_last_holder():
     pool = BlockPool(8)
     store = stored(pool)
-    store.put(state(BlockTable(pool, 4).grow(10)))
+    store.insert(state(BlockTable(pool, 4).grow(10)))
     mine = store.resume([*range(6), 99])
     store.clear()
     assert len(mine) == 6 and pool.used == 2
@@ -57,7 +57,7 @@ def test_a_stale_handle_raises():
     a = BlockTable(pool, 4).grow(4)
     block = a.blocks[0]
     pool.revoke(block)
-    pool.take()
+    pool.allocate()
     with pytest.raises(EvictedBlock, match="generation"):
         block.check()
 
@@ -67,19 +67,19 @@ def test_no_room_leaves_everything_as_it_was():
     a = BlockTable(pool, 4).grow(6)
     with pytest.raises(NoRoom):
         a.grow(3)
-    assert pool.idle == 0 and a.grow(2).length == 8
+    assert pool.available == 0 and a.grow(2).length == 8
 
 
 def test_a_pool_doubles_up_to_its_limit():
     pool = BlockPool(4, 10)
-    held = pool.take(3)
+    held = pool.allocate(3)
     assert pool.size == 4
-    held += pool.take(1)
+    held += pool.allocate(1)
     assert pool.size == 8 and len({b.id for b in held}) == 4 and 0 not in {b.id for b in held}
-    held += pool.take(5)
+    held += pool.allocate(5)
     assert pool.size == 10
     with pytest.raises(NoRoom, match="1 blocks wanted, 0 of 9"):
-        pool.take(1)
+        pool.allocate(1)
 
 
 def test_window_lets_blocks_go_and_the_store_keeps_them():
@@ -88,7 +88,7 @@ def test_window_lets_blocks_go_and_the_store_keeps_them():
     a = BlockTable(pool, 4, window=6)
     for n in (8, 8, 8):
         a = a.grow(n)
-        store.put(state(a))
+        store.insert(state(a))
     assert a.first == 2 and a.floor == 13
     for n in range(1, 24):
         assert len(store.resume([*range(n), 99])) == n
@@ -117,7 +117,7 @@ def test_nothing_before_zero():
 def test_the_store_finds_the_longest_prefix_and_leaves_one_token():
     pool = BlockPool(64)
     store = stored(pool)
-    store.put(state(BlockTable(pool, 4).grow(10)))
+    store.insert(state(BlockTable(pool, 4).grow(10)))
     assert len(store.resume(range(10))) == 9
     assert len(store.resume([*range(7), 50, 51])) == 7
     assert store.resume([50, 51]) is None
@@ -129,8 +129,8 @@ def test_a_longer_text_replaces_the_half_block_it_continues():
     pool = BlockPool(64)
     store = stored(pool)
     a = BlockTable(pool, 4).grow(6)
-    store.put(state(a))
-    store.put(state(a.grow(5)))
+    store.insert(state(a))
+    store.insert(state(a.grow(5)))
     assert len(store) == 3 and len(store.resume([*range(11), 99])) == 11
 
 
@@ -138,9 +138,9 @@ def test_eviction_takes_leaves_first_and_the_least_recently_used():
     pool = BlockPool(64)
     store = stored(pool)
     a = BlockTable(pool, 4).grow(12)
-    store.put(state(a))
+    store.insert(state(a))
     other = SequenceState((0, 1, 2, 3, 70, 71, 72, 73), (BlockTable(pool, 4).grow(8),))
-    store.put(other)
+    store.insert(other)
     del a, other
     assert len(store.resume([*range(12), 99])) == 12  # used again: the other branch is older now
     assert store.evict()
@@ -154,16 +154,16 @@ def test_a_cursor_to_an_evicted_node_starts_again():
     pool = BlockPool(64)
     store = stored(pool)
     a = BlockTable(pool, 4).grow(8)
-    node = store.put(state(a))
+    node = store.insert(state(a))
     store.clear()
     a = a.grow(4)
-    assert store.put(state(a), node).depth == 3 and len(store.resume([*range(12), 9])) == 12
+    assert store.insert(state(a), node).depth == 3 and len(store.resume([*range(12), 9])) == 12
 
 
 def test_an_evicted_node_lets_its_blocks_go_though_a_sequence_names_it():
     pool = BlockPool(64)
     store = stored(pool)
-    node = store.put(state(BlockTable(pool, 4).grow(8)))
+    node = store.insert(state(BlockTable(pool, 4).grow(8)))
     assert pool.used == 2 and node.alive
     while store.evict():
         pass
@@ -184,7 +184,7 @@ def test_the_store_agrees_with_a_list_of_everything_it_was_given():
         assert (len(found) if found else 0) == want
         if found:
             assert found.tokens == text[:want]
-        store.put(SequenceState(text, (BlockTable(pool, 4).grow(len(text)),)))
+        store.insert(SequenceState(text, (BlockTable(pool, 4).grow(len(text)),)))
         texts.append(text)
 
 
@@ -205,9 +205,9 @@ def test_a_ring_that_somebody_holds_is_copied_before_it_is_written(made):
     pool = BlockPool(8)
     value = RotatingState(pool, 20, 8, 3).grow(21)
     if made == "cut":
-        value = value.cut(21)
+        value = value.truncate(21)
     else:
-        value = RotatingState(pool, 20, 8, 3).placed(tuple(pool.take()), 21, value.describe())
+        value = RotatingState(pool, 20, 8, 3).restore(tuple(pool.allocate()), 21, value.describe())
     first, second = value.grow(30), value.grow(1)
     assert len({ids(s)[0] for s in (value, first, second)}) == 3
     assert [o.id for o, _ in pool.copies] == ids(value) * 2

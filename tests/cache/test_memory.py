@@ -18,7 +18,7 @@ def ask(prompt, n):
 def large(model, blocks, **options):
     """An engine whose pools are far larger than a step, as they are in use."""
     engine = Engine(model, EngineConfig(**options))
-    held = [g.pool.take(blocks) for g in engine.groups]
+    held = [g.pool.allocate(blocks) for g in engine.groups]
     list(engine.stream(ask(range(8), 2)))
     del held
     assert all(g.pool.size > blocks for g in engine.groups)

@@ -262,7 +262,7 @@ def test_stats_count(model):
 
 def test_requests_without_room_end_with_numbers_and_the_engine_goes_on(model):
     engine = Engine(model, EngineConfig(max_running=1, kv_memory="4M"))
-    held = [g.pool.take(g.pool.idle) for g in engine.groups]
+    held = [g.pool.allocate(g.pool.available) for g in engine.groups]
     streams = [engine.stream(ask(k, 4)) for k in (1, 2)]
     assert engine.step() and not engine.step()
     for stream in streams:

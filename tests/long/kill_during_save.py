@@ -22,8 +22,8 @@ import mlx.core as mx
 
 import mlxrt
 from mlxrt import Engine, EngineConfig, Session
-from mlxrt.cache.storage.archive import Bundle
-from mlxrt.cache.storage.checksummed import inspect_sealed
+from mlxrt.cache.storage.archive import Archive
+from mlxrt.cache.storage.checksummed import read_verified_header
 from mlxrt.text import Tokenizer
 from tests.cli.conftest import write_tokenizer
 from tests.support import toy_models as toy
@@ -71,7 +71,7 @@ def run_and_kill(folder: Path, rng: random.Random, seed: int) -> int:
 def check(folder: Path, fresh: Engine) -> int:
     """Everything that is there is right; how many states were."""
     engine = open_engine(folder)
-    names = list(Bundle(folder / BUNDLE).entries()) if (folder / BUNDLE).is_dir() else []
+    names = list(Archive(folder / BUNDLE).entries()) if (folder / BUNDLE).is_dir() else []
     states: list[tuple[Path, str | None]] = [(folder / BUNDLE, name) for name in names]
     if (folder / SINGLE).exists():
         states.append((folder / SINGLE, None))
@@ -82,7 +82,7 @@ def check(folder: Path, fresh: Engine) -> int:
         assert done.cached_tokens >= known - 1, (path, name, done.cached_tokens, known)
         assert done.tokens == fresh.generate(list(restored.tokens[:-3]), max_tokens=3).tokens, (path, name)
     for record in (folder / STORE).glob("*/*-*.safetensors"):
-        inspect_sealed(record)
+        read_verified_header(record)
     check_store(folder, fresh)
     return len(states)
 

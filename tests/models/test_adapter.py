@@ -173,18 +173,18 @@ def test_caches_that_only_call_themselves_trimmable_are_not_cut():
 # The host's side
 
 
-def test_the_only_claim_writes_on_and_others_copy():
+def test_the_only_reference_appends_and_others_copy():
     pool = BlockPool(100)
     a = ExternalState(pool, size=4, base=2).grow(6)
     assert len(a.blocks) == 4
     b = a.grow(3)
-    assert b.claim is a.claim and pool.used == 5
-    fork = b.cut(7)
+    assert b.ref is a.ref and pool.used == 5
+    fork = b.truncate(7)
     c, d = b.grow(1), fork.grow(2)
-    assert c.claim is not b.claim and c.source is b.claim and (d.start, d.length) == (7, 9)
+    assert c.ref is not b.ref and c.source is b.ref and (d.start, d.length) == (7, 9)
     del a, b, fork
     e = d.grow(1)  # the place both came from is d's no longer: it wrote to its own
-    assert e.claim is d.claim
+    assert e.ref is d.ref
     del c, d, e
     assert pool.used == 0
 
@@ -199,7 +199,7 @@ def test_a_full_cache_exists_at_one_length():
         state.rewind(8)
     with pytest.raises(NoRoom):
         state.grow(500)
-    assert state.length == 9 and state.claim.place.held == 9
+    assert state.length == 9 and state.ref.slot.length == 9
 
 
 # From files

@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ...errors import CacheCorrupt
-from ..external import ANY, ExternalState, Slot
+from ..external import NO_LIMIT, ExternalState, Slot
 from .layer_spec import LayerSpec, LayerView
 
 Cache = list[Any]  # one object per layer
@@ -78,7 +78,7 @@ class ExternalKV(LayerSpec):
     @property
     def rewinds(self) -> bool:
         """Whether tokens can be cut off at any length."""
-        return self.limit == ANY
+        return self.limit == NO_LIMIT
 
     @property
     def reuse(self) -> str:
@@ -89,7 +89,7 @@ class ExternalKV(LayerSpec):
         return f"any stored prefix of a text shorter than {self.limit} tokens, else {exact}" if self.limit else exact
 
     def index(self, states, rows, alone=False, compiled=False, held=None, tail=None):
-        return {"rows": [(s.source and s.source.place, s.claim.place, s.start) for s in states]}
+        return {"rows": [(s.source and s.source.slot, s.ref.slot, s.start) for s in states]}
 
     def open(self, pool, index, rows, held):
         return ()

@@ -69,9 +69,9 @@ class KVPools:
         """A state of these tokens in newly allocated blocks that hold what `read` returned."""
         parts, ids = [], []
         for g, group in enumerate(self.groups):
-            blocks = tuple(group.pool.take(arrays[f"layer.{group.layers[0]}.0"].shape[0]))
+            blocks = tuple(group.pool.allocate(arrays[f"layer.{group.layers[0]}.0"].shape[0]))
             ids.append(mx.array([b.check() for b in blocks]))
-            parts.append(empty[g].placed(blocks, len(tokens), described[g]))
+            parts.append(empty[g].restore(blocks, len(tokens), described[g]))
         mx.synchronize()
         self.apply_pending()
         for i, g in self.group_of.items():

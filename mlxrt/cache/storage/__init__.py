@@ -1,4 +1,4 @@
-"""The blocks of the prefix store in files: what one process computed, the next one finds."""
+"""KV cache on disk: saved states, and the prefix cache's blocks for the next process."""
 
 from .disk_store import DiskStats, DiskStore
 

@@ -1,7 +1,7 @@
-"""The prefix store's nodes on disk: kept when a request ends, recalled before one begins.
+"""Disk store: the nodes of the prefix cache on disk, written when a request ends and recalled before one begins.
 
-Nothing that goes wrong here may change an answer or end a request: a record that is not exactly what it should be is
-counted, told, removed and computed again, and a disk that cannot be written is told once and left alone.
+No fault here may change an answer or end a request: a record that is not exactly right is counted, logged, removed and
+computed again; a disk that cannot be written is reported once and not written again.
 """
 
 import logging
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 
@@ -18,16 +17,16 @@ from ...weights.identity import identity_digest
 from .. import Block, LayerState, PrefixCache
 from ..memory import KVPools
 from ..memory.slices import put
-from ..prefix_cache import Node
-from .checksummed import inspect_sealed
-from .disk_index import Shelf
-from .record import Address, Record, addresses, read_record, write_record
-from .resume_plan import Route, find_route
+from ..prefix_cache import Node, NodeBlock
+from .checksummed import read_verified_header
+from .disk_index import DiskIndex
+from .record import NodeKey, Record, node_keys, read_record, write_record
+from .resume_plan import ResumePlan, plan_resume
 
 log = logging.getLogger("mlxrt")
 
-BATCH = 1 << 28  # bytes read from the device at once
-Place = tuple[int, int]  # group, node
+BATCH_BYTES = 1 << 28  # read from the device at once
+GroupNode = tuple[int, int]  # group, index of the node
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,9 @@ class DiskStats:
     nbytes: int  # of all models in the folder
     limit: int
     hits: int  # requests that something was recalled for
-    misses: int  # requests that nothing more was found for than memory held
+    misses: int  # requests for which the disk had no more than memory
     tokens: int  # recalled
-    corrupt: int  # damaged or foreign records, none of them used
+    corrupt: int  # damaged or unexpected records, none of them used
     evicted: int
     written: int  # records
 
@@ -49,96 +48,100 @@ class DiskStore:
         folder: Path,
         nbytes: int,
         identity: dict[str, str],
-        store: PrefixCache,
+        prefix_cache: PrefixCache,
         pools: KVPools,
         flush: Callable[[], None],
         empty: Callable[[], tuple[LayerState, ...]],
     ):
-        self.identity, self.store, self.pools, self.flush, self.empty = identity, store, pools, flush, empty
+        self.identity, self.prefix_cache, self.empty = identity, prefix_cache, empty
+        self.pools, self.flush = pools, flush  # `flush` writes the decode tail to the pools
         self.digest = identity_digest(identity)
-        self.shelf = Shelf(folder, self.digest, identity, nbytes)
+        self.index = DiskIndex(folder, self.digest, identity, nbytes)
         self.hits = self.misses = self.tokens = self.corrupt = self.evicted = self.written = 0
         self._writable = True
 
-    # From disk
+    # Disk to memory
 
     def recall(self, tokens: Sequence[int]) -> int:
-        """Bring into the store what it lacks of this text and the disk has; how many more tokens can be resumed."""
-        path = addresses(self.digest, tokens, self.store.size)
-        self.shelf.refresh()
-        limit = len(path)
-        before = self._route(path, tokens, limit, disk=False)
+        """Load what the prefix cache lacks of this prompt and the disk has; returns the tokens gained."""
+        size = self.prefix_cache.node_size
+        keys = node_keys(self.digest, tokens, size)
+        self.index.refresh()
+        limit = len(keys)
+        before = self._plan(keys, tokens, limit, disk=False)
         start = before.depth if before else 0
-        while (route := self._route(path, tokens, limit)) and route.depth > start:
-            wanted = self._wanted(path, route, tokens)
-            if short := self._lacking(wanted, tokens):
-                limit = route.depth - short
+        while (plan := self._plan(keys, tokens, limit)) and plan.depth > start:
+            files = self._missing_files(keys, plan, tokens)
+            if short := self._blocks_short(files, tokens):
+                limit = plan.depth - short
                 continue
-            records = self._read(path, wanted)
-            # A damaged record, or an eviction on the way, changes what there is to choose from.
-            same = route == self._route(path, tokens, limit) and wanted == self._wanted(path, route, tokens)
+            records = self._read(keys, files)
+            # A damaged record, or an eviction meanwhile, changes what there is to choose from.
+            same = plan == self._plan(keys, tokens, limit) and files == self._missing_files(keys, plan, tokens)
             if records is None or not same:
                 continue
-            self._fill(records, path, tokens)
+            self._load(records, keys, tokens)
             self.hits += 1
-            self.tokens += (route.depth - start) * self.store.size
-            return (route.depth - start) * self.store.size
-        self.misses += start < len(path)
+            self.tokens += (plan.depth - start) * size
+            return (plan.depth - start) * size
+        self.misses += start < len(keys)
         return 0
 
-    def _route(self, path: list[Address], tokens: Sequence[int], limit: int, disk: bool = True) -> Route | None:
+    def _plan(self, keys: list[NodeKey], tokens: Sequence[int], limit: int, disk: bool = True) -> ResumePlan | None:
         if limit < 1:
             return None
-        nodes, empty = self.store.path(tokens), self.empty()
-        have = [
-            [self._held(g, at, nodes) or (disk and self._file(g, at) is not None) for at in path]
+        nodes, empty = self.prefix_cache.full_nodes(tokens), self.empty()
+        available = [
+            [self._in_memory(g, key, nodes) or (disk and self._find_file(g, key) is not None) for key in keys]
             for g in range(len(empty))
         ]
-        return find_route(empty, have, len(tokens), self.store.size, limit)
+        return plan_resume(empty, available, len(tokens), self.prefix_cache.node_size, limit)
 
-    def _held(self, g: int, at: Address, nodes: list[Node]) -> bool:
-        return at.index < len(nodes) and nodes[at.index].pieces[g] is not None
+    def _in_memory(self, g: int, key: NodeKey, nodes: list[Node]) -> bool:
+        return key.index < len(nodes) and nodes[key.index].blocks[g] is not None
 
-    def _file(self, g: int, at: Address) -> Path | None:
-        """The record that has the node's piece of a group."""
-        found = [groups for groups in self.shelf.held.get(at.key, ()) if groups >> g & 1]
-        return self.shelf.path(at.key, max(found)) if found else None
+    def _find_file(self, g: int, key: NodeKey) -> Path | None:
+        """The record that has the node's block of a group."""
+        masks = [groups for groups in self.index.groups.get(key.digest, ()) if groups >> g & 1]
+        return self.index.path(key.digest, max(masks)) if masks else None
 
-    def _wanted(self, path: list[Address], route: Route, tokens: Sequence[int]) -> dict[Place, Path]:
-        nodes, wanted = self.store.path(tokens), {}
-        for g, first in enumerate(route.first):
-            for at in path[first : route.depth]:
-                if not self._held(g, at, nodes) and (file := self._file(g, at)):
-                    wanted[g, at.index] = file
-        return wanted
+    def _missing_files(self, keys: list[NodeKey], plan: ResumePlan, tokens: Sequence[int]) -> dict[GroupNode, Path]:
+        """The records of all blocks that the plan needs and memory lacks."""
+        nodes, files = self.prefix_cache.full_nodes(tokens), {}
+        for g, first in enumerate(plan.first):
+            for key in keys[first : plan.depth]:
+                if not self._in_memory(g, key, nodes) and (file := self._find_file(g, key)):
+                    files[g, key.index] = file
+        return files
 
-    def _lacking(self, wanted: dict[Place, Path], tokens: Sequence[int]) -> int:
-        """Blocks that are missing even after everything but this text was evicted."""
-        self.store.use(tokens)
-        most = 0
+    def _blocks_short(self, files: dict[GroupNode, Path], tokens: Sequence[int]) -> int:
+        """How many blocks are missing even after everything but this prompt was evicted."""
+        cache = self.prefix_cache
+        cache.touch(tokens)
+        short = 0
         for g, group in enumerate(self.pools.groups):
-            need = sum(1 for place in wanted if place[0] == g)
-            while group.pool.idle < need and len(self.store) > len(self.store.path(tokens)):
-                self.store.evict(group.pool)
-            most = max(most, need - group.pool.idle)
-        return most
+            needed = sum(1 for group_node in files if group_node[0] == g)
+            while group.pool.available < needed and len(cache) > len(cache.full_nodes(tokens)):
+                cache.evict(group.pool)
+            short = max(short, needed - group.pool.available)
+        return short
 
-    def _read(self, path: list[Address], wanted: dict[Place, Path]) -> dict[Place, Record] | None:
-        """The records, all of them verified; None where one was not there or not right."""
-        files = {file: path[i] for (_, i), file in wanted.items()}
-        read = {file: self._checked(file, at) for file, at in files.items()}
-        if None in read.values():
+    def _read(self, keys: list[NodeKey], files: dict[GroupNode, Path]) -> dict[GroupNode, Record] | None:
+        """The verified records; None where one is gone or damaged."""
+        key_of = {file: keys[i] for (_, i), file in files.items()}
+        records = {file: self._read_checked(file, key) for file, key in key_of.items()}
+        if None in records.values():
             return None
-        self.shelf.use(sorted(files, key=lambda file: files[file].index))
-        return {place: record for place, file in wanted.items() if (record := read[file]) is not None}
+        self.index.touch(sorted(key_of, key=lambda file: key_of[file].index))
+        return {at: record for at, file in files.items() if (record := records[file]) is not None}
 
-    def _checked(self, file: Path, at: Address) -> Record | None:
+    def _read_checked(self, file: Path, key: NodeKey) -> Record | None:
         try:
-            record = read_record(file, at, self.identity, self.empty())
+            record = read_record(file, key, self.identity, self.empty())
             self._check_arrays(file, record)
             return record
         except FileNotFoundError:
-            self.shelf.remove(file)  # another process evicted it
+            self.index.remove(file)  # another process evicted it
         except BadSnapshot as error:
             self._discard(file, str(error))
         return None
@@ -146,141 +149,138 @@ class DiskStore:
     def _check_arrays(self, file: Path, record: Record) -> None:
         expected = set()
         for i, g in self.pools.group_of.items():
-            for n, pool in enumerate(self.pools.arrays[i] if g in record.described else ()):
-                name, found = f"layer.{i}.{n}", record.arrays.get(f"layer.{i}.{n}")
-                if found is None or found.shape != pool.shape[1:] or found.dtype != pool.dtype:
+            for n, pool in enumerate(self.pools.arrays[i] if g in record.metadata else ()):
+                name, array = f"layer.{i}.{n}", record.arrays.get(f"layer.{i}.{n}")
+                if array is None or array.shape != pool.shape[1:] or array.dtype != pool.dtype:
                     raise BadSnapshot(f"{file}: no array {name} of {pool.dtype} {pool.shape[1:]}")
                 expected.add(name)
-        if odd := record.arrays.keys() - expected:
-            raise BadSnapshot(f"{file}: nobody asked for {sorted(odd)[0]}")
+        if unexpected := record.arrays.keys() - expected:
+            raise BadSnapshot(f"{file}: unexpected array {sorted(unexpected)[0]}")
 
     def _discard(self, file: Path, reason: str) -> None:
         self.corrupt += 1
         with suppress(OSError):  # not ours to remove: it stays, and is refused again
             file.unlink(missing_ok=True)
-        self.shelf.lose(file)
+        self.index.forget(file)
         log.warning(f"disk cache: a record was not used and is removed: {reason}")
 
-    def _fill(self, records: dict[Place, Record], path: list[Address], tokens: Sequence[int]) -> None:
-        """Write the pieces into blocks, all of a layer at once, and give them to the store."""
+    def _load(self, records: dict[GroupNode, Record], keys: list[NodeKey], tokens: Sequence[int]) -> None:
+        """Write the records into newly allocated blocks, layer by layer, and insert those into the prefix cache."""
         pools, empty = self.pools, self.empty()
         self.flush()
-        blocks = {place: pools.groups[place[0]].pool.take()[0] for place in records}
+        blocks = {at: pools.groups[at[0]].pool.allocate()[0] for at in records}
         mx.synchronize()
         pools.apply_pending()
         for layer, g in pools.group_of.items():
-            if mine := [place for place in records if place[0] == g]:
-                where = mx.array([blocks[place].check() for place in mine])
+            if own := [at for at in records if at[0] == g]:
+                ids = mx.array([blocks[at].check() for at in own])
                 old = pools.arrays.pop(layer)
-                new = [mx.stack([records[p].arrays[f"layer.{layer}.{n}"] for p in mine]) for n in range(len(old))]
-                pools.arrays[layer] = tuple(put(pool, where, x) for pool, x in zip(old, new))
+                new = [mx.stack([records[at].arrays[f"layer.{layer}.{n}"] for at in own]) for n in range(len(old))]
+                pools.arrays[layer] = tuple(put(pool, ids, x) for pool, x in zip(old, new))
         pools.arrays = dict(sorted(pools.arrays.items()))
         mx.eval(pools.arrays)
-        pieces: list[list[Any]] = [[None] * len(empty) for _ in range(1 + max(i for _, i in records))]
+        by_node: list[list[NodeBlock]] = [[None] * len(empty) for _ in range(1 + max(i for _, i in records))]
         for (g, i), record in records.items():
-            state = empty[g].placed((blocks[g, i],), path[i].end, dict(record.described[g]))
-            pieces[i][g] = state.piece(i, self.store.size)
-        self.store.graft(tokens, pieces)
+            state = empty[g].restore((blocks[g, i],), keys[i].end, dict(record.metadata[g]))
+            by_node[i][g] = state.block_for(i, self.prefix_cache.node_size)
+        self.prefix_cache.insert_blocks(tokens, by_node)
 
-    # To disk
+    # Memory to disk
 
-    def keep(self, tokens: Sequence[int]) -> int:
-        """Write what the store holds of this text and the disk does not; the bytes written."""
-        path = addresses(self.digest, tokens, self.store.size)
-        nodes = self.store.path(tokens)
-        self.shelf.refresh()
+    def save(self, tokens: Sequence[int]) -> int:
+        """Write the nodes of this text that the disk lacks; returns the bytes written."""
+        keys = node_keys(self.digest, tokens, self.prefix_cache.node_size)
+        nodes, index = self.prefix_cache.full_nodes(tokens), self.index
+        index.refresh()
         written = 0
         try:
-            for batch in self._batches(path, nodes):
+            for batch in self._batches(keys, nodes):
                 written += self._write(batch)
-            self.shelf.use(self.shelf.path(at.key, g) for at in path for g in self.shelf.held.get(at.key, ()))
-            self.evicted += self.shelf.trim()
+            index.touch(index.path(key.digest, g) for key in keys for g in index.groups.get(key.digest, ()))
+            self.evicted += index.evict()
         except (OSError, BadRequest) as error:
             self._writable = False
-            log.warning(f"disk cache: nothing more is written to {self.shelf.root}: {error}")
+            log.warning(f"disk cache: nothing more is written to {index.root}: {error}")
         return written
 
-    def _batches(self, path: list[Address], nodes: list[Node]) -> Iterator[list[tuple[Address, Node]]]:
-        """The nodes to write, as many at a time as memory can bear; none beyond what the whole budget could hold."""
-        cost = [group.nbytes(1) for group in self.pools.groups]
+    def _batches(self, keys: list[NodeKey], nodes: list[Node]) -> Iterator[list[tuple[NodeKey, Node]]]:
+        """The nodes to write, in batches of about BATCH_BYTES, up to the byte limit of the disk cache."""
+        block_bytes = [group.nbytes(1) for group in self.pools.groups]
         batch, size, total = [], 0, 0
-        for at, node in zip(path, nodes):
-            groups = groups_of(node)
-            own = sum(c for g, c in enumerate(cost) if groups >> g & 1)
+        for key, node in zip(keys, nodes):
+            groups = group_mask(node)
+            own = sum(n for g, n in enumerate(block_bytes) if groups >> g & 1)
             total += own
-            if total > self.shelf.limit or not self._writable:
+            if total > self.index.limit or not self._writable:
                 break
-            if groups and not any(groups & held == groups for held in self.shelf.held.get(at.key, ())):
-                batch.append((at, node))
+            if groups and not any(groups & mask == groups for mask in self.index.groups.get(key.digest, ())):
+                batch.append((key, node))
                 size += own
-            if size > BATCH:
+            if size > BATCH_BYTES:
                 yield batch
                 batch, size = [], 0
         if batch:
             yield batch
 
-    def _write(self, batch: list[tuple[Address, Node]]) -> int:
-        arrays, before = self._gather(batch), self.shelf.nbytes
-        self.shelf.prepare()  # somebody may have removed it
-        for i, (at, node) in enumerate(batch):
-            groups = groups_of(node)
-            described = {g: describe(p, at.index) for g, p in enumerate(node.pieces) if p is not None}
-            file = self.shelf.path(at.key, groups)
-            write_record(file, at, self.identity, Record(described, arrays[i]))
+    def _write(self, batch: list[tuple[NodeKey, Node]]) -> int:
+        arrays, before = self._read_pools(batch), self.index.nbytes
+        self.index.prepare()  # another process may have removed the folder
+        for i, (key, node) in enumerate(batch):
+            metadata = {g: describe(block, key.index) for g, block in enumerate(node.blocks) if block is not None}
+            file = self.index.path(key.digest, group_mask(node))
+            write_record(file, key, self.identity, Record(metadata, arrays[i]))
             self.written += 1
-            self.shelf.add(file)
-        grown = self.shelf.nbytes - before
-        for at, node in batch:
-            groups = groups_of(node)
-            for less in [g for g in self.shelf.held.get(at.key, ()) if g != groups and g & groups == g]:
-                self.shelf.remove(self.shelf.path(at.key, less))
+            self.index.add(file)
+        grown = self.index.nbytes - before
+        for key, node in batch:  # records of fewer groups are superseded
+            groups = group_mask(node)
+            for less in [g for g in self.index.groups.get(key.digest, ()) if g != groups and g & groups == g]:
+                self.index.remove(self.index.path(key.digest, less))
         return grown
 
-    def _gather(self, batch: list[tuple[Address, Node]]) -> list[dict[str, mx.array]]:
+    def _read_pools(self, batch: list[tuple[NodeKey, Node]]) -> list[dict[str, mx.array]]:
         """The arrays of each node, one read per layer."""
         pools = self.pools
         self.flush()
         if pools.pending:
             mx.synchronize()
             pools.apply_pending()
-        found: list[dict[str, mx.array]] = [{} for _ in batch]
+        arrays: list[dict[str, mx.array]] = [{} for _ in batch]
         for layer, g in pools.group_of.items():
-            rows = [i for i, (_, node) in enumerate(batch) if node.pieces[g] is not None]
+            rows = [(i, block) for i, (_, node) in enumerate(batch) if (block := node.blocks[g]) is not None]
             if not rows:
                 continue
-            where = mx.array([place_of(batch[i][1].pieces[g]) for i in rows])
+            ids = mx.array([block_id(block) for _, block in rows])
             for n, pool in enumerate(pools.arrays[layer]):
-                for i, array in zip(rows, pool[where]):
-                    found[i][f"layer.{layer}.{n}"] = array
-        mx.eval(found)
-        return found
-
-    # As a whole
+                for (i, _), array in zip(rows, pool[ids]):
+                    arrays[i][f"layer.{layer}.{n}"] = array
+        mx.eval(arrays)
+        return arrays
 
     def verify(self) -> int:
-        """Check every record's bytes; what is damaged is counted and removed. How many were."""
-        self.shelf.refresh()
+        """Check every record's bytes, remove the damaged ones; returns how many there were."""
+        self.index.refresh()
         before = self.corrupt
-        for file in list(self.shelf.files()):
+        for file in list(self.index.files()):
             try:
-                inspect_sealed(file)
+                read_verified_header(file)
             except FileNotFoundError:
-                self.shelf.lose(file)
+                self.index.forget(file)
             except BadSnapshot as error:
                 self._discard(file, str(error))
         return self.corrupt - before
 
     def clear(self) -> None:
         """Remove this model's records."""
-        self.shelf.refresh()
-        for file in list(self.shelf.files()):
-            self.shelf.remove(file)
+        self.index.refresh()
+        for file in list(self.index.files()):
+            self.index.remove(file)
 
     def stats(self) -> DiskStats:
         return DiskStats(
-            records=len(self.shelf),
-            nbytes=self.shelf.nbytes,
-            limit=self.shelf.limit,
+            records=len(self.index),
+            nbytes=self.index.nbytes,
+            limit=self.index.limit,
             hits=self.hits,
             misses=self.misses,
             tokens=self.tokens,
@@ -290,15 +290,15 @@ class DiskStore:
         )
 
 
-def groups_of(node: Node) -> int:
-    """One bit for each group the node has a piece of."""
-    return sum(1 << g for g, piece in enumerate(node.pieces) if piece is not None)
+def group_mask(node: Node) -> int:
+    """One bit for each group the node has a block of."""
+    return sum(1 << g for g, block in enumerate(node.blocks) if block is not None)
 
 
-def place_of(piece: Block | LayerState) -> int:
-    [block] = (piece,) if isinstance(piece, Block) else piece.blocks
+def block_id(node_block: Block | LayerState) -> int:
+    [block] = (node_block,) if isinstance(node_block, Block) else node_block.blocks
     return block.check()
 
 
-def describe(piece: Block | LayerState, index: int) -> dict[str, int]:
-    return {"first": index} if isinstance(piece, Block) else piece.describe()
+def describe(node_block: Block | LayerState, index: int) -> dict[str, int]:
+    return {"first": index} if isinstance(node_block, Block) else node_block.describe()

@@ -9,7 +9,6 @@ import hashlib
 import importlib.util
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from threading import get_ident
 from typing import Any
 
 import mlx.core as mx
+
+from ...cache.files import atomic_write
 
 log = logging.getLogger("mlxrt")
 
@@ -183,10 +184,8 @@ class Library:
         """The whole file or none. A folder that cannot be written costs time only: the next process compiles again."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle, partial = tempfile.mkstemp(prefix=".partial-", dir=path.parent)
-            with open(handle, "wb") as out:
+            with atomic_write(path) as out:
                 out.write(code)
-            os.replace(partial, path)
         except OSError as error:
             if self._keeps:  # once is enough
                 log.warning(f"cannot keep compiled kernels in {path.parent}: {error.strerror or error}")

@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from ...cache.files import atomic_write
 from ...errors import HubError
 from ..formats.json_text import parse_object
-from ..source.cache_dir import cache_root, digest, replacing, writing
+from ..source.cache_dir import SHARED_MODE, cache_root, digest, writing
 
 SETTLED = 2.0  # seconds: a file changed this recently may change again without its times showing it
 
@@ -64,5 +65,5 @@ def recall(memory: Path | None, now: list[str]) -> str | None:
 def remember(memory: Path | None, now: list[str], found: str) -> None:
     if memory is None:
         return
-    with contextlib.suppress(HubError), writing(memory.parent), replacing(memory) as file:
+    with contextlib.suppress(HubError), writing(memory.parent), atomic_write(memory, mode=SHARED_MODE) as file:
         file.write(json.dumps({"stamp": now, "sha256": found}).encode())

@@ -9,17 +9,16 @@ import logging
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import IO
 
+from ...cache.files import PARTIAL
 from ...errors import HubError
 
 log = logging.getLogger("mlxrt")
 
-PARTIAL = ".partial-"  # prefix of what is being written; whoever holds the folder's lock may sweep it
+SHARED_MODE = 0o644  # mode of files that other users of this cache may read
 
 
 def cache_root() -> Path:
@@ -65,21 +64,6 @@ def alone(folder: Path) -> Iterator[None]:
         for left in folder.glob(PARTIAL + "*"):
             shutil.rmtree(left) if left.is_dir() else left.unlink()
         yield
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Write beside `path` and rename at the end: a reader sees the old file, the new one, never half of one."""
-    handle, name = tempfile.mkstemp(prefix=PARTIAL, dir=path.parent)
-    try:
-        with open(handle, "wb") as out:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-        os.chmod(name, 0o644)  # mkstemp's 0600 would hide the file from others who share this cache
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def size(path: Path) -> int | None:

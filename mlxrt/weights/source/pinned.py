@@ -8,9 +8,10 @@ import logging
 from pathlib import Path
 from typing import IO
 
+from ...cache.files import atomic_write
 from ...errors import BadCheckpoint
 from .alias import Alias
-from .cache_dir import alone, digest, replacing, size, writing
+from .cache_dir import SHARED_MODE, alone, digest, size, writing
 from .wheel import source
 
 log = logging.getLogger("mlxrt")
@@ -71,13 +72,13 @@ def recorded(path: Path) -> str:
 
 def record(path: Path, sha256: str) -> None:
     """In the layout of sha256sum, so that `sha256sum -c` can check it too."""
-    with replacing(mark(path)) as out:
+    with atomic_write(mark(path), mode=SHARED_MODE) as out:
         out.write(f"{sha256}  {path.name}\n".encode())
 
 
 def install(stream: IO[bytes], alias: Alias) -> None:
     seen, count = hashlib.sha256(), 0
-    with replacing(alias.path) as out:
+    with atomic_write(alias.path, mode=SHARED_MODE) as out:
         while chunk := stream.read(CHUNK):
             seen.update(chunk)
             count += len(chunk)

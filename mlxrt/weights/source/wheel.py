@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from ...cache.files import PARTIAL
 from ...errors import BadCheckpoint, HubError
 from .alias import Alias
-from .cache_dir import PARTIAL, digest, size
+from .cache_dir import digest, size
 
 log = logging.getLogger("mlxrt")
 

@@ -8,8 +8,8 @@ import pytest
 
 import mlxrt
 from mlxrt import Engine, EngineConfig, Session
-from mlxrt.cache.storage.archive import Bundle
-from mlxrt.cache.storage.checksummed import inspect_sealed, read_sealed, write_sealed
+from mlxrt.cache.storage.archive import Archive
+from mlxrt.cache.storage.checksummed import read_checksummed, read_verified_header, write_checksummed
 from mlxrt.engine.core import Source
 from mlxrt.text import Tokenizer
 from tests.cli.conftest import write_tokenizer
@@ -63,7 +63,7 @@ def test_states_by_name(engine, llm, tokenizer, two):
         done = restored.say("more", max_tokens=4).completion
         assert done.cached_tokens == len(session.tokens) - 1
         assert done.tokens == session.fork().say("more", max_tokens=4).completion.tokens
-    entries = Bundle(path).entries()
+    entries = Archive(path).entries()
     assert list(entries) == ["tea", "the sea"] and entries["tea"].model == "toy"
     assert entries["tea"].tokens == len(sessions["tea"].tokens)
 
@@ -106,7 +106,7 @@ def test_which_one(engine, two, tmp_path):
 
 def test_an_index_that_points_elsewhere(engine, two):
     path, _ = two
-    entries = Bundle(path).entries()
+    entries = Archive(path).entries()
     tea, sea = (path / entries[name].file for name in ("tea", "the sea"))
     good = tea.read_bytes()
     tea.write_bytes(sea.read_bytes())  # sound in itself
@@ -174,16 +174,16 @@ def test_bad_indices_are_refused_and_left_alone(engine, two, index):
 def test_states_whose_digest_is_right_and_whose_content_is_not(engine, tmp_path, change):
     path = tmp_path / "state"
     talk(engine, "hello").save(path)
-    sealed = read_sealed(path)
+    sealed = read_checksummed(path)
     used = engine.stats().kv_bytes
-    write_sealed(path, sealed.header | change, sealed.arrays)
+    write_checksummed(path, sealed.header | change, sealed.arrays)
     with pytest.raises(mlxrt.BadSnapshot, match="state"):
         Session.restore(engine, path)
     for name in list(sealed.arrays)[:2]:
-        write_sealed(path, sealed.header, sealed.arrays | {name: sealed.arrays[name][:, :1]})
+        write_checksummed(path, sealed.header, sealed.arrays | {name: sealed.arrays[name][:, :1]})
         with pytest.raises(mlxrt.BadSnapshot, match="layer"):
             Session.restore(engine, path)
-        write_sealed(path, sealed.header, {k: v for k, v in sealed.arrays.items() if k != name})
+        write_checksummed(path, sealed.header, {k: v for k, v in sealed.arrays.items() if k != name})
         with pytest.raises(mlxrt.BadSnapshot, match="layer"):
             Session.restore(engine, path)
     assert engine.stats().kv_bytes == used
@@ -199,10 +199,10 @@ def test_refusals_name_the_field(engine, llm, tokenizer, tmp_path):
         folder.mkdir()
         write_tokenizer(folder, template="{{ messages[-1].content }}")
         Session.restore(Engine(llm, tokenizer=Tokenizer.from_folder(folder)), path)
-    sealed = read_sealed(path)
+    sealed = read_checksummed(path)
     for field in sealed.header["identity"]:
         other = sealed.header | {"identity": sealed.header["identity"] | {field: "other"}}
-        write_sealed(path, other, sealed.arrays)
+        write_checksummed(path, other, sealed.arrays)
         with pytest.raises(mlxrt.BadSnapshot, match=f"another {field}"):
             Session.restore(engine, path)
     assert {"weights", "adapter", "tokenizer", "cache", "block", "dtype", "format"} == set(sealed.header["identity"])
@@ -211,17 +211,17 @@ def test_refusals_name_the_field(engine, llm, tokenizer, tmp_path):
 def test_every_byte_counts(engine, tmp_path):
     """One flipped bit anywhere, the padding of the header included, is noticed."""
     path = tmp_path / "state"
-    write_sealed(path, {"kind": "x"}, {"a": mx.arange(3)})
+    write_checksummed(path, {"kind": "x"}, {"a": mx.arange(3)})
     good = path.read_bytes()
-    assert inspect_sealed(path)[1] == {"kind": "x"}
+    assert read_verified_header(path)[1] == {"kind": "x"}
     for at in range(len(good)):
         path.write_bytes(good[:at] + bytes([good[at] ^ (1 << at % 8)]) + good[at + 1 :])
         with pytest.raises(mlxrt.BadSnapshot):
-            inspect_sealed(path)
+            read_verified_header(path)
     for at in range(len(good)):
         path.write_bytes(good[:at])
         with pytest.raises(mlxrt.BadSnapshot):
-            inspect_sealed(path)
+            read_verified_header(path)
 
 
 def test_restoring_makes_room(llm, tokenizer, engine, tmp_path):

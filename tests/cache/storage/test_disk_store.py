@@ -189,9 +189,9 @@ def test_records_before_a_damaged_one_are_used(opened, tmp_path, damaged):
     with opened(model) as engine:
         ask(engine, TEXT)
         at = engine.disk.digest
-    from mlxrt.cache.storage.record import addresses
+    from mlxrt.cache.storage.record import node_keys
 
-    key = addresses(at, TEXT, 4)[damaged].key
+    key = node_keys(at, TEXT, 4)[damaged].digest
     [file] = tmp_path.glob(f"store/*/{key}-*.safetensors")
     file.write_bytes(file.read_bytes()[:-1])
     with opened(model) as engine:
@@ -221,7 +221,7 @@ def test_files_that_vanish_and_folders_too(opened, tmp_path):
         engine.store.clear()
         for file in tmp_path.glob("store/*/*-*.safetensors"):
             file.unlink()
-        engine.disk.shelf._seen = {f: f.stat().st_mtime_ns for f in engine.disk.shelf._seen}  # not seen yet
+        engine.disk.index._mtimes = {f: f.stat().st_mtime_ns for f in engine.disk.index._mtimes}  # not seen yet
         assert ask(engine, TEXT).tokens == truth(model, TEXT, 4)
         assert engine.stats().disk.corrupt == 0
         engine.store.clear()
@@ -250,13 +250,13 @@ def test_thinned_checkpoints_come_back_and_more_complete_records_replace_poorer(
     with opened(model) as engine:
         ask(engine, TEXT)
         recurrent = next(g for g, part in enumerate(engine.empty()) if part.sparse)
-        for node in engine.store.path(TEXT):
-            node.pieces[recurrent] = None
+        for node in engine.store.full_nodes(TEXT):
+            node.blocks[recurrent] = None
         assert ask(engine, TEXT[:50]).cached_tokens == 48
         engine.disk.clear()
-        for node in engine.store.path(TEXT):
-            node.pieces[recurrent] = None
-        engine.disk.keep(TEXT)
+        for node in engine.store.full_nodes(TEXT):
+            node.blocks[recurrent] = None
+        engine.disk.save(TEXT)
         poor = engine.stats().disk.nbytes
         engine.store.clear()
         assert ask(engine, TEXT).cached_tokens == 0
@@ -282,7 +282,7 @@ def test_a_disk_that_fails_ends_no_request(opened, monkeypatch, said):
 
     model = make("f")
     with opened(model) as engine:
-        monkeypatch.setattr("mlxrt.cache.storage.checksummed.os.fsync", full)
+        monkeypatch.setattr("mlxrt.cache.files.os.fsync", full)
         assert ask(engine, TEXT).tokens == truth(model, TEXT, 4)
         assert ask(engine, TEXT[:20]).tokens == truth(model, TEXT[:20], 4)
     assert len(said) == 1 and "No space left" in said[0]

@@ -32,9 +32,9 @@ def check_part(part: LayerState) -> None:
 
 
 def check_pool(pool: BlockPool) -> None:
-    idle = pool._idle
-    require(len(set(idle)) == len(idle), "a place is idle twice")
-    require(0 not in idle and all(0 < i < pool.size for i in idle), "an idle place does not exist")
+    free = pool._free
+    require(len(set(free)) == len(free), "a block is free twice")
+    require(0 not in free and all(0 < i < pool.size for i in free), "a free block does not exist")
     require(pool.size == len(pool.generations) and pool.size <= pool.limit, "a pool outgrew its limit")
 
 
@@ -45,12 +45,12 @@ def check_store(engine: Engine) -> None:
     for node in store._nodes:
         require(node.alive and node.parent is not None, "the store lists a node that it removed")
         require(node.parent is store._root or node.parent in store._nodes, "a node outlived its parent")
-        require(len(node.tokens) <= store.size, f"a node has {len(node.tokens)} tokens, {store.size} at most")
-        for piece in node.pieces:
-            for block in [] if piece is None else piece.blocks if isinstance(piece, LayerState) else [piece]:
+        require(len(node.tokens) <= store.node_size, f"a node has {len(node.tokens)} tokens, {store.node_size} at most")
+        for held in node.blocks:
+            for block in [] if held is None else held.blocks if isinstance(held, LayerState) else [held]:
                 block.check()
     oldest = next(iter(store._nodes), None)
-    require(oldest is None or not oldest.begins, "the node to be evicted next has children")
+    require(oldest is None or not oldest.children_by_token, "the node to be evicted next has children")
 
 
 def check_stats(engine: Engine) -> None:
@@ -69,6 +69,6 @@ def check_empty(engine: Engine) -> None:
     require(stats.running == stats.waiting == stats.stored_nodes == 0, f"something is left: {stats}")
     for g, group in enumerate(engine.groups):
         pool = group.pool
-        require(pool.used == 0, f"group {g}: {pool.used} places leaked")
-        require(sorted(pool._idle) == list(range(1, pool.size)), f"group {g}: places lost")
+        require(pool.used == 0, f"group {g}: {pool.used} blocks leaked")
+        require(sorted(pool._free) == list(range(1, pool.size)), f"group {g}: blocks lost")
     require(stats.kv_bytes == 0, f"bytes left: {stats}")

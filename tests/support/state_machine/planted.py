@@ -19,13 +19,13 @@ def fault(name: str, file: str, old: str, new: str, kinds: str = "gemma") -> Fau
     return Fault(name, file, old, new, tuple(kinds.split()))
 
 
-BLOCKS, STATES, STORE = "cache/blocks.py", "cache/layer_state.py", "cache/prefix_cache.py"
-KV, RING, RECURRENT = "cache/memory/paged.py", "cache/memory/rotating.py", "cache/memory/recurrent.py"
+BLOCKS, STATES, NODES = "cache/blocks.py", "cache/layer_state.py", "cache/prefix_cache.py"
+KV, ROTATING, RECURRENT = "cache/memory/paged.py", "cache/memory/rotating.py", "cache/memory/recurrent.py"
 
 FAULTS = (
-    # Places
+    # Blocks
     fault("a generation is not checked", BLOCKS, "if now != self.generation:", "if now < 0:"),
-    fault("a freed place keeps its generation", BLOCKS, "self.generations[block.id] += 1", "self.generations[0] += 1"),
+    fault("a freed block keeps its generation", BLOCKS, "self.generations[block.id] += 1", "self.generations[0] += 1"),
     fault(
         "a shared block is written in place", STATES, "blocks[-1].filled != at  #", "blocks[-1].filled < 0  #", "full"
     ),
@@ -46,15 +46,15 @@ FAULTS = (
     fault(
         "a restored ring is written in place",
         STATES,
-        "blocks[0].filled = SHARED  # a value",
-        "blocks[0].filled = n  # a value",
+        "blocks[0].filled = SHARED  # a state",
+        "blocks[0].filled = n  # a state",
         "ring ring-keep",
     ),
     fault("a shared ring is written in place", STATES, "self.blocks[0].filled = SHARED", "assert SHARED", "ring"),
-    fault("a flush passes a ring's slot twice", RING, '< index["end"][row] - turn)', "< 0)", "ring q4-ring"),
+    fault("a flush passes a ring's slot twice", ROTATING, '< index["end"][row] - turn)', "< 0)", "ring q4-ring"),
     fault(
         "sinks of a ring are overwritten",
-        RING,
+        ROTATING,
         "positions < self.keep, positions,",
         "positions < 0, positions,",
         "ring-keep",
@@ -62,8 +62,8 @@ FAULTS = (
     fault(
         "a recurrent state is written in place",
         STATES,
-        "inner = tuple(zip(passed, places))",
-        "inner, last = tuple(zip(passed, places)), self.blocks[0] if self.blocks else last",
+        "inner = tuple(zip(lengths, blocks))",
+        "inner, last = tuple(zip(lengths, blocks)), self.blocks[0] if self.blocks else last",
         "hybrid recurrent",
     ),
     fault(
@@ -86,27 +86,32 @@ FAULTS = (
         "known > at - self.window",
         "known >= at - self.window",
     ),
-    # The store
-    fault("a match is one token too long", STORE, "min(n, len(tokens) - 1)", "min(n + 1, len(tokens) - 1)", "full"),
-    fault("a whole prompt is resumed, no token left", STORE, "min(n, len(tokens) - 1)", "min(n, len(tokens))", "full"),
+    # The prefix cache
+    fault("a match is one token too long", NODES, "min(n, len(tokens) - 1)", "min(n + 1, len(tokens) - 1)", "full"),
+    fault("a whole prompt is resumed, no token left", NODES, "min(n, len(tokens) - 1)", "min(n, len(tokens))", "full"),
     fault(
         "a key is one token too long",
-        STORE,
-        "state.tokens[i * self.size : (i + 1) * self.size]",
-        "(*state.tokens, 60)[i * self.size : (i + 1) * self.size]",
+        NODES,
+        "state.tokens[i * self.node_size : (i + 1) * self.node_size]",
+        "(*state.tokens, 60)[i * self.node_size : (i + 1) * self.node_size]",
         "full",
     ),
-    fault("an evicted node can still be found", STORE, "parent.full.pop(node.tokens, None)", "parent.alive = True"),
+    fault(
+        "an evicted node can still be found",
+        NODES,
+        "parent.full_children.pop(node.tokens, None)",
+        "parent.alive = True",
+    ),
     fault(
         "an evicted node keeps its blocks",
-        STORE,
-        "node.alive, node.pieces = False, []",
+        NODES,
+        "node.alive, node.blocks = False, []",
         "node.alive = False",
         "hybrid full",
     ),
     fault(
         "use refreshes a node, not its path",
-        STORE,
+        NODES,
         "            at = at.parent\n\n    def evict",
         "            break\n\n    def evict",
     ),

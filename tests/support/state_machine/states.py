@@ -120,7 +120,7 @@ class StateOps(Stage):
     def do_put(self, a: int, *_: int) -> None:
         """Give a value to the store."""
         if (state := self.held(a)) is not None:
-            self.store.put(state)
+            self.store.insert(state)
             self.tally["values stored"] += 1
             self.trace.append(f"put a value of {len(state)} tokens")
 

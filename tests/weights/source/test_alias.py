@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from mlxrt.cache.files import PARTIAL
 from mlxrt.errors import BadCheckpoint, HubError
 from mlxrt.weights.source import pinned, wheel
 from mlxrt.weights.source.alias import ALIASES, DEFAULT, Alias
-from mlxrt.weights.source.cache_dir import PARTIAL, cache_root
+from mlxrt.weights.source.cache_dir import cache_root
 
 from ...support.log_lines import capture_log
 
