@@ -5,13 +5,13 @@ from .ops.add_norm import add_norm
 from .ops.add_norm_qmv import matvec_of_sum
 from .ops.argmax import greedy
 from .ops.codebook import vector_rows
-from .ops.dequantize import coded_unpack
 from .ops.embedding import embed_rows
 from .ops.gated_delta import delta_step
 from .ops.hadamard import turn
 from .ops.kv_quant import CodedToken, Packed
 from .ops.linear import linear
-from .ops.lut_matrix import Codes
+from .ops.lut_dequantize import coded_unpack
+from .ops.lut_matrix import LUTMatrix
 from .ops.moe_fused import route_gate_up
 from .ops.moe_grouped import grouped_product, mix, order_pairs
 from .ops.moe_qmv import expert_down, expert_gate_up
@@ -31,10 +31,10 @@ __all__ = [
     "PLAIN",
     "Case",
     "CodedToken",
-    "Codes",
     "Gpu",
     "InlineSource",
     "Kernels",
+    "LUTMatrix",
     "LazyQKV",
     "Matrix",
     "Op",

@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from .ops.bitpack import pack
+from .ops.bitpack import pack_bits
 from .ops.quantized import Matrix
 
 
@@ -14,7 +14,7 @@ def sample(mode: str, shape: tuple[int, ...], dtype: mx.Dtype, bits: int = 4, gr
         levels = mx.sort(mx.random.normal((1 << bits,))) * width**-0.5
         levels = mx.pad(levels, (0, max(0, 8 - levels.size)))  # as models keep them
         norms = (1 + mx.random.uniform(shape=shape[:-1])).astype(mx.float16)
-        return Matrix(pack(codes, bits), norms, None, bits, width, mode, levels)
+        return Matrix(pack_bits(codes, bits), norms, None, bits, width, mode, levels)
     w = (mx.random.normal(shape) * width**-0.5).astype(dtype)
     if mode == "dense":
         return Matrix(w)

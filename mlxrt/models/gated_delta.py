@@ -1,7 +1,7 @@
 """Gated delta net: linear attention whose memory is one matrix per head, corrected towards v wherever k points.
 
-Holds the layer and the rule (kernels/delta.py) for many tokens at once. Knows nothing of families or caches: it hands
-`memory.scan` a cell and says with `spec` what the cell remembers.
+Holds the layer and the rule for many tokens at once (kernels/ops/gated_delta.py has the step). Knows nothing of
+families or caches: it hands `memory.scan` a cell and says with `spec` what the cell remembers.
 """
 
 import mlx.core as mx
@@ -9,7 +9,7 @@ import mlx.nn as nn
 
 from ..cache.memory import Recurrent
 from ..kernels import delta_step
-from ..kernels.ops.gated_delta import through
+from ..kernels.ops.gated_delta import gated_delta_layer
 from .base import Fusible
 from .fused_linear import product
 from .layers import joined
@@ -71,10 +71,10 @@ class GatedDeltaNet(Fusible):
 
     def cell(self, parts, *xs):
         """parts: inputs of the convolution, state [B, Hv, Dk, Dv]; xs: qkv [B, L, C], the gate, a and b [B, L, Hv]."""
-        held = {"weight": self.conv1d.weight, "a_log": self.A_log, "dt_bias": self.dt_bias, "norm": self.norm.weight}
-        given = dict(zip(("past", "state"), parts), **held, eps=self.norm.eps)
+        weights = {"conv_weight": self.conv1d.weight, "a_log": self.A_log, "dt_bias": self.dt_bias}
+        given = dict(zip(("conv_state", "state"), parts), **weights, norm=self.norm.weight, eps=self.norm.eps)
         if xs[0].shape[1] > 1:
-            y, *kept = through(chunks, *xs, **given)
+            y, *kept = gated_delta_layer(chunks, *xs, **given)
             return tuple(kept), y
         row = dict(zip(("qkv", "z", "a", "b"), (x[:, 0] for x in xs)))
         y, *kept = self.kernels.run(delta_step, **row, **given)

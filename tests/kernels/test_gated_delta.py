@@ -93,15 +93,17 @@ def test_nothing_drifts():
     """Sixty tokens, each with the memory that the last one left."""
     gpu = gpu_of("metal", Simulator(portable=True).metal_kernel)
     given = cases_of(delta_step, "float32")[1].arguments()
-    ours = plain = {name: given.pop(name) for name in ("past", "state")}
+    ours = plain = {name: given.pop(name) for name in ("conv_state", "state")}
     mx.random.seed(2)
     for _ in range(60):
         given["qkv"] = mx.random.normal(given["qkv"].shape)
         (y, *a), (z, *b) = (f(**given, **had) for f, had in ((launcher(gpu), ours), (delta_step.reference, plain)))
-        ours, plain = (dict(zip(("past", "state"), kept)) for kept in (a, b))
+        ours, plain = (dict(zip(("conv_state", "state"), kept)) for kept in (a, b))
         mx.eval(ours, plain)
         assert mx.allclose(y, z, atol=1e-5)
-    assert mx.array_equal(ours["past"], plain["past"]) and mx.allclose(ours["state"], plain["state"], atol=1e-5)
+    assert mx.array_equal(ours["conv_state"], plain["conv_state"]) and mx.allclose(
+        ours["state"], plain["state"], atol=1e-5
+    )
 
 
 def launcher(gpu):
@@ -111,8 +113,8 @@ def launcher(gpu):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"linear_key_head_dim": 16}, "heads of 16 x 64 numbers: multiples of 32 up to 256"),
-        ({"linear_value_head_dim": 40}, "heads of 32 x 40 numbers: multiples of 32 up to 256"),
+        ({"linear_key_head_dim": 16}, "heads of 16 x 64: multiples of 32 up to 256"),
+        ({"linear_value_head_dim": 40}, "heads of 32 x 40: multiples of 32 up to 256"),
         ({"linear_conv_kernel_dim": 9}, "a convolution 9 wide"),
     ],
 )
@@ -126,5 +128,5 @@ def test_what_it_cannot_take_is_said_and_computed(changes, reason):
 def test_other_types_are_refused():
     given = cases_of(delta_step, "bfloat16")[0].arguments()
     assert delta_step.refuses(**given) is None
-    for name, other in (("past", mx.float32), ("z", mx.float32), ("state", mx.bfloat16)):
+    for name, other in (("conv_state", mx.float32), ("z", mx.float32), ("state", mx.bfloat16)):
         assert "a state of" in delta_step.refuses(**given | {name: given[name].astype(other)})

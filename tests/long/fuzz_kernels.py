@@ -211,9 +211,9 @@ def draw_delta(rng: random.Random, dtype: mx.Dtype) -> Case:
     channels = 2 * keys * key_dim + heads * value_dim
     arrays = {name: normal(dtype, rows, heads) * rng.choice([1, 5]) for name in ("a", "b")}
     arrays |= {"qkv": normal(dtype, rows, channels), "z": normal(dtype, rows, heads * value_dim)}
-    arrays |= {"norm": normal(dtype, value_dim), "past": normal(dtype, rows, width - 1, channels)}
+    arrays |= {"norm": normal(dtype, value_dim), "conv_state": normal(dtype, rows, width - 1, channels)}
     arrays |= {name: normal(rng.choice([dtype, mx.float32]), heads) for name in ("a_log", "dt_bias")}
-    arrays["weight"] = normal(rng.choice([dtype, mx.float32]), channels, width)
+    arrays["conv_weight"] = normal(rng.choice([dtype, mx.float32]), channels, width)
     arrays["state"] = normal(mx.float32, rows, heads, key_dim, value_dim)
     return Case(f"{rows} rows, {keys} x {each} heads of {key_dim} x {value_dim}, width {width}", arrays, {"eps": 1e-6})
 

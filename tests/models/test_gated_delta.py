@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrt.kernels.ops.gated_delta import step, unit
+from mlxrt.kernels.ops.gated_delta import delta_rule, l2_normalize
 from mlxrt.models.gated_delta import GatedDeltaNet, chunks, unit_lower_inverse
 
 SHAPE = {
@@ -25,7 +25,7 @@ def inputs(length, *, steady=False, decay=1.0):
     """State, q, k, v, g, beta. `steady`: one key over and over, written in full, nothing forgotten."""
     mx.random.seed(length)
     state = mx.random.normal((2, 2, 3, 16, 8))
-    q, k = (unit(mx.random.normal((2, 2, 1, length, 16))) for _ in range(2))
+    q, k = (l2_normalize(mx.random.normal((2, 2, 1, length, 16))) for _ in range(2))
     v = mx.random.normal((2, 2, 3, length, 8))
     g, beta = (mx.random.normal((2, 2, 3, length, 1)) for _ in range(2))
     if steady:
@@ -59,7 +59,7 @@ def test_chunks_are_the_rule(length):
 
 def test_step_is_the_rule():
     given = inputs(1)
-    close(step(*given), truth(*given), 5e-6)
+    close(delta_rule(*given), truth(*given), 5e-6)
 
 
 @pytest.mark.parametrize("length", [64, 130])

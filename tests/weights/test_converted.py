@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlxrt.errors import BadCheckpoint, MlxrtError, UnsupportedModel
-from mlxrt.kernels.ops.bitpack import pack, unpack_fields
+from mlxrt.kernels.ops.bitpack import pack_bits, unpack_bits
 from mlxrt.weights import FolderCheckpoint, build
 
 from ..support import other_packers as packers
@@ -179,8 +179,8 @@ def test_compressed_bytes(tmp_path, form, scales):
 def test_streams_of_bits(bits):
     numbers = np.random.default_rng(bits).integers(0, 1 << bits, (3, 64))
     words = np.array([packers.stream(row, bits) for row in numbers], np.uint32)
-    assert np.array_equal(np.array(pack(mx.array(numbers.astype(np.uint32)), bits)), words)
-    assert np.array_equal(np.array(unpack_fields(mx.array(words), bits)), numbers)
+    assert np.array_equal(np.array(pack_bits(mx.array(numbers.astype(np.uint32)), bits)), words)
+    assert np.array_equal(np.array(unpack_bits(mx.array(words), bits)), numbers)
 
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64}

@@ -1,48 +1,50 @@
-"""Matrices of codes: a number is its row's norm times the level its code points at. x is turned already (turn.py).
+"""Matrices quantised by a lookup table: an element is its row's scale times the centroid its index points at.
 
-Knows what codes mean in plain MLX, in both ways they lie in words. Kernels read them as any packed matrix (packing.py).
+The plain-MLX meaning, for both ways indices are packed. x is Hadamard-rotated already (hadamard.py). Kernels read such
+matrices as they read any quantised one (quantized.py).
 """
 
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from .bitpack import unpack_fields, unpack_whole
+from .bitpack import unpack_aligned, unpack_bits
 from .gather import gather_mm
 
 
 @dataclass(frozen=True)
-class Codes:
-    """A matrix [O, K], or a stack [E, O, K], as words [.., O, W], norms [.., O] and levels [2 ** bits or more]."""
+class LUTMatrix:
+    """A matrix [O, K], or a stack [E, O, K]: packed [.., O, W], scales [.., O] and a lut [2 ** bits or more]."""
 
-    words: mx.array
-    norms: mx.array
-    levels: mx.array
+    packed: mx.array
+    scales: mx.array
+    lut: mx.array
     bits: int
     width: int
-    whole: bool = True  # no code crosses a word
+    aligned: bool = True  # no index crosses a word
 
-    def plain(self) -> mx.array:
-        """Levels without norms, float32."""
-        whole = unpack_whole(self.words, self.bits, self.width) if self.whole else unpack_fields(self.words, self.bits)
-        return self.levels[whole]
+    def lookup(self) -> mx.array:
+        """The centroids without scales, float32."""
+        if self.aligned:
+            return self.lut[unpack_aligned(self.packed, self.bits, self.width)]
+        return self.lut[unpack_bits(self.packed, self.bits)]
 
-    def numbers(self) -> mx.array:
-        """The matrix itself, float32."""
-        return self.plain() * self.norms.astype(mx.float32)[..., None]
+    def dequantize(self) -> mx.array:
+        """The dense matrix, float32."""
+        return self.lookup() * self.scales.astype(mx.float32)[..., None]
 
     def multiply(self, x: mx.array) -> mx.array:
         """x [..., K] -> float32 [..., O]."""
-        return (x.astype(mx.float32) @ self.plain().swapaxes(-1, -2)) * self.norms.astype(mx.float32)
+        return (x.astype(mx.float32) @ self.lookup().swapaxes(-1, -2)) * self.scales.astype(mx.float32)
 
-    def gathered(self, x: mx.array, experts: mx.array, *, ordered: bool = False) -> mx.array:
+    def gather_multiply(self, x: mx.array, experts: mx.array, *, ordered: bool = False) -> mx.array:
         """x [..., 1, K] by the matrices of `experts` [...], float32.
 
         Few pairs unpack the matrices they use; many would unpack most of them several times, so they unpack all once.
         """
         x = x.astype(mx.float32)
-        if experts.size < self.words.shape[0]:
-            y = x @ replace(self, words=self.words[experts]).plain().swapaxes(-1, -2)
+        if experts.size < self.packed.shape[0]:
+            y = x @ replace(self, packed=self.packed[experts]).lookup().swapaxes(-1, -2)
         else:
-            y = gather_mm(x, self.plain().swapaxes(-1, -2), experts, ordered=ordered)
-        return y * self.norms.astype(mx.float32)[experts][..., None, :]
+            y = gather_mm(x, self.lookup().swapaxes(-1, -2), experts, ordered=ordered)
+        return y * self.scales.astype(mx.float32)[experts][..., None, :]

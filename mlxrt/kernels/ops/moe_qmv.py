@@ -81,7 +81,7 @@ def down_cases(dtype: mx.Dtype) -> Iterator[Case]:
 def gathered(matrix: Matrix, x: mx.array, experts: mx.array) -> mx.array:
     """x [N, k or 1, K] through the matrices of `experts` [N, k] -> [N, k, O]."""
     if matrix.codes is not None:
-        return matrix.codes.gathered(x[:, :, None], experts)[:, :, 0].astype(x.dtype)
+        return matrix.codes.gather_multiply(x[:, :, None], experts)[:, :, 0].astype(x.dtype)
     if matrix.scales is not None:
         w, s, b = matrix.weight, matrix.scales, matrix.biases
         y = mx.gather_qmm(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from .lut_matrix import Codes
+from .lut_matrix import LUTMatrix
 
 AFFINE, MXFP4, DENSE, CODED = 0, 1, 2, 3
 FORMS = {"affine": AFFINE, "mxfp4": MXFP4, "dense": DENSE, "codes": CODED}
@@ -43,11 +43,11 @@ class Matrix:
         return self.scales is not None
 
     @property
-    def codes(self) -> Codes | None:
+    def codes(self) -> LUTMatrix | None:
         """Itself as codes, if that is what it is."""
         if self.levels is None or self.scales is None:
             return None
-        return Codes(self.weight, self.scales, self.levels, self.bits, self.width, whole=False)
+        return LUTMatrix(self.weight, self.scales, self.levels, self.bits, self.width, aligned=False)
 
     def multiply(self, x: mx.array) -> mx.array:
         """x [..., K] -> [..., O]: the meaning of every product here."""
@@ -62,7 +62,7 @@ class Matrix:
         if self.scales is None:
             return self.weight.astype(mx.float32)
         if self.codes is not None:
-            return self.codes.numbers()
+            return self.codes.dequantize()
         scales, biases = self.scales, self.biases
         if biases is not None:
             scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)

@@ -6,7 +6,7 @@ Refuses to know which files hold them: weights/codebook.py does.
 import mlx.core as mx
 
 from ...kernels import vector_rows
-from ...kernels.ops.codebook import MANY, expand
+from ...kernels.ops.codebook import MAX_ROWS, dequantize_codebook
 from ...kernels.ops.gather import gather_mm
 from ..base import Computing
 
@@ -17,8 +17,8 @@ def gather_vector_matmul(
     """x [..., 1, in] by the matrices of `experts` [...]: codes [E, out, in / g], one codebook for all. float32."""
     x, codebook = x.astype(mx.float32), codebook.astype(mx.float32)
     if experts.size < codes.shape[0]:
-        return x @ expand(codes[experts], codebook).swapaxes(-1, -2)
-    stack = expand(codes, codebook).swapaxes(-1, -2)
+        return x @ dequantize_codebook(codes[experts], codebook).swapaxes(-1, -2)
+    stack = dequantize_codebook(codes, codebook).swapaxes(-1, -2)
     return gather_mm(x, stack, experts, ordered=ordered)
 
 
@@ -33,7 +33,7 @@ class VectorLinear(Computing):
             self.bias = mx.zeros((codes.shape[-2],))
 
     def __call__(self, x: mx.array) -> mx.array:
-        what = {"codes": self.codes, "book": self.codebook, "dtype": x.dtype}
+        what = {"indices": self.codes, "codebook": self.codebook, "dtype": x.dtype}
         y = self.kernels.run(vector_rows, x=x.reshape(-1, x.shape[-1]), **what).reshape(*x.shape[:-1], -1)
         return y + self.bias if "bias" in self else y
 
@@ -50,7 +50,7 @@ class VectorExpertLinear(Computing):
 
     def __call__(self, x: mx.array, experts: mx.array, *, ordered: bool = False) -> mx.array:
         """x [..., 1, in] through the matrices of `experts` [...]."""
-        if self.kernels.gpu is not None and experts.size <= MANY:
+        if self.kernels.gpu is not None and experts.size <= MAX_ROWS:
             y = self.few(x, experts)
         else:
             y = gather_vector_matmul(x, self.codes, self.codebook, experts, ordered=ordered).astype(x.dtype)
@@ -59,7 +59,7 @@ class VectorExpertLinear(Computing):
     def few(self, x: mx.array, experts: mx.array) -> mx.array:
         """One row of x for each expert: those that tokens share are repeated, which costs nothing beside a matrix."""
         rows = mx.broadcast_to(x, (*experts.shape, *x.shape[-2:])).reshape(-1, x.shape[-1])
-        what = {"codes": self.codes, "book": self.codebook, "dtype": x.dtype}
+        what = {"indices": self.codes, "codebook": self.codebook, "dtype": x.dtype}
         return self.kernels.run(vector_rows, x=rows, experts=experts.reshape(-1, 1), **what).reshape(
             *experts.shape, 1, -1
         )

@@ -11,8 +11,8 @@ from functools import cached_property
 import mlx.core as mx
 import numpy as np
 
-from ...kernels import Codes, Matrix, coded_unpack, matmul, matvec
-from ...kernels.ops.bitpack import WORD, pack, unpack_fields, unpack_whole, words_for
+from ...kernels import LUTMatrix, Matrix, coded_unpack, matmul, matvec
+from ...kernels.ops.bitpack import WORD, aligned_words, pack_bits, unpack_aligned, unpack_bits
 from ...kernels.ops.gather import gather_mm
 from ...kernels.ops.qmm import MANY
 from ...kernels.ops.qmv import FEW
@@ -47,7 +47,7 @@ class Coding:
     def words(self) -> int:
         """32-bit words in a row."""
         if self.name == "jangtq":
-            return words_for(self.width, self.bits)
+            return aligned_words(self.width, self.bits)
         return self.width * self.bits // WORD
 
     @cached_property
@@ -57,8 +57,8 @@ class Coding:
     def unpack(self, words: mx.array) -> mx.array:
         """uint32 [..., words] -> codes [..., width]."""
         if self.name == "jangtq":
-            return unpack_whole(words, self.bits, self.width)
-        return unpack_fields(words, self.bits)
+            return unpack_aligned(words, self.bits, self.width)
+        return unpack_bits(words, self.bits)
 
     def matrix(self, words: mx.array, norms: mx.array) -> mx.array:
         """The rows themselves, float32 [..., out, width]."""
@@ -98,9 +98,9 @@ class CodedLayer(Fusible):
             self.words, self._stream = streamed(self.words, self.coding), True
 
     @property
-    def codes(self) -> Codes:
+    def codes(self) -> LUTMatrix:
         c = self.coding
-        return Codes(self.words, self.norms, self._levels, c.bits, c.width, not self._stream)
+        return LUTMatrix(self.words, self.norms, self._levels, c.bits, c.width, not self._stream)
 
     @property
     def matrix(self) -> Matrix | None:
@@ -120,7 +120,7 @@ def streamed(words: mx.array, coding: Coding) -> mx.array:
     rows, each = words.reshape(-1, words.shape[-1]), max(1, PACKED_AT_ONCE // coding.width)
     made = []
     for i in range(0, rows.shape[0], each):
-        made.append(pack(coding.unpack(rows[i : i + each]), coding.bits))
+        made.append(pack_bits(coding.unpack(rows[i : i + each]), coding.bits))
         mx.eval(made[-1])
     return mx.concatenate(made).reshape(*words.shape[:-1], -1)
 
@@ -156,7 +156,7 @@ class CodedExpertLinear(CodedLayer):
         if matrix is not None and experts.size >= self.words.shape[0]:
             y = self.unpacking(self.turned(rows, x.dtype), matrix, experts, ordered)
         else:
-            y = self.codes.gathered(self.turned(rows), experts, ordered=ordered).astype(x.dtype)
+            y = self.codes.gather_multiply(self.turned(rows), experts, ordered=ordered).astype(x.dtype)
         return y + self.bias[experts][..., None, :] if "bias" in self else y
 
     def unpacking(self, rows: mx.array, matrix: Matrix, experts: mx.array, ordered: bool) -> mx.array:

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...kernels import PLAIN, Kernels, turn
-from ...kernels.ops.hadamard import transform
+from ...kernels.ops.hadamard import transform_blocks
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def rotate(
 
 def unrotate(x: mx.array, blocks: tuple[int, ...], signs: mx.array | None) -> mx.array:
     """What `rotate` was given."""
-    x = transform(x.astype(mx.float32), blocks)
+    x = transform_blocks(x.astype(mx.float32), blocks)
     return x if signs is None else x * signs
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import numpy as np
 
-from ...kernels.ops.bitpack import pack_whole
+from ...kernels.ops.bitpack import pack_aligned
 from ...models.quantized.lut_linear import Coding
 from ...models.quantized.rotation import Rotation, binary_blocks, rotate
 
@@ -53,7 +53,7 @@ def jangtq(w: mx.array, bits: int) -> Arrays:
         codes = mx.zeros(unit.shape, mx.uint32)
         for border in borders:
             codes = codes + (unit > border).astype(mx.uint32)
-        return {"tq_packed": pack_whole(codes, bits), "tq_norms": norms.squeeze(-1).astype(mx.float16)}
+        return {"tq_packed": pack_aligned(codes, bits), "tq_norms": norms.squeeze(-1).astype(mx.float16)}
 
     return each_expert(w, encode) | {"tq_bits": mx.array([bits], mx.uint8)}
 

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import UnsupportedModel, shown
-from ...kernels.ops.bitpack import unpack_fields
+from ...kernels.ops.bitpack import unpack_bits
 from .int_matrix import Arrays, Codes, require, scales_of, words_of
 
 PARTS = ("qweight", "qzeros", "scales")
@@ -40,5 +40,5 @@ def read_awq(path: str, given: Mapping[str, Any], arrays: Arrays) -> Codes:
 
 def outputs(words: mx.array) -> mx.array:
     """[n, out / 8] words -> [n, out]."""
-    nibbles = unpack_fields(words, BITS).reshape(*words.shape, 8)
+    nibbles = unpack_bits(words, BITS).reshape(*words.shape, 8)
     return nibbles[..., mx.array(PLACE)].flatten(-2)

@@ -14,7 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...errors import BadCheckpoint, UnsupportedModel, shown
-from ...kernels.ops.codebook import expand
+from ...kernels.ops.codebook import dequantize_codebook
 from ...models.moe import ExpertLinear
 from ...models.quantized.codebook_linear import VectorExpertLinear, VectorLinear
 from .checkpoint import LARGEST_DIMENSION
@@ -54,7 +54,7 @@ class Vectors(Stored):
         return {"codes": self.codes, "codebook": self.codebook}
 
     def matrix(self, path: str, arrays: Mapping[str, mx.array]) -> mx.array:
-        return expand(self.codes, self.codebook.astype(mx.float32))
+        return dequantize_codebook(self.codes, self.codebook.astype(mx.float32))
 
 
 def read_vectors(path: str, shape: tuple[int, ...], arrays: Mapping[str, mx.array]) -> Vectors:

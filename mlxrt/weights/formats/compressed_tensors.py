@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import BadCheckpoint, UnsupportedModel, shown
-from ...kernels.ops.bitpack import unpack_fields
+from ...kernels.ops.bitpack import unpack_bits
 from .int_matrix import Arrays, Codes, checked_groups, described, require, scales_of, words_of
 from .quantized import FLOATS
 
@@ -46,7 +46,7 @@ def read_packed(path: str, given: Mapping[str, Any], arrays: Arrays) -> Codes:
     else:
         require(columns % groups == 0, path, f"{groups} groups for {columns} inputs")
         group_of = None
-    q = unpack_fields(words, bits)[:, :columns]
+    q = unpack_bits(words, bits)[:, :columns]
     return Codes(q, zeros(path, arrays, (out, groups), bits), scale, bits, group_of)
 
 
@@ -61,7 +61,7 @@ def zeros(path: str, arrays: Arrays, shape: tuple[int, int], bits: int) -> mx.ar
     words = words_of(path, "weight_zero_point", arrays)
     out, groups = shape
     require(words.shape == (-(-out // (32 // bits)), groups), path, f"weight_zero_point is {described(found)}")
-    return unpack_fields(words.T, bits)[:, :out].T.astype(mx.float32)
+    return unpack_bits(words.T, bits)[:, :out].T.astype(mx.float32)
 
 
 def stated_bits(given: Mapping[str, Any]) -> set[int]:

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import BadCheckpoint, UnsupportedModel, shown
-from ...kernels.ops.bitpack import unpack_fields
+from ...kernels.ops.bitpack import unpack_bits
 from .int_matrix import Arrays, Codes, checked_groups, described, require, scales_of, words_of
 
 PARTS = ("qweight", "qzeros", "scales", "g_idx")
@@ -27,7 +27,7 @@ def read_gptq(path: str, given: Mapping[str, Any], arrays: Arrays) -> Codes:
     columns = rows * 32 // bits
     groups = scale.shape[0]
     require(scale.shape[1] == out, path, f"scales for {scale.shape[1]} outputs, words for {out}")
-    q = unpack_fields(words.T, bits)  # [out, in]
+    q = unpack_bits(words.T, bits)  # [out, in]
     return Codes(
         q,
         zeros(path, given, arrays, (out, groups), bits, less),
@@ -64,7 +64,7 @@ def zeros(path, given, arrays, shape, bits, less) -> mx.array:
         path,
         f"qzeros are {list(words.shape)} for {groups} groups of {out} outputs",
     )
-    return (unpack_fields(words, bits)[:, :out].T + less).astype(mx.float32)
+    return (unpack_bits(words, bits)[:, :out].T + less).astype(mx.float32)
 
 
 def groups_of(path, given, arrays, columns, groups) -> mx.array | None:

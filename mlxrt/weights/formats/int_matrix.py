@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ...errors import BadCheckpoint
-from ...kernels.ops.bitpack import pack
+from ...kernels.ops.bitpack import pack_bits
 from .quantized import AFFINE_BITS, AFFINE_GROUPS, FLOATS, kind
 
 Arrays = dict[str, mx.array]
@@ -39,7 +39,7 @@ class Codes:
             return None
         times = columns // groups // run
         scale, zero = (mx.repeat(x, times, axis=1) for x in (self.scale, self.zero))
-        return pack(self.q, self.bits), scale, -zero * scale
+        return pack_bits(self.q, self.bits), scale, -zero * scale
 
 
 def in_order(group_of: mx.array, groups: int) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...kernels.ops.bitpack import words_for
+from ...kernels.ops.bitpack import aligned_words
 from ...models.quantized.centroids import CUBIC
 from ...models.quantized.lut_linear import Coding
 from ..formats.checkpoint import TensorInfo
@@ -50,7 +50,7 @@ def stored_as(
     if part == "weight":
         return affine(path, shape, sizes, jang)
     if part == "tq_packed":
-        bits = next((b for b in BITS if words_for(shape[-1], b) == info.shape[-1]), None)
+        bits = next((b for b in BITS if aligned_words(shape[-1], b) == info.shape[-1]), None)
         return Coded(Coding.jangtq(bits, shape[-1], jang.seed if jang else 42), PARTS) if bits else "jangtq"
     if part == "tq2_packed":
         bits = 32 * info.shape[-1] // shape[-1]

@@ -7,8 +7,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrt.kernels.ops.bitpack import pack, pack_whole, unpack_fields, unpack_whole
-from mlxrt.kernels.ops.codebook import expand, vector_rows
+from mlxrt.kernels.ops.bitpack import pack_aligned, pack_bits, unpack_aligned, unpack_bits
+from mlxrt.kernels.ops.codebook import dequantize_codebook, vector_rows
 from mlxrt.models.quantized.centroids import CUBIC, lloyd_max, odd_cubic
 from mlxrt.models.quantized.codebook_linear import gather_vector_matmul
 from mlxrt.models.quantized.lut_linear import CodedExpertLinear, CodedLinear, Coding
@@ -40,15 +40,15 @@ def test_signs_are_numpys_choice():
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
 def test_words_that_no_code_crosses(bits):
     codes, packed = STORED[f"whole/codes_{bits}"], STORED[f"whole/packed_{bits}"]
-    assert np.array_equal(np.array(unpack_whole(mx.array(packed), bits, codes.shape[1])), codes)
-    assert np.array_equal(np.array(pack_whole(mx.array(codes), bits)), packed)
+    assert np.array_equal(np.array(unpack_aligned(mx.array(packed), bits, codes.shape[1])), codes)
+    assert np.array_equal(np.array(pack_aligned(mx.array(codes), bits)), packed)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 5, 6, 8])
 def test_streams_of_bits(bits):
     codes, words = STORED[f"stream/codes_{bits}"], STORED[f"stream/u32_{bits}"]
-    assert np.array_equal(np.array(unpack_fields(mx.array(words), bits)), codes)
-    assert np.array_equal(np.array(pack(mx.array(codes.astype(np.uint32)), bits)), words)
+    assert np.array_equal(np.array(unpack_bits(mx.array(words), bits)), codes)
+    assert np.array_equal(np.array(pack_bits(mx.array(codes.astype(np.uint32)), bits)), words)
     assert np.array_equal(words.view(np.uint8).reshape(-1), STORED[f"stream/bytes_{bits}"])
 
 
@@ -107,7 +107,7 @@ def test_one_bit():
 
 def test_vectors():
     stored = {name: mx.array(array) for name, array in under("vq").items()}
-    assert mx.array_equal(expand(stored["indices"], stored["codebook"]), stored["deq"])
+    assert mx.array_equal(dequantize_codebook(stored["indices"], stored["codebook"]), stored["deq"])
     one = vector_rows.reference(stored["x"], stored["indices"][1], stored["codebook"], mx.float32)
     assert mx.allclose(one, stored["y_expert1"], atol=1e-5)
     for count in (1, 6):  # fewer pairs than experts, and more

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from ....errors import BadCheckpoint, shown
-from ....kernels.ops.bitpack import pack
+from ....kernels.ops.bitpack import pack_bits
 from ..checkpoint import LARGEST_DIMENSION
 from ..int_matrix import Arrays, described
 from ..quantized import AFFINE_BITS, FLOATS
@@ -131,7 +131,7 @@ def affine(
     assert bits in AFFINE_BITS
     groups = (*shape[:-1], shape[-1] // BLOCK)
     return {
-        f"{path}.weight": pack(mx.array(codes).reshape(shape), bits),
+        f"{path}.weight": pack_bits(mx.array(codes).reshape(shape), bits),
         f"{path}.scales": mx.array(scale).reshape(groups),
         f"{path}.biases": mx.array(bias).reshape(groups),
     }
