@@ -28,8 +28,8 @@ later 8b bench.gpu.decode qwen3-8b@4bit --runs 1x512,32x128,1x4096 --tokens 128 
 later 30b bench.gpu.decode qwen3-30b-a3b@4bit --runs 1x512,32x128,1x4096 --tokens 128 --json "$work/out/30b.json"
 later products bench.gpu.ops --only "" --rows 1,8,32 --json "$work/out/products.json"
 [ -n "$JANG" ] && later jang bench.gpu.jang --layers 8 --unproved --device
-groups="matvec,matvec_of_sum,add_norm,embed_rows matmul,grouped_product,order_pairs,mix attend_pages attend_packed \
-    qkv_attention,route_gate_up route,expert_gate_up,expert_down,greedy,turn,coded_unpack,vector_rows,delta_step"
+groups="qmv,add_norm_qmv,add_norm,embed_rows qmm,moe_grouped,moe_sort,moe_combine paged_attention quantized_paged_attention \
+    qkv_attention,moe_router_gate_up moe_router,moe_gate_up,moe_down,argmax,hadamard,lut_dequantize,codebook_rows,gated_delta_step"
 for ops in $groups; do check "ops-$ops" bench.gpu.ops --no-speed --only "$ops"; done
 check gathered bench.gpu.gathered
 check replay bench.gpu.replay --programs 6 --kv full,q8

@@ -13,7 +13,7 @@ import mlxrt  # noqa: F401  before MLX
 
 import mlx.core as mx  # isort: skip
 
-from mlxrt.kernels import Kernels, backend, gpu_of
+from mlxrt.kernels import Kernels, backend, make_gpu
 from mlxrt.kernels.ops.gather import gather_mm
 from mlxrt.models.moe import Experts
 from mlxrt.weights.source.cache_dir import cache_root
@@ -37,7 +37,7 @@ def experts(tokens: int, count: int = 128, dim: int = 2048, hidden: int = 768) -
     made = Experts(count, dim, hidden)
     for name in ("gate_proj", "up_proj", "down_proj"):
         made[name].weight = made[name].weight.astype(HALF)
-    made.kernels = Kernels("auto", gpu_of(backend(), folder=cache_root() / "kernels"), print)
+    made.kernels = Kernels("auto", make_gpu(backend(), folder=cache_root() / "kernels"), print)
     made.fuse()
     x, chosen = mx.random.normal((tokens, dim)).astype(HALF), routed(tokens, count)
     shares = mx.softmax(mx.random.normal(chosen.shape), axis=-1)

@@ -21,7 +21,7 @@ from bench.gpu.clock import Clock
 from bench.gpu.device import table
 from bench.gpu.ops import copy_bandwidth
 from bench.gpu.turn import turn
-from mlxrt.kernels import OPS, PLAIN, Kernels, backend, expert_down, expert_gate_up, gpu_of
+from mlxrt.kernels import OPS, PLAIN, Kernels, backend, make_gpu, moe_down, moe_gate_up
 from mlxrt.kernels.error_report import DTYPES, cases_of, prove, truth
 from mlxrt.models.base import Fusible
 from mlxrt.models.moe import ExpertLinear, Experts, PackedExpertLinear, entering, stack_of
@@ -29,7 +29,7 @@ from mlxrt.models.quantized.lut_linear import CodedExpertLinear, Coding
 from mlxrt.weights.source.cache_dir import cache_root
 
 HIDDEN, INNER, USED, TOKENS = 3072, 1536, 8, 512
-MINE = ("turn", "expert_gate_up", "expert_down", "grouped_product", "coded_unpack", "vector_rows")
+MINE = ("turn", "moe_gate_up", "moe_down", "moe_grouped", "lut_dequantize", "codebook_rows")
 SHAPES = (("gate_proj", HIDDEN, INNER), ("up_proj", HIDDEN, INNER), ("down_proj", INNER, HIDDEN))
 
 
@@ -43,7 +43,7 @@ def proven(kernels: Kernels) -> bool:
     for name in MINE:
         for dtype in DTYPES:
             for case in cases_of(OPS[name], dtype, large=True):
-                if OPS[name].refuses(**case.arguments()):
+                if OPS[name].unsupported(**case.arguments()):
                     continue
                 proof = prove(OPS[name], case, kernels.gpu, truth(OPS[name], case))
                 holds = proof.holds(OPS[name].tolerance[dtype])
@@ -135,8 +135,8 @@ def routes_for(layers: int, tokens: int, count: int) -> list[tuple[mx.array, mx.
 def by_rows(layer: Experts, x: mx.array, experts: mx.array, weights: mx.array, gpu) -> mx.array:
     """Every row by the decode kernels, however many there are: what prefill would cost without a path of its own."""
     first, last = layer.gate_up_proj, layer.down_proj
-    h = expert_gate_up.launch(gpu, entering(first, x), experts, stack_of(first), "silu")
-    return expert_down.launch(gpu, entering(last, h), experts, weights, stack_of(last))
+    h = moe_gate_up.launch(gpu, entering(first, x), experts, stack_of(first), "silu")
+    return moe_down.launch(gpu, entering(last, h), experts, weights, stack_of(last))
 
 
 def truth_of(layer: Experts, x: mx.array, experts: mx.array, weights: mx.array, kernels: Kernels) -> mx.array:
@@ -167,7 +167,7 @@ def main() -> int:
     if backend() == "reference":
         print("bench.gpu.jang needs a GPU", file=sys.stderr)
         return 2
-    kernels = Kernels("strict", gpu_of(backend(), folder=cache_root() / "kernels"))
+    kernels = Kernels("strict", make_gpu(backend(), folder=cache_root() / "kernels"))
     fine = options.unproved or proven(kernels)
     mx.random.seed(0)
     coded = laid(handed([coded_layer(options.experts, options.bits) for _ in range(options.layers)], kernels))

@@ -18,16 +18,16 @@ import mlx.core as mx  # isort: skip
 from bench.gpu.clock import Clock
 from bench.gpu.ops import copy_bandwidth, nbytes, weights
 from mlxrt.kernels import (
-    Matrix,
     Pages,
     QKVLayout,
-    attend_pages,
+    QuantizedMatrix,
     backend,
-    expert_down,
-    gpu_of,
-    matvec,
+    make_gpu,
+    moe_down,
+    moe_router_gate_up,
+    paged_attention,
     qkv_attention,
-    route_gate_up,
+    qmv,
 )
 from mlxrt.kernels.cuda.nvrtc import Launch
 from mlxrt.kernels.dispatch import Gpu
@@ -66,9 +66,9 @@ class Parts:
 
     def __init__(self, gpu: Gpu, layer: Layer, prompt: int):
         self.gpu, self.layer, self.prompt = gpu, layer, prompt
-        self.made: dict[tuple[int, int], list[Matrix]] = {}
+        self.made: dict[tuple[int, int], list[QuantizedMatrix]] = {}
 
-    def matrices(self, rows: int, width: int) -> list[Matrix]:
+    def matrices(self, rows: int, width: int) -> list[QuantizedMatrix]:
         if (rows, width) not in self.made:
             one = weights(self.gpu, rows, width, 4)
             count = min(48, max(4, int(DISTINCT / nbytes(one))))
@@ -77,7 +77,7 @@ class Parts:
 
     def product(self, rows: int, width: int, **more) -> list[Call]:
         x = mx.random.normal((1, width)).astype(HALF)
-        return [lambda m=m: matvec.launch(self.gpu, x=x, matrix=m, **more) for m in self.matrices(rows, width)]
+        return [lambda m=m: qmv.launch(self.gpu, x=x, matrix=m, **more) for m in self.matrices(rows, width)]
 
     def pages(self, n: int) -> list[Pages]:
         """Of n layers: the rows' blocks lie together, a tail is half full."""
@@ -92,7 +92,7 @@ class Parts:
 
     def attention(self) -> list[Call]:
         qkv, what = mx.random.normal((1, self.layer.qkv)).astype(HALF), {"heads": self.heads(), "scale": 0.09}
-        return [lambda p=p: attend_pages.launch(self.gpu, qkv=qkv, pages=p, **what) for p in self.pages(48)]
+        return [lambda p=p: paged_attention.launch(self.gpu, qkv=qkv, pages=p, **what) for p in self.pages(48)]
 
     def entry(self) -> list[Call]:
         x, norm = mx.random.normal((1, self.layer.hidden)).astype(HALF), mx.ones(self.layer.hidden, HALF)
@@ -112,14 +112,14 @@ class Parts:
         xs = [mx.random.normal((1, it.hidden)).astype(HALF) for _ in range(24)]
         what = {"router": router, "k": it.chosen, "activation": "silu", "norm": norm, "eps": 1e-6, "normalise": True}
         first = [
-            lambda x=x, i=i: route_gate_up.launch(self.gpu, x=x, matrix=ups[i % STACKS], **what)
+            lambda x=x, i=i: moe_router_gate_up.launch(self.gpu, x=x, matrix=ups[i % STACKS], **what)
             for i, x in enumerate(xs)
         ]
         h = mx.random.normal((1, it.chosen, it.inner)).astype(HALF)
         shares = mx.full((1, it.chosen), 1 / it.chosen)
         chosen = [mx.random.permutation(it.experts)[: it.chosen][None].astype(mx.uint32) for _ in xs]
         second = [
-            lambda x=x, e=e, i=i: expert_down.launch(
+            lambda x=x, e=e, i=i: moe_down.launch(
                 self.gpu, x=h, experts=e, weights=shares, matrix=downs[i % STACKS], residual=x
             )
             for i, (x, e) in enumerate(zip(xs, chosen))
@@ -140,10 +140,10 @@ class Parts:
         return found
 
 
-def stack(gpu: Gpu, count: int, rows: int, width: int) -> Matrix:
+def stack(gpu: Gpu, count: int, rows: int, width: int) -> QuantizedMatrix:
     m = weights(gpu, count * rows, width, 4)
     shaped = [a.reshape(count, rows, -1) for a in (m.weight, m.scales, m.biases)]
-    return Matrix(*gpu.bundle(shaped), 4, 64, "affine")
+    return QuantizedMatrix(*gpu.bundle(shaped), 4, 64, "affine")
 
 
 def launched(gpu: Gpu, calls: list[Call]) -> list[Launch]:
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("shapes", nargs="*", default=list(LAYERS))
     parser.add_argument("--prompt", type=int, default=512)
     args = parser.parse_args()
-    gpu = gpu_of(backend(), folder=cache_root() / "kernels")
+    gpu = make_gpu(backend(), folder=cache_root() / "kernels")
     assert gpu is not None and gpu.library is not None, "no GPU, or no compiler, is here"
     copy = copy_bandwidth()
     print(f"copy {copy / 1e9:.0f} GB/s")

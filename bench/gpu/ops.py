@@ -18,7 +18,7 @@ import mlx.core as mx  # isort: skip
 
 from bench.gpu.clock import Clock
 from bench.gpu.turn import turn
-from mlxrt.kernels import OPS, Matrix, backend, gpu_of, matmul, matvec
+from mlxrt.kernels import OPS, QuantizedMatrix, backend, make_gpu, qmm, qmv
 from mlxrt.kernels.error_report import DTYPES, cases_of, prove, truth
 from mlxrt.kernels.ops.qmv import FEW
 from mlxrt.weights.source.cache_dir import cache_root
@@ -34,7 +34,7 @@ def check(gpu, names):
         op = OPS[name]
         for dtype in DTYPES:
             for case in cases_of(op, dtype, large=True):
-                if op.refuses(**case.arguments()):
+                if op.unsupported(**case.arguments()):
                     continue
                 try:
                     proof = prove(op, case, gpu, truth(op, case))
@@ -63,7 +63,7 @@ def weights(gpu, rows, width, bits, group=64):
     """As a model holds them: in one buffer."""
     words = mx.random.randint(0, 1 << 31, (rows, width * bits // 32)).astype(mx.uint32)
     scales = mx.random.uniform(0.01, 0.02, (rows, width // group)).astype(mx.bfloat16)
-    return Matrix(*gpu.bundle([words, scales, -8 * scales]), bits, group, "affine")
+    return QuantizedMatrix(*gpu.bundle([words, scales, -8 * scales]), bits, group, "affine")
 
 
 def nbytes(m):
@@ -78,7 +78,7 @@ def chain(gpu, rows, width, bits, n, size=1.1e9):
     one = weights(gpu, rows, width, bits)
     many = [one] + [weights(gpu, rows, width, bits) for _ in range(min(200, max(1, int(size / nbytes(one)))))]
     x, start = mx.random.normal((n, width)).astype(mx.bfloat16), mx.zeros((n, rows), mx.bfloat16)
-    op = matvec if n <= FEW else matmul
+    op = qmv if n <= FEW else qmm
 
     def run(product):
         def chained(y):
@@ -115,7 +115,7 @@ def main():
     parser.add_argument("--rows", default="1,8,32", help="of x, in the speed part")
     parser.add_argument("--turn", help="measure while holding a lock on this file")
     args = parser.parse_args()
-    gpu = gpu_of(backend(), folder=cache_root() / "kernels")
+    gpu = make_gpu(backend(), folder=cache_root() / "kernels")
     assert gpu is not None, "no GPU here"
     wrong, right = check(gpu, [name for name in args.only.split(",") if name])
     print(f"{right} cases right, {len(wrong)} wrong", flush=True)

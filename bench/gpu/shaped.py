@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from mlxrt.kernels import Kernels, backend, gpu_of
+from mlxrt.kernels import Kernels, backend, make_gpu
 from mlxrt.models import find
 from mlxrt.weights.random_models import Shape, random_weights
 from mlxrt.weights.source.cache_dir import cache_root
@@ -20,6 +20,6 @@ def drawn(shape, dtype=mx.bfloat16, layers=None):
 
 def fused(model, mode="auto"):
     """The model as engines want it."""
-    model.fuse(Kernels(mode, gpu_of(backend(), folder=cache_root() / "kernels"), print))
+    model.fuse(Kernels(mode, make_gpu(backend(), folder=cache_root() / "kernels"), print))
     mx.eval(model.parameters())
     return model

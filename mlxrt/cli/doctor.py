@@ -18,11 +18,11 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..kernels import Kernels, backend, gpu_of
+    from ..kernels import Kernels, backend, make_gpu
     from ..weights.source.cache_dir import cache_root
     from .inspect import inspect_machine
 
-    kernels = Kernels("auto", gpu_of(backend(), folder=cache_root() / "kernels"))
+    kernels = Kernels("auto", make_gpu(backend(), folder=cache_root() / "kernels"))
     system = {"system": platform.platform(), "python": platform.python_version()}
     found = inspect_machine() | system | {"ops": check_ops(kernels, args.quick, args.dtype)}
     print(

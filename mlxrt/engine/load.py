@@ -13,8 +13,8 @@ from .. import _openblas as blas
 from ..cache.memory import ExternalKV
 from ..config import EngineConfig
 from ..errors import NoTokenizer
-from ..kernels import Kernels, backend, device, gpu_of
-from ..kernels.selftest import when_used
+from ..kernels import Kernels, backend, device, make_gpu
+from ..kernels.selftest import verify_on_first_use
 from ..models import CausalLM, find
 from ..models.config import unreported
 from ..text import Tokenizer
@@ -129,8 +129,8 @@ def shaped(shape: Shape, config: EngineConfig) -> CausalLM:
 
 def finish(model: CausalLM, config: EngineConfig) -> CausalLM:
     folder = cache_root() / "kernels"
-    kernels = Kernels(config.kernels, gpu_of(backend(), folder=folder))
-    when_used(kernels, folder)
+    kernels = Kernels(config.kernels, make_gpu(backend(), folder=folder))
+    verify_on_first_use(kernels, folder)
     model.fuse(kernels)
     if device.kind() == "cpu":
         turn(model)

@@ -22,7 +22,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import BadLogits, BadRequest
-from ..kernels import PLAIN, Kernels, greedy
+from ..kernels import PLAIN, Kernels, argmax
 from .logits import LogitsView, best, ranked
 from .request import Logprobs, SamplingParams, Sequence
 from .sampling_ops import keep, pick, uniforms
@@ -230,7 +230,7 @@ def choose(view: LogitsView, kernels: Kernels = PLAIN) -> tuple[mx.array, mx.arr
     for kind, rows in groups.items():
         seqs = [view.rows[i] for i in rows]
         if kind is None:
-            done.append(argmax(take(view.latest, rows)))
+            done.append(argmax_rows(take(view.latest, rows)))
         else:
             done.append(draw(take(view.logits, rows), seqs, *kind))
     tokens, peak = (mx.concatenate(list(parts)) if len(parts) > 1 else parts[0] for parts in zip(*done))
@@ -245,7 +245,7 @@ def choose(view: LogitsView, kernels: Kernels = PLAIN) -> tuple[mx.array, mx.arr
 
 def greedy_tokens(logits: mx.array, kernels: Kernels = PLAIN) -> tuple[mx.array, mx.array]:
     """The same where every row is greedy."""
-    return kernels.run(greedy, x=logits)
+    return kernels.run(argmax, x=logits)
 
 
 def takes_best(seq: Sequence) -> bool:
@@ -255,7 +255,7 @@ def takes_best(seq: Sequence) -> bool:
     return p.temperature <= 0 and not changed and penalties(p) == NEUTRAL
 
 
-def argmax(x: mx.array) -> tuple[mx.array, mx.array]:
+def argmax_rows(x: mx.array) -> tuple[mx.array, mx.array]:
     tokens = mx.argmax(x, axis=-1)
     return tokens, mx.take_along_axis(x, tokens[:, None], axis=-1)[:, 0].astype(mx.float32)
 

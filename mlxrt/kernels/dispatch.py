@@ -113,7 +113,7 @@ def named(source: str, lines: list[str]) -> str:
     return f"{source}_of_{hashlib.sha256(''.join(lines).encode()).hexdigest()[:8]}" if lines else source
 
 
-def gpu_of(
+def make_gpu(
     name: str,
     make: Factory | None = None,
     folder: Path | None = None,
@@ -145,13 +145,13 @@ class Kernels:
         """The op by its kernel where one fits, else by its fallback."""
         if self.gpu is None or self.mode == "reference" or op.launch is None:
             return self._fall_back(op, arguments)
-        if not op.pays(**arguments):
+        if not op.is_faster(**arguments):
             return self._fall_back(op, arguments)  # measured: it is faster for this shape
-        if not (reason := op.refuses(**arguments)):
+        if not (reason := op.unsupported(**arguments)):
             self._ask(op, computed_in(arguments.values()))
             reason = self.disabled.get(op.name)
         if reason:
-            self.lack(op, reason, "plain MLX" if op.unfused is None else "several launches")
+            self.report_fallback(op, reason, "plain MLX" if op.unfused is None else "several launches")
             return self._fall_back(op, arguments)
         self.used[op.name] = self.used.get(op.name, 0) + 1
         return op.launch(self.gpu, **arguments)
@@ -178,7 +178,7 @@ class Kernels:
             self._judged.add((op.name, dtype))
             self.judge(op, dtype)
 
-    def lack(self, op: Op, reason: str, instead: str = "plain MLX") -> None:
+    def report_fallback(self, op: Op, reason: str, instead: str = "plain MLX") -> None:
         """An op's kernel cannot be used here: said once, or an error in strict mode."""
         if self.mode == "strict":
             raise NoKernel(f"{op.name}: {reason}; use kernels='auto' to compute it with {instead}")

@@ -44,7 +44,7 @@ def cases_of(op: Op, dtype: str, large: bool = False) -> list[Case]:
 
 
 def widened(value: Any) -> Any:
-    """Every float16 and bfloat16 in it as float32, also inside dataclasses such as Matrix."""
+    """Every float16 and bfloat16 in it as float32, also inside dataclasses such as QuantizedMatrix."""
     if isinstance(value, mx.array):
         return value.astype(mx.float32) if value.dtype in SMALL_FLOATS else value
     if isinstance(value, mx.Dtype):

@@ -74,15 +74,15 @@ class Op:
     tolerance: dict[str, float]  # dtype name -> largest error, relative to the reference's largest number
     unfused: Callable[..., Any] | None = None  # (kernels, **arguments): by other ops, where the kernel fuses several
     launch: Callable[..., Any] | None = None
-    refuses: Callable[..., str | None] = lambda *_, **__: None  # why the kernel cannot take these arguments
-    pays: Callable[..., bool] = lambda *_, **__: True  # False where MLX's own ops were measured to be faster
+    unsupported: Callable[..., str | None] = lambda *_, **__: None  # why the kernel cannot take these arguments
+    is_faster: Callable[..., bool] = lambda *_, **__: True  # False where MLX's own ops were measured to be faster
     sources: tuple[Source | InlineSource, ...] = ()
 
     def kernel(
         self,
         *sources: Source | InlineSource,
-        refuses: Callable[..., str | None] | None = None,
-        pays: Callable[..., bool] | None = None,
+        unsupported: Callable[..., str | None] | None = None,
+        is_faster: Callable[..., bool] | None = None,
     ):
         """Decorates the function launch(gpu, **arguments) that computes the op by these Metal texts."""
 
@@ -90,7 +90,7 @@ class Op:
             if self.launch is not None:
                 raise ValueError(f"{self.name} has a kernel already")
             self.launch, self.sources = launch, sources
-            self.refuses, self.pays = refuses or self.refuses, pays or self.pays
+            self.unsupported, self.is_faster = unsupported or self.unsupported, is_faster or self.is_faster
             return launch
 
         return add

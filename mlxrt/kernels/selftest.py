@@ -72,7 +72,7 @@ def spread(cases: list[Case], most: int | None) -> list[Case]:
 def launched(op: Op, dtype: str, large: bool) -> list[Case]:
     """The cases for which the kernel would be launched."""
     given = ((case, case.arguments()) for case in cases_of(op, dtype, large))
-    return [case for case, arguments in given if not op.refuses(**arguments) and op.pays(**arguments)]
+    return [case for case, arguments in given if not op.unsupported(**arguments) and op.is_faster(**arguments)]
 
 
 def examine(op: Op, gpu: Gpu, dtype: str, most: int | None = None) -> Verdict:
@@ -92,7 +92,7 @@ def examine(op: Op, gpu: Gpu, dtype: str, most: int | None = None) -> Verdict:
     return Verdict(op.name, dtype, True, worst, tried)
 
 
-def when_used(kernels: Kernels, folder: Path) -> None:
+def verify_on_first_use(kernels: Kernels, folder: Path) -> None:
     """Ask about each kernel before its first launch: a model uses a few of them, and compilers take their time."""
     kernels.judge = lambda op, dtype: verify(kernels, [dtype], folder, ops=[op])
 

@@ -3,10 +3,10 @@
 import mlx.core as mx
 
 from .ops.bitpack import pack_bits
-from .ops.quantized import Matrix
+from .ops.quantized import QuantizedMatrix
 
 
-def sample(mode: str, shape: tuple[int, ...], dtype: mx.Dtype, bits: int = 4, group: int = 32) -> Matrix:
+def sample(mode: str, shape: tuple[int, ...], dtype: mx.Dtype, bits: int = 4, group: int = 32) -> QuantizedMatrix:
     """[.., O, K]; `group` is a matter of affine ones only."""
     width = shape[-1]
     if mode == "codes":
@@ -14,9 +14,9 @@ def sample(mode: str, shape: tuple[int, ...], dtype: mx.Dtype, bits: int = 4, gr
         levels = mx.sort(mx.random.normal((1 << bits,))) * width**-0.5
         levels = mx.pad(levels, (0, max(0, 8 - levels.size)))  # as models keep them
         norms = (1 + mx.random.uniform(shape=shape[:-1])).astype(mx.float16)
-        return Matrix(pack_bits(codes, bits), norms, None, bits, width, mode, levels)
+        return QuantizedMatrix(pack_bits(codes, bits), norms, None, bits, width, mode, levels)
     w = (mx.random.normal(shape) * width**-0.5).astype(dtype)
     if mode == "dense":
-        return Matrix(w)
+        return QuantizedMatrix(w)
     packed = mx.quantize(w, group, bits, mode=mode)
-    return Matrix(packed[0], packed[1], packed[2] if mode == "affine" else None, bits, group, mode)
+    return QuantizedMatrix(packed[0], packed[1], packed[2] if mode == "affine" else None, bits, group, mode)

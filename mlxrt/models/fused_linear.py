@@ -8,22 +8,24 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..kernels import Kernels, LazyQKV, Matrix, add_norm, embed_rows, matvec_of_sum
+from ..kernels import Kernels, LazyQKV, QuantizedMatrix, add_norm, add_norm_qmv, embed_rows
 from ..kernels import linear as kernel_linear
 from ..kernels.ops.activation import activate
 from ..kernels.ops.qmm import MANY
 
 
-def matrix_of(linear: nn.Module) -> Matrix | None:
+def matrix_of(linear: nn.Module) -> QuantizedMatrix | None:
     """What kernels multiply by; None for a layer that does more with its input, or stores other than rows."""
     if type(linear) in (nn.Linear, nn.Embedding):
-        return Matrix(linear["weight"])
+        return QuantizedMatrix(linear["weight"])
     if type(linear) is not nn.QuantizedLinear and not isinstance(linear, nn.QuantizedEmbedding):
         return None
-    return Matrix(linear["weight"], linear["scales"], linear.get("biases"), linear.bits, linear.group_size, linear.mode)
+    return QuantizedMatrix(
+        linear["weight"], linear["scales"], linear.get("biases"), linear.bits, linear.group_size, linear.mode
+    )
 
 
-def met(linear: nn.Module, x: mx.array, kernels: Kernels) -> Matrix | None:
+def met(linear: nn.Module, x: mx.array, kernels: Kernels) -> QuantizedMatrix | None:
     """The matrix, where kernels may multiply x by it: a GPU, not too many rows, and a layer that is nothing else."""
     return matrix_of(linear) if kernels.gpu is not None and x.shape[0] <= MANY else None
 
@@ -85,7 +87,7 @@ def product_of_sum(
         return product(linear, h, kernels, norm=norm, **after), h
     weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
     given = {"x": x, "residual": residual, "post": post.weight, "post_eps": post.eps, "bias": linear.get("bias")}
-    return kernels.run(matvec_of_sum, matrix=matrix, norm=weight, eps=eps, **given, **after)
+    return kernels.run(add_norm_qmv, matrix=matrix, norm=weight, eps=eps, **given, **after)
 
 
 def whole(linear: nn.Module, x: mx.array, *, unpacks: bool) -> mx.array:

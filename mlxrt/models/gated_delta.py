@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..cache.memory import Recurrent
-from ..kernels import delta_step
+from ..kernels import gated_delta_step
 from ..kernels.ops.gated_delta import gated_delta_layer
 from .base import Fusible
 from .fused_linear import product
@@ -77,7 +77,7 @@ class GatedDeltaNet(Fusible):
             y, *kept = gated_delta_layer(chunks, *xs, **given)
             return tuple(kept), y
         row = dict(zip(("qkv", "z", "a", "b"), (x[:, 0] for x in xs)))
-        y, *kept = self.kernels.run(delta_step, **row, **given)
+        y, *kept = self.kernels.run(gated_delta_step, **row, **given)
         return tuple(kept), y[:, None]
 
 

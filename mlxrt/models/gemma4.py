@@ -14,7 +14,7 @@ import mlx.nn as nn
 
 from ..cache.memory import Shared
 from ..errors import BadCheckpoint, UnsupportedModel, shown
-from ..kernels import LazyQKV, QKVLayout, route
+from ..kernels import LazyQKV, QKVLayout, moe_router
 from .attention import attend
 from .base import CausalLM, Computing, Fusible
 from .config import checked, needs, report
@@ -246,7 +246,7 @@ class Router(Computing):
         matrix = matrix_of(self.proj)
         if self.kernels.gpu is not None and matrix is not None:
             norm = {"norm": self.scale, "eps": self.eps, "normalise": True, "scales": self.per_expert_scale}
-            return self.kernels.run(route, x=h, matrix=matrix, k=self.k, **norm)
+            return self.kernels.run(moe_router, x=h, matrix=matrix, k=self.k, **norm)
         experts, weights = choose_then_softmax(self.proj(mx.fast.rms_norm(h, self.scale, self.eps)), self.k)
         return experts, weights * self.per_expert_scale[experts]
 

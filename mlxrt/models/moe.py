@@ -11,7 +11,16 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import BadCheckpoint, shown
-from ..kernels import Matrix, expert_down, expert_gate_up, grouped_product, mix, order_pairs, route, route_gate_up
+from ..kernels import (
+    QuantizedMatrix,
+    moe_combine,
+    moe_down,
+    moe_gate_up,
+    moe_grouped,
+    moe_router,
+    moe_router_gate_up,
+    moe_sort,
+)
 from ..kernels.ops.activation import GATES
 from ..kernels.ops.gather import gather_mm
 from ..kernels.ops.moe_qmv import MANY as FEW_TOKENS
@@ -114,15 +123,17 @@ class PackedExpertLinear(nn.Module):
         return y + self.bias[experts][..., None, :] if "bias" in self else y
 
 
-def stack_of(linear: nn.Module) -> Matrix | None:
+def stack_of(linear: nn.Module) -> QuantizedMatrix | None:
     """What kernels multiply by; None for experts that are stored some other way."""
     if type(linear) is ExpertLinear:
-        return Matrix(linear["weight"])
+        return QuantizedMatrix(linear["weight"])
     if type(linear) is CodedExpertLinear and "divisor" not in linear:
         return linear.matrix
     if type(linear) is not PackedExpertLinear:
         return None
-    return Matrix(linear.weight, linear.scales, linear.get("biases"), linear.bits, linear.group_size, linear.mode)
+    return QuantizedMatrix(
+        linear.weight, linear.scales, linear.get("biases"), linear.bits, linear.group_size, linear.mode
+    )
 
 
 def alike(a: nn.Module, b: nn.Module) -> bool:
@@ -205,7 +216,7 @@ class Experts(Fusible):
     def grouped(self, x: mx.array) -> bool:
         """Whether every expert is read once for all of its tokens."""
         stacks = self.gate_up_proj, self.down_proj
-        return x.shape[0] >= GROUPED and not any(grouped_product.refuses(x, stack_of(m)) for m in stacks)
+        return x.shape[0] >= GROUPED and not any(moe_grouped.unsupported(x, stack_of(m)) for m in stacks)
 
     def launch(self, x, experts, weights, norm, residual):
         first = self.gate_up_proj
@@ -215,7 +226,7 @@ class Experts(Fusible):
         if self.grouped(x):
             return self.launch_grouped(x, experts, weights, residual)
         return self.down(
-            self.kernels.run(expert_gate_up, x=x, experts=experts, **self.gates(norm)), experts, weights, residual
+            self.kernels.run(moe_gate_up, x=x, experts=experts, **self.gates(norm)), experts, weights, residual
         )
 
     def routed(self, x, gate, k, *, norm=None, residual=None, **rules):
@@ -223,7 +234,7 @@ class Experts(Fusible):
         if not self.launches(x) or self.grouped(x) or isinstance(self.gate_up_proj, CodedExpertLinear):
             return self(x, *route_by(self, gate, x, k, norm=norm, **rules), norm=norm, residual=residual)
         router = {"router": matrix_of(gate), "rbias": gate.get("bias"), "k": k}
-        h, experts, weights = self.kernels.run(route_gate_up, x=x, **router, **self.gates(norm), **rules)
+        h, experts, weights = self.kernels.run(moe_router_gate_up, x=x, **router, **self.gates(norm), **rules)
         return self.down(h, experts, weights, residual)
 
     def gates(self, norm):
@@ -241,19 +252,19 @@ class Experts(Fusible):
     def down(self, h, experts, weights, residual):
         last = self.down_proj
         where = {"experts": experts, "weights": weights, "bias": last.get("bias"), "residual": residual}
-        return self.kernels.run(expert_down, x=entering(last, h), matrix=stack_of(last), **where)
+        return self.kernels.run(moe_down, x=entering(last, h), matrix=stack_of(last), **where)
 
     def launch_grouped(self, x, experts, weights, residual):
         """Every expert once for all of its tokens."""
         first, last, run = stack_of(self.gate_up_proj), stack_of(self.down_proj), self.kernels.run
         assert first is not None and last is not None
-        order, bounds = run(order_pairs, experts=experts, count=first.weight.shape[0])
+        order, bounds = run(moe_sort, experts=experts, count=first.weight.shape[0])
         where = {"experts": experts, "order": order, "bounds": bounds}
         what = {"matrix": first, "each": experts.shape[1], "activation": self.kernel, "pair": True, "dtype": x.dtype}
-        h = run(grouped_product, x=x, bias=self.gate_up_proj.get("bias"), **where, **what)
+        h = run(moe_grouped, x=x, bias=self.gate_up_proj.get("bias"), **where, **what)
         what = {"matrix": last, "each": 1, "dtype": mx.float32, "bias": self.down_proj.get("bias")}
-        parts = run(grouped_product, x=entering(self.down_proj, h), **where, **what)
-        return run(mix, parts=parts, weights=weights, dtype=x.dtype, residual=residual)
+        parts = run(moe_grouped, x=entering(self.down_proj, h), **where, **what)
+        return run(moe_combine, parts=parts, weights=weights, dtype=x.dtype, residual=residual)
 
     def each(self, x: mx.array, experts: mx.array, *, ordered: bool) -> mx.array:
         if "gate_up_proj" in self:
@@ -289,7 +300,7 @@ def route_by(owner: Computing, gate: nn.Module, x: mx.array, k: int, *, norm: nn
     """(experts, weights) by the kernel that norms, multiplies and chooses at once."""
     weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
     what = {"matrix": matrix_of(gate), "k": k, "norm": weight, "eps": eps, "bias": gate.get("bias")}
-    return owner.kernels.run(route, x=x, **what, **rules)
+    return owner.kernels.run(moe_router, x=x, **what, **rules)
 
 
 def largest(scores: mx.array, k: int) -> mx.array:

@@ -31,8 +31,8 @@ def simulated(monkeypatch):
     small = type(whole)(**vars(whole) | {"cases": lambda dtype: (c for c in whole.cases(dtype) if not c.large)})
     monkeypatch.setattr(kernels, "OPS", {"add_norm": small})
     monkeypatch.setattr(kernels, "backend", lambda: "metal")
-    gpu = kernels.gpu_of("metal", make)
-    monkeypatch.setattr(kernels, "gpu_of", lambda name, folder: gpu)
+    gpu = kernels.make_gpu("metal", make)
+    monkeypatch.setattr(kernels, "make_gpu", lambda name, folder: gpu)
     monkeypatch.setattr("mlxrt.bench.backends.kernels.LAUNCHES", 1)
     return KernelBackend({})
 

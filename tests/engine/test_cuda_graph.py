@@ -7,7 +7,7 @@ import mlxrt
 from mlxrt.engine import cuda_graph as replay
 from mlxrt.engine import load as loader
 from mlxrt.engine.cuda_graph import Replay
-from mlxrt.kernels import Kernels, gpu_of
+from mlxrt.kernels import Kernels, make_gpu
 from tests.support.log_lines import capture_log
 
 from ..kernels.test_engine import PROMPT, folder  # noqa: F401  a fixture
@@ -32,7 +32,7 @@ def engines(folder, monkeypatch):  # noqa: F811
     def make(again: bool, **config):
         shelf = Shelf(Simulator(checked=False))
         monkeypatch.setattr(loader, "backend", lambda: "metal")
-        monkeypatch.setattr(loader, "gpu_of", lambda name, **_: gpu_of(name, shelf))
+        monkeypatch.setattr(loader, "make_gpu", lambda name, **_: make_gpu(name, shelf))
         options = mlxrt.EngineConfig(dequantise=False, max_context=512, **config)
         engine = mlxrt.load(str(folder), options)
         runner = engine.runner
@@ -73,7 +73,7 @@ def test_steps_of_these_families_are_nothing_but_kernels(name):
     with made(name, Kernels("reference")) as plain:
         expected = answer(plain, 9)
     shelf, said = Shelf(Simulator(checked=False)), capture_log("decode steps")
-    with made(name, Kernels("strict", gpu_of("metal", shelf))) as engine:
+    with made(name, Kernels("strict", make_gpu("metal", shelf))) as engine:
         runner, device = engine.runner, Bench()
         runner.replay = Replay(runner.next_best, runner.decode_best, runner.model, shelf, device)
         assert [answer(engine, 9) for _ in range(3)] == [expected] * 3
@@ -86,7 +86,7 @@ def test_steps_of_many_rows_are_nothing_but_kernels(name):
     asked, answers = [ask([*range(i, 2 * i + 3)], 4) for i in range(9)], []
     for again in (False, True):
         shelf, said, device = Shelf(Simulator(checked=False)), capture_log("decode steps"), Bench()
-        kernels = Kernels("strict", gpu_of("metal", shelf))
+        kernels = Kernels("strict", make_gpu("metal", shelf))
         with made(name, kernels, dtype=mx.bfloat16, moe_intermediate_size=128) as engine:
             runner = engine.runner
             runner.compiled = True
@@ -94,7 +94,7 @@ def test_steps_of_many_rows_are_nothing_but_kernels(name):
                 runner.replay = Replay(runner.next_best, runner.decode_best, runner.model, shelf, device)
             answers.append([[c.tokens for c in engine.generate(asked)] for _ in range(3)])
     assert answers[0] == answers[1] and not said and device.launched
-    assert {"matmul", "add_norm"} <= set(kernels.used) and ("grouped_product" in kernels.used) == ("a3b" in name)
+    assert {"matmul", "add_norm"} <= set(kernels.used) and ("moe_grouped" in kernels.used) == ("a3b" in name)
 
 
 def test_requests_that_come_and_go(engines):

@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 from mlxrt import EngineConfig
 from mlxrt.engine.engine import Engine, Source
 from mlxrt.errors import NoKernel
-from mlxrt.kernels import Kernels, add_norm, gpu_of, matvec, matvec_of_sum
+from mlxrt.kernels import Kernels, add_norm, add_norm_qmv, make_gpu, qmv
 from mlxrt.kernels.error_report import DTYPES, cases_of
 from mlxrt.kernels.ops.qmv import FEW
 from mlxrt.models import find
@@ -63,7 +63,7 @@ def gemma(name, kernels):
 
 
 def simulated(sim=None):
-    return Kernels("strict", gpu_of("metal", (sim or Simulator(portable=True)).metal_kernel))
+    return Kernels("strict", make_gpu("metal", (sim or Simulator(portable=True)).metal_kernel))
 
 
 def decoded(model, count=8):
@@ -78,7 +78,7 @@ def test_gemma_decodes_the_same_by_kernels(name):
     tokens = decoded(gemma(name, kernels))
     assert tokens == decoded(gemma(name, Kernels("reference")))
     assert len(set(tokens)) > 2  # not one token over and over, whatever the blocks compute
-    assert {"matvec_of_sum", "add_norm", "matvec"} <= set(kernels.used) and not sim.errors()
+    assert {"add_norm_qmv", "add_norm", "qmv"} <= set(kernels.used) and not sim.errors()
 
 
 @pytest.mark.parametrize("name", GEMMAS)
@@ -90,21 +90,21 @@ def test_launches_a_token(name):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_numbers_are_those_of_two_launches(dtype):
-    gpu = gpu_of("metal", Simulator(portable=True).metal_kernel)
-    for case in cases_of(matvec_of_sum, dtype):
+    gpu = make_gpu("metal", Simulator(portable=True).metal_kernel)
+    for case in cases_of(add_norm_qmv, dtype):
         given = case.arguments()
-        y, h = matvec_of_sum.launch(gpu, **given)
+        y, h = add_norm_qmv.launch(gpu, **given)
         sums = {name: given.pop(name) for name in ("residual", "post", "post_eps", "scalar") if name in given}
         alone = add_norm.launch(gpu, given["x"], sums["post"], sums["post_eps"], sums["residual"], sums.get("scalar"))
         # The squares are added in another order: a few numbers may round to a neighbour.
         assert mx.allclose(h, alone, rtol=2 * mx.finfo(DTYPES[dtype]).eps, atol=1e-5), case.name
-        assert mx.array_equal(y, matvec.launch(gpu, **given | {"x": h})), case.name
+        assert mx.array_equal(y, qmv.launch(gpu, **given | {"x": h})), case.name
 
 
 def aloud() -> tuple[Kernels, list[str]]:
     """Kernels that may fall back, and what they say then."""
     said = capture_log()
-    return Kernels("auto", gpu_of("metal", Simulator(portable=True).metal_kernel)), said
+    return Kernels("auto", make_gpu("metal", Simulator(portable=True).metal_kernel)), said
 
 
 def layer(rows, bias=False):
@@ -127,18 +127,18 @@ def test_more_rows_take_the_two_ways_apart(rows):
     kernels, (linear, x, around) = simulated(), layer(rows, bias=True)
     found = product_of_sum(linear, x, kernels, **around)
     assert all(mx.allclose(a, b, atol=1e-4) for a, b in zip(found, by_hand(linear, x, **around), strict=True))
-    assert ("matvec_of_sum" in kernels.used) == (rows <= FEW)
+    assert ("add_norm_qmv" in kernels.used) == (rows <= FEW)
 
 
 def test_a_kernel_that_is_wrong_here_is_replaced_by_two():
     (kernels, said), (linear, x, around) = aloud(), layer(2)
-    kernels.disabled["matvec_of_sum"] = "wrong on this machine"
+    kernels.disabled["add_norm_qmv"] = "wrong on this machine"
     found = product_of_sum(linear, x, kernels, **around)
     assert all(mx.allclose(a, b, atol=1e-4) for a, b in zip(found, by_hand(linear, x, **around), strict=True))
-    assert kernels.used == {"add_norm": 1, "matvec": 1}
-    assert said == ["matvec_of_sum runs as several launches: wrong on this machine"]
+    assert kernels.used == {"add_norm": 1, "qmv": 1}
+    assert said == ["add_norm_qmv runs as several launches: wrong on this machine"]
     kernels.mode = "strict"
-    with pytest.raises(NoKernel, match="matvec_of_sum: wrong on this machine"):
+    with pytest.raises(NoKernel, match="add_norm_qmv: wrong on this machine"):
         product_of_sum(linear, x, kernels, **around)
 
 
@@ -147,7 +147,7 @@ def test_what_the_kernel_refuses_is_said():
     packed = nn.QuantizedLinear.from_linear(linear, 16, 4, mode="nvfp4")
     found = product_of_sum(packed, x, kernels, **around)
     assert all(mx.allclose(a, b, atol=1e-4) for a, b in zip(found, by_hand(packed, x, **around), strict=True))
-    apart, plain = "matvec_of_sum runs as several launches", "matvec runs as plain MLX"
+    apart, plain = "add_norm_qmv runs as several launches", "qmv runs as plain MLX"
     assert said == [f"{apart}: nvfp4 weights", f"{plain}: nvfp4 weights"] and kernels.used == {"add_norm": 1}
 
 
@@ -157,7 +157,7 @@ def test_other_types_are_summed_apart():
     x, around["residual"] = x.astype(mx.bfloat16), around["residual"].astype(mx.bfloat16)
     _, h = product_of_sum(linear, x, kernels, **around)  # the weight of `post` is still float32
     assert mx.allclose(h, by_hand(linear, x, **around)[1].astype(mx.bfloat16), rtol=0.02)
-    assert kernels.used == {"add_norm": 1, "matvec": 1} and "the norm in mlx.core.float32" in said[0]
+    assert kernels.used == {"add_norm": 1, "qmv": 1} and "the norm in mlx.core.float32" in said[0]
 
 
 def test_a_layer_that_is_no_matrix_is_called():

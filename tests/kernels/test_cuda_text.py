@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlxrt.kernels import OPS, gpu_of
+from mlxrt.kernels import OPS, make_gpu
 from mlxrt.kernels.cuda.nvrtc import tool
 from mlxrt.kernels.error_report import cases_of
 
@@ -17,10 +17,10 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.launch is not None])
 def test_every_case_compiles(name):
     compiled, op = Compiled(), OPS[name]
-    gpu = gpu_of("cuda", compiled)
+    gpu = make_gpu("cuda", compiled)
     for dtype in ("float32", "float16", "bfloat16"):
         for case in cases_of(op, dtype):
-            if not op.refuses(**case.arguments()):
+            if not op.unsupported(**case.arguments()):
                 op.launch(gpu, **case.arguments())
     assert compiled.texts
     assert not [said for said in compiled.texts.values() if said]
@@ -28,9 +28,9 @@ def test_every_case_compiles(name):
 
 def test_arrays_in_a_bundle_compile():
     compiled = Compiled()
-    gpu = gpu_of("cuda", compiled)
+    gpu = make_gpu("cuda", compiled)
     for op in OPS.values():
-        cases = [c for c in cases_of(op, "bfloat16") if op.launch and not op.refuses(**c.arguments())]
+        cases = [c for c in cases_of(op, "bfloat16") if op.launch and not op.unsupported(**c.arguments())]
         if case := next((c for c in cases if len(constants(c)) > 1), None):
             op.launch(gpu, **laid(case, gpu).arguments())
     assert len(compiled.texts) > 8

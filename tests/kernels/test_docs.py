@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mlxrt.kernels import OPS, gpu_of, metal_source
+from mlxrt.kernels import OPS, make_gpu, metal_source
 from mlxrt.kernels.error_report import DTYPES, cases_of, prove, truth
 from mlxrt.kernels.registry import OPS as REGISTRY
 
@@ -37,7 +37,7 @@ def test_the_printed_op_is_an_op(monkeypatch):
         for case in cases_of(op, dtype):
             for order in (ASCENDING, DESCENDING):
                 sim = Simulator(order, portable=True)
-                proof = prove(op, case, gpu_of("metal", sim.metal_kernel), truth(op, case))
+                proof = prove(op, case, make_gpu("metal", sim.metal_kernel), truth(op, case))
                 assert proof.holds(op.tolerance[dtype]), f"{dtype} {case.name}: {proof.told}"
     [piece] = pieces({"scale_rows": op})
     assert len(mutants(piece)) == 3

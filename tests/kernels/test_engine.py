@@ -6,7 +6,7 @@ import pytest
 import mlxrt
 from mlxrt.cli import doctor, main
 from mlxrt.engine import load as loader
-from mlxrt.kernels import OPS, gpu_of
+from mlxrt.kernels import OPS, make_gpu
 
 from ..support.log_lines import capture_log
 from ..support.metal_sim import Simulator
@@ -55,7 +55,7 @@ def on_gpu(monkeypatch):
     def stand_in(kernel: str | None = None) -> Simulator:
         sim = Simulator(strict=False, portable=True)
         monkeypatch.setattr(loader, "backend", lambda: "metal")
-        monkeypatch.setattr(loader, "gpu_of", lambda name, **_: gpu_of(name, spoiling(sim, kernel)))
+        monkeypatch.setattr(loader, "make_gpu", lambda name, **_: make_gpu(name, spoiling(sim, kernel)))
         return sim
 
     return stand_in
@@ -77,7 +77,7 @@ def test_generation_by_kernels_is_generation_by_plain_mlx(folder, on_gpu):
     assert tokens == plain
     assert not sim.errors()
     kernels = engine.runner.model.kernels
-    assert {"matvec", "qkv_attention", "embed_rows"} <= set(kernels.used) and "attend_pages" not in kernels.used
+    assert {"qmv", "qkv_attention", "embed_rows"} <= set(kernels.used) and "paged_attention" not in kernels.used
     assert not kernels.disabled and not kernels.fallbacks
 
 
@@ -95,10 +95,10 @@ def test_a_short_request_beside_a_long_one(folder, on_gpu):
     sim = on_gpu()
     tokens, kernels = both()
     assert tokens == plain and not sim.errors()
-    assert "attend_pages" in kernels.used and not kernels.fallbacks
+    assert "paged_attention" in kernels.used and not kernels.fallbacks
 
 
-WRONG = [("matvec", "mlxrt_qmv", 1), ("qkv_attention", "mlxrt_enter_attend", 1), ("attend_pages", "mlxrt_attend", 2)]
+WRONG = [("qmv", "mlxrt_qmv", 1), ("qkv_attention", "mlxrt_enter_attend", 1), ("paged_attention", "mlxrt_attend", 2)]
 
 
 @pytest.mark.parametrize(("op", "text", "rows"), WRONG)
@@ -118,7 +118,7 @@ def test_a_wrong_kernel_is_disabled_named_and_generation_stays_right(folder, on_
 
 def test_strict_refuses_to_run_without_a_kernel(folder, on_gpu):
     on_gpu("mlxrt_qmv")
-    with pytest.raises(mlxrt.MlxrtError, match="matvec: its kernel is wrong on this machine"):
+    with pytest.raises(mlxrt.MlxrtError, match="qmv: its kernel is wrong on this machine"):
         answer(folder, kernels="strict")
 
 
@@ -127,14 +127,14 @@ def test_doctor_names_the_wrong_one(on_gpu, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("mlxrt.kernels.selftest.FEW", 1)
     monkeypatch.setattr("mlxrt.kernels.error_report.DTYPES", {"float32": mx.float32})
     on_gpu("mlxrt_qmv")
-    for name in ("backend", "gpu_of"):
+    for name in ("backend", "make_gpu"):
         monkeypatch.setattr("mlxrt.kernels." + name, getattr(loader, name))
     assert main(["doctor", "--quick"]) == doctor.MISMATCH
     out = capsys.readouterr().out
-    assert "disabled here: matvec" in out.splitlines()
+    assert "disabled here: qmv" in out.splitlines()
     rows = {line.split()[0]: line for line in out.splitlines() if line}
-    assert "plain MLX  disagrees" in rows["matvec"] and "off by" in rows["matvec"]
-    assert all("kernel     agrees" in rows[name] for name in OPS if name != "matvec" and OPS[name].launch)
+    assert "plain MLX  disagrees" in rows["qmv"] and "off by" in rows["qmv"]
+    assert all("kernel     agrees" in rows[name] for name in OPS if name != "qmv" and OPS[name].launch)
 
 
 def test_doctor_on_a_machine_without_a_gpu(capsys):

@@ -5,7 +5,7 @@ import pytest
 
 from mlxrt import EngineConfig, Request, SamplingParams
 from mlxrt.engine.engine import Engine, Source
-from mlxrt.kernels import Kernels, gpu_of
+from mlxrt.kernels import Kernels, make_gpu
 from mlxrt.models import find
 from mlxrt.weights.random_models import random_weights, shape_config
 
@@ -36,14 +36,14 @@ SMALL = {
 }
 PROMPT = tuple(7 * i % 191 for i in range(21))
 # Launches of a step at batch 1: of its layers, and for the embedding, the head and the choice.
-DENSE, SPARSE = {"qkv_attention", "matvec"}, {"qkv_attention", "matvec", "route_gate_up", "expert_down"}
+DENSE, SPARSE = {"qkv_attention", "qmv"}, {"qkv_attention", "qmv", "moe_router_gate_up", "moe_down"}
 FAMILIES = [
     ("qwen3-0.6b", DENSE, 4 * LAYERS + 3),
     ("qwen3-30b-a3b", SPARSE, 4 * LAYERS + 3),
     ("gpt-oss-20b", SPARSE, 4 * LAYERS + 3),
     (
         "gemma4-e2b",
-        {"qkv_attention", "matvec", "matvec_of_sum", "add_norm"},
+        {"qkv_attention", "qmv", "add_norm_qmv", "add_norm"},
         7 * LAYERS + 6,
     ),  # 3: the layers' own inputs
 ]
@@ -71,7 +71,7 @@ def test_tokens_are_plain_mlx_s_and_launches_are_few(name, ops, launches):
     with made(name, Kernels("reference")) as plain:
         expected = answer(plain, 9)
     sim = Simulator(strict=False, portable=True)
-    kernels = Kernels("strict", gpu_of("metal", sim.metal_kernel))
+    kernels = Kernels("strict", make_gpu("metal", sim.metal_kernel))
     with made(name, kernels) as engine:
         counts = []
         for n in (4, 9):
@@ -79,7 +79,7 @@ def test_tokens_are_plain_mlx_s_and_launches_are_few(name, ops, launches):
             assert answer(engine, n) == expected[:n]
             counts.append(kernels.gpu.launches - before)
     assert not sim.errors() and not kernels.fallbacks
-    assert ops <= set(kernels.used) and "attend_pages" not in kernels.used
+    assert ops <= set(kernels.used) and "paged_attention" not in kernels.used
     assert counts[1] - counts[0] == 5 * launches
 
 
@@ -87,7 +87,7 @@ def test_codes_are_entered_too():
     with made("qwen3-0.6b", Kernels("reference"), "q8") as plain:
         expected = answer(plain, 6)
     sim = Simulator(strict=False, portable=True)
-    kernels = Kernels("strict", gpu_of("metal", sim.metal_kernel))
+    kernels = Kernels("strict", make_gpu("metal", sim.metal_kernel))
     with made("qwen3-0.6b", kernels, "q8") as engine:
         assert answer(engine, 6) == expected
-    assert not sim.errors() and "qkv_attention" in kernels.used and "attend_packed" not in kernels.used
+    assert not sim.errors() and "qkv_attention" in kernels.used and "quantized_paged_attention" not in kernels.used

@@ -8,7 +8,7 @@ from mlx.utils import tree_flatten
 
 from mlxrt import EngineConfig
 from mlxrt.engine.engine import Engine, Source
-from mlxrt.kernels import Kernels, delta_step, gpu_of
+from mlxrt.kernels import Kernels, gated_delta_step, make_gpu
 from mlxrt.kernels.error_report import cases_of
 from mlxrt.models import find
 from mlxrt.weights.random_models import random_weights
@@ -61,7 +61,7 @@ def test_qwen_decodes_the_same_by_kernels():
     tokens = decoded(qwen(kernels), 12)
     assert tokens == decoded(qwen(Kernels("reference")), 12)
     assert len(set(tokens)) > 2  # not one token over and over, whatever the layers compute
-    assert kernels.used["delta_step"] == 2 * 11 and not sim.errors()  # the first token comes from the prompt's chunk
+    assert kernels.used["gated_delta_step"] == 2 * 11 and not sim.errors()  # the first comes from the prompt's chunk
 
 
 def test_rows_of_different_lengths_decode_the_same():
@@ -72,7 +72,7 @@ def test_rows_of_different_lengths_decode_the_same():
 
     kernels = simulated(sim := Simulator(portable=True))
     assert together(kernels) == together(Kernels("reference"))
-    assert "delta_step" in kernels.used and not sim.errors()
+    assert "gated_delta_step" in kernels.used and not sim.errors()
 
 
 def test_launches_a_token():
@@ -91,13 +91,14 @@ def test_token_memory_and_one_buffer_are_the_inputs():
 
 def test_nothing_drifts():
     """Sixty tokens, each with the memory that the last one left."""
-    gpu = gpu_of("metal", Simulator(portable=True).metal_kernel)
-    given = cases_of(delta_step, "float32")[1].arguments()
+    gpu = make_gpu("metal", Simulator(portable=True).metal_kernel)
+    given = cases_of(gated_delta_step, "float32")[1].arguments()
     ours = plain = {name: given.pop(name) for name in ("conv_state", "state")}
     mx.random.seed(2)
     for _ in range(60):
         given["qkv"] = mx.random.normal(given["qkv"].shape)
-        (y, *a), (z, *b) = (f(**given, **had) for f, had in ((launcher(gpu), ours), (delta_step.reference, plain)))
+        both = ((launcher(gpu), ours), (gated_delta_step.reference, plain))
+        (y, *a), (z, *b) = (f(**given, **had) for f, had in both)
         ours, plain = (dict(zip(("conv_state", "state"), kept)) for kept in (a, b))
         mx.eval(ours, plain)
         assert mx.allclose(y, z, atol=1e-5)
@@ -107,7 +108,7 @@ def test_nothing_drifts():
 
 
 def launcher(gpu):
-    return lambda **given: delta_step.launch(gpu, **given)
+    return lambda **given: gated_delta_step.launch(gpu, **given)
 
 
 @pytest.mark.parametrize(
@@ -120,13 +121,13 @@ def launcher(gpu):
 )
 def test_what_it_cannot_take_is_said_and_computed(changes, reason):
     said = capture_log()
-    kernels = Kernels("auto", gpu_of("metal", Simulator(portable=True).metal_kernel))
+    kernels = Kernels("auto", make_gpu("metal", Simulator(portable=True).metal_kernel))
     assert decoded(qwen(kernels, **changes)) == decoded(qwen(Kernels("reference"), **changes))
-    assert f"delta_step runs as plain MLX: {reason}" in said and "delta_step" not in kernels.used
+    assert f"gated_delta_step runs as plain MLX: {reason}" in said and "gated_delta_step" not in kernels.used
 
 
 def test_other_types_are_refused():
-    given = cases_of(delta_step, "bfloat16")[0].arguments()
-    assert delta_step.refuses(**given) is None
+    given = cases_of(gated_delta_step, "bfloat16")[0].arguments()
+    assert gated_delta_step.unsupported(**given) is None
     for name, other in (("conv_state", mx.float32), ("z", mx.float32), ("state", mx.bfloat16)):
-        assert "a state of" in delta_step.refuses(**given | {name: given[name].astype(other)})
+        assert "a state of" in gated_delta_step.unsupported(**given | {name: given[name].astype(other)})

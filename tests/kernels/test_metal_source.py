@@ -9,7 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlxrt.kernels import OPS, Source, gpu_of, metal_source
+from mlxrt.kernels import OPS, Source, make_gpu, metal_source
 from mlxrt.kernels.cuda.nvrtc import tool
 from mlxrt.kernels.error_report import cases_of
 
@@ -53,7 +53,7 @@ def test_includes_are_put_in_once_and_lines_keep_their_numbers(files):
         at = path_lines(part)
         wanted = [(n, line) for n, line in enumerate(files[path].splitlines(), 1) if (path, n) in at]
         assert wanted and all(at[path, n] == line for n, line in wanted if "#include" not in line)
-    assert mx.array_equal(launch(gpu_of("metal", Simulator().metal_kernel)), 2 * mx.arange(32))
+    assert mx.array_equal(launch(make_gpu("metal", Simulator().metal_kernel)), 2 * mx.arange(32))
 
 
 def path_lines(text: str) -> dict[tuple[str, int], str]:
@@ -79,7 +79,7 @@ def test_an_error_names_the_file_and_line(files, path, old, new, named):
     assert old in files[path]
     files[path] = files[path].replace(old, new)
     with pytest.raises(MetalCompileError, match=f"mlxrt/kernels/metal/{named}"):
-        launch(gpu_of("metal", Simulator().metal_kernel))
+        launch(make_gpu("metal", Simulator().metal_kernel))
 
 
 @pytest.mark.skipif(tool() is None, reason="NVIDIA's compiler is not here")
@@ -87,7 +87,7 @@ def test_an_error_names_the_file_and_line(files, path, old, new, named):
 def test_nvidia_s_compiler_names_them_too(files, path, old, new, named):
     files[path] = files[path].replace(old, new)
     compiled = Compiled()
-    launch(gpu_of("cuda", compiled))
+    launch(make_gpu("cuda", compiled))
     [complaint] = compiled.texts.values()
     assert f"mlxrt/kernels/metal/{named.replace(':', '(')})" in complaint
 
@@ -108,11 +108,11 @@ def test_every_file_is_used_and_every_name_is_its_own():
 
 
 def test_a_variant_is_another_kernel():
-    [source] = OPS["matvec_of_sum"].sources
+    [source] = OPS["add_norm_qmv"].sources
     assert source.name == "mlxrt_qmv_add_norm" and source.helpers.startswith("#define ADD_NORM 1\n")
-    case = cases_of(OPS["matvec_of_sum"], "float32")[0]
+    case = cases_of(OPS["add_norm_qmv"], "float32")[0]
     sim = Simulator(portable=True)
-    OPS["matvec_of_sum"].launch(gpu_of("metal", sim.metal_kernel), **case.arguments())
+    OPS["add_norm_qmv"].launch(make_gpu("metal", sim.metal_kernel), **case.arguments())
     assert "custom_kernel_mlxrt_qmv_add_norm" in sim.launches[0].text
 
 

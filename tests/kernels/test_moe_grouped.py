@@ -3,7 +3,7 @@
 import mlx.core as mx
 import pytest
 
-from mlxrt.kernels import Kernels, gpu_of
+from mlxrt.kernels import Kernels, make_gpu
 from mlxrt.models.moe import GROUPED, Experts
 
 from ..support.metal_sim import Simulator
@@ -26,7 +26,7 @@ def layer(kernels, bits, dtype):
 @pytest.mark.parametrize("tokens", [GROUPED - 1, GROUPED, 21])
 def test_many_tokens_are_one_by_one(tokens, bits):
     sim, dtype = Simulator(portable=True), mx.bfloat16
-    kernels = Kernels("strict", gpu_of("metal", sim.metal_kernel))
+    kernels = Kernels("strict", make_gpu("metal", sim.metal_kernel))
     experts = layer(kernels, bits, dtype)
     x = mx.random.normal((tokens, 128)).astype(dtype)
     chosen = mx.random.randint(0, 6, (tokens, 2)).astype(mx.uint32)
@@ -42,14 +42,14 @@ def test_many_tokens_are_one_by_one(tokens, bits):
     expected = residual + mx.concatenate(rows)
     assert y.dtype == dtype
     assert mx.abs(y.astype(mx.float32) - expected).max() < 2e-2 * mx.abs(expected).max()
-    assert ("grouped_product" in kernels.used) == (tokens >= GROUPED)
+    assert ("moe_grouped" in kernels.used) == (tokens >= GROUPED)
     assert not sim.errors()
 
 
 def test_float32_goes_the_other_way():
     sim = Simulator(portable=True)
-    kernels = Kernels("strict", gpu_of("metal", sim.metal_kernel))
+    kernels = Kernels("strict", make_gpu("metal", sim.metal_kernel))
     experts = layer(kernels, 4, mx.float32)
     x, chosen = mx.random.normal((9, 128)), mx.random.randint(0, 6, (9, 2)).astype(mx.uint32)
     experts(x, chosen, mx.random.uniform(0, 1, (9, 2)))
-    assert "grouped_product" not in kernels.used and "expert_down" in kernels.used
+    assert "moe_grouped" not in kernels.used and "moe_down" in kernels.used

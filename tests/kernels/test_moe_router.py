@@ -3,7 +3,7 @@
 import mlx.core as mx
 import pytest
 
-from mlxrt.kernels import gpu_of, route
+from mlxrt.kernels import make_gpu, moe_router
 from mlxrt.kernels.error_report import prove, truth
 from mlxrt.kernels.registry import Case
 from mlxrt.kernels.testing import sample
@@ -20,10 +20,12 @@ def call(count, width, mode):
 @pytest.mark.parametrize("mode", ["affine", "codes"])
 def test_the_widest_rows_that_are_taken_fit(mode):
     case, sim = call(40, 7168, mode), Simulator()
-    assert route.refuses(**case.arguments()) is None
-    assert prove(route, case, gpu_of("metal", sim.metal_kernel), truth(route, case)).holds(route.tolerance["float16"])
+    assert moe_router.unsupported(**case.arguments()) is None
+    assert prove(moe_router, case, make_gpu("metal", sim.metal_kernel), truth(moe_router, case)).holds(
+        moe_router.tolerance["float16"]
+    )
 
 
 def test_what_does_not_fit_is_refused():
-    assert "threadgroup memory" in (route.refuses(**call(512, 7168, "codes").arguments()) or "")
-    assert "threadgroup memory" in (route.refuses(**call(8, 8192, "affine").arguments()) or "")
+    assert "threadgroup memory" in (moe_router.unsupported(**call(512, 7168, "codes").arguments()) or "")
+    assert "threadgroup memory" in (moe_router.unsupported(**call(8, 8192, "affine").arguments()) or "")

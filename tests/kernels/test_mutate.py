@@ -111,8 +111,8 @@ def test_explanations_name_mutants_that_exist():
 
 
 def test_a_kernel_that_is_wrong_as_it_is_gives_the_alarm(monkeypatch, tmp_path):
-    op = OPS["mix"]
-    assert alarms("mix", tmp_path) == []
+    op = OPS["moe_combine"]
+    assert alarms("moe_combine", tmp_path) == []
     wrong = replace(op, reference=lambda **arguments: 2 * op.reference(**arguments), name="doubled")
     monkeypatch.setitem(OPS, "doubled", wrong)
     assert alarms("doubled", tmp_path)

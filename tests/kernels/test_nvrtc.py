@@ -5,7 +5,7 @@ from threading import Thread
 import mlx.core as mx
 import pytest
 
-from mlxrt.kernels import gpu_of
+from mlxrt.kernels import make_gpu
 from mlxrt.kernels.cuda import nvrtc as cuda_compiler
 from mlxrt.kernels.cuda.nvrtc import Library, compiled, cuda_text, tool
 
@@ -97,7 +97,7 @@ def test_where_compiled_kernels_do_not_run_mlx_compiles(tmp_path, monkeypatch):
     monkeypatch.setattr(cuda_compiler, "tool", lambda: ("there", tmp_path))
     monkeypatch.setattr(cuda_compiler, "compiled", lambda text, architecture: b"code")
     said = capture_log()
-    assert gpu_of("cuda", folder=tmp_path)._make is mx.fast.cuda_kernel
+    assert make_gpu("cuda", folder=tmp_path)._make is mx.fast.cuda_kernel
     assert len(said) == 1 and said[0].startswith("MLX compiles kernels anew in every process: ")
 
 

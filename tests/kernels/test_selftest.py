@@ -5,11 +5,11 @@ import json
 import mlx.core as mx
 import pytest
 
-from mlxrt.kernels import OPS, Case, InlineSource, Kernels, Op, gpu_of
+from mlxrt.kernels import OPS, Case, InlineSource, Kernels, Op, make_gpu
 from mlxrt.kernels import selftest as verdicts
 from mlxrt.kernels.dispatch import computed_in
 from mlxrt.kernels.error_report import DTYPES, cases_of, compare, with_kernels
-from mlxrt.kernels.selftest import FEW, Record, examine, launched, verify, when_used
+from mlxrt.kernels.selftest import FEW, Record, examine, launched, verify, verify_on_first_use
 
 from ..support.log_lines import capture_log
 from ..support.metal_sim import Simulator
@@ -45,7 +45,7 @@ def two_ops(monkeypatch):
 
 def machine() -> tuple[Kernels, Simulator, list[str]]:
     sim, said = Simulator(), capture_log()
-    return Kernels("auto", gpu_of("metal", sim.metal_kernel)), sim, said
+    return Kernels("auto", make_gpu("metal", sim.metal_kernel)), sim, said
 
 
 def test_the_wrong_one_is_disabled_named_and_not_used(two_ops, tmp_path):
@@ -149,13 +149,13 @@ def test_trying_leaves_the_random_state_alone():
 
 def test_an_op_of_the_registry_is_judged_by_its_own_cases():
     op = next(iter(OPS.values()))
-    gpu = gpu_of("metal", Simulator(portable=True).metal_kernel)
+    gpu = make_gpu("metal", Simulator(portable=True).metal_kernel)
     assert examine(op, gpu, "float16", most=2).agrees
 
     def spoiled(source, **rest):
         return Simulator(strict=False).metal_kernel(source=source.replace("simd_sum", "simd_max"), **rest)
 
-    found = examine(op, gpu_of("metal", spoiled), "float16", most=2)
+    found = examine(op, make_gpu("metal", spoiled), "float16", most=2)
     assert not found.agrees and found.cases == 1 and found.told
 
 
@@ -180,15 +180,15 @@ def test_nan_and_wrong_types_are_infinitely_wrong():
 
 def test_what_would_never_be_launched_is_not_tried():
     op = toy("slow", 2, THRICE)
-    op.pays = lambda x: False
-    found = examine(op, gpu_of("metal", Simulator().metal_kernel), "float32")
+    op.is_faster = lambda x: False
+    found = examine(op, make_gpu("metal", Simulator().metal_kernel), "float32")
     assert found.agrees and found.cases == 0
 
 
 def test_a_kernel_is_asked_about_when_it_is_first_used(two_ops, tmp_path):
     right, wrong = toy("right", 2, TWICE), toy("wrong", 2, THRICE)
     kernels, sim, said = machine()
-    when_used(kernels, tmp_path)
+    verify_on_first_use(kernels, tmp_path)
     assert not sim.launches and not said
     x = mx.arange(32).astype(mx.float32)
     for _ in range(2):
@@ -240,4 +240,4 @@ def test_every_kernel_has_small_cases_that_would_be_launched(dtype):
     """A verdict on no case at all would be a good one. Only products of halves take no float32."""
     counts = {name: len(launched(op, dtype, large=False)) for name, op in with_kernels().items()}
     few = {name for name, n in counts.items() if n < FEW}
-    assert few == ({"matmul", "grouped_product"} if dtype == "float32" else set())
+    assert few == ({"qmm", "moe_grouped"} if dtype == "float32" else set())

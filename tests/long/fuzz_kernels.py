@@ -15,7 +15,7 @@ import mlxrt  # noqa: F401  before MLX
 
 import mlx.core as mx  # isort: skip
 
-from mlxrt.kernels import OPS, Case, Matrix, gpu_of
+from mlxrt.kernels import OPS, Case, QuantizedMatrix, make_gpu
 from mlxrt.kernels.error_report import DTYPES, prove, truth
 from mlxrt.kernels.ops.kv_quant import CodedToken, Packed
 from mlxrt.kernels.ops.paged_attention import ALONE
@@ -33,7 +33,7 @@ def normal(dtype: mx.Dtype, *shape: int) -> mx.array:
     return mx.random.normal(shape).astype(dtype)
 
 
-def matrix(rng: random.Random, dtype: mx.Dtype, *shape: int) -> Matrix:
+def matrix(rng: random.Random, dtype: mx.Dtype, *shape: int) -> QuantizedMatrix:
     """Plain, packed or coded, [.., rows, width]."""
     group = rng.choice([g for g in (32, 64, 128) if shape[-1] % g == 0])
     kind = rng.choice(["affine", "affine", "affine", "codes", "codes", "mxfp4", "dense"])
@@ -58,7 +58,7 @@ def product(rng: random.Random, dtype: mx.Dtype, rows: range, step: int) -> Case
     return Case(f"{n} x [{m.rows}, {width}] {m.mode}{m.bits}/{m.group}", arrays, options)
 
 
-def draw_matvec(rng: random.Random, dtype: mx.Dtype) -> Case:
+def draw_qmv(rng: random.Random, dtype: mx.Dtype) -> Case:
     case = product(rng, dtype, range(1, 5), 32)
     if rng.random() < 0.5:
         case.arrays["norm"] = normal(dtype, case.options["matrix"].width)
@@ -67,7 +67,7 @@ def draw_matvec(rng: random.Random, dtype: mx.Dtype) -> Case:
 
 
 def draw_of_sum(rng: random.Random, dtype: mx.Dtype) -> Case:
-    case = draw_matvec(rng, dtype)
+    case = draw_qmv(rng, dtype)
     shape = case.arrays["x"].shape
     case.arrays.update(residual=normal(dtype, *shape), post=normal(dtype, shape[1]))
     case.options["post_eps"] = rng.choice([1e-6, 0.1])
@@ -76,7 +76,7 @@ def draw_of_sum(rng: random.Random, dtype: mx.Dtype) -> Case:
     return case
 
 
-def draw_matmul(rng: random.Random, dtype: mx.Dtype) -> Case:
+def draw_qmm(rng: random.Random, dtype: mx.Dtype) -> Case:
     return product(rng, dtype, range(5, 65), 128)
 
 
@@ -169,7 +169,9 @@ def draw_routed(rng: random.Random, dtype: mx.Dtype) -> Case:
     )
 
 
-def routed(rng: random.Random, dtype: mx.Dtype, step: int) -> tuple[int, int, int, int, Matrix, dict[str, mx.array]]:
+def routed(
+    rng: random.Random, dtype: mx.Dtype, step: int
+) -> tuple[int, int, int, int, QuantizedMatrix, dict[str, mx.array]]:
     n, k, count = rng.randint(1, 12), rng.randint(1, 8), rng.randint(1, 20)
     width, outs = step * rng.randint(1, 1200 // step), rng.randint(1, 40)
     experts = mx.random.randint(0, count, (n, k)).astype(mx.uint32)
@@ -195,7 +197,7 @@ def draw_down(rng: random.Random, dtype: mx.Dtype) -> Case:
 
 def draw_grouped(rng: random.Random, dtype: mx.Dtype) -> Case:
     n, k, count, outs, m, arrays = routed(rng, dtype, 128)
-    order, bounds = OPS["order_pairs"].reference(arrays["experts"], count)
+    order, bounds = OPS["moe_sort"].reference(arrays["experts"], count)
     each = rng.choice([1, k])
     arrays |= {"order": order, "bounds": bounds, "x": normal(dtype, n * k // each, m.width)}
     options = {"matrix": m, "each": each, "dtype": dtype}
@@ -219,17 +221,17 @@ def draw_delta(rng: random.Random, dtype: mx.Dtype) -> Case:
 
 
 DRAWS: dict[str, Draw] = {
-    "attend_pages": draw_pages,
-    "attend_packed": draw_packed,
+    "paged_attention": draw_pages,
+    "quantized_paged_attention": draw_packed,
     "qkv_attention": draw_entry,
-    "route_gate_up": draw_routed,
-    "matvec": draw_matvec,
-    "matvec_of_sum": draw_of_sum,
-    "matmul": draw_matmul,
-    "expert_gate_up": draw_gate_up,
-    "expert_down": draw_down,
-    "grouped_product": draw_grouped,
-    "delta_step": draw_delta,
+    "moe_router_gate_up": draw_routed,
+    "qmv": draw_qmv,
+    "add_norm_qmv": draw_of_sum,
+    "qmm": draw_qmm,
+    "moe_gate_up": draw_gate_up,
+    "moe_down": draw_down,
+    "moe_grouped": draw_grouped,
+    "gated_delta_step": draw_delta,
 }
 
 
@@ -237,7 +239,7 @@ def look(name: str, case: Case, dtype: str, order: int) -> str | None:
     """What is wrong, if anything is."""
     op = OPS[name]
     try:
-        proof = prove(op, case, gpu_of("metal", Simulator(order, portable=True).metal_kernel), truth(op, case))
+        proof = prove(op, case, make_gpu("metal", Simulator(order, portable=True).metal_kernel), truth(op, case))
     except MetalSimError as found:
         return str(found).splitlines()[0]
     return None if proof.holds(op.tolerance[dtype]) else proof.told
@@ -258,7 +260,7 @@ def main() -> int:
             mx.random.seed(args.seed * 100000 + i)
             dtype = rng.choice(list(DTYPES))
             case = DRAWS[name](rng, DTYPES[dtype])
-            if OPS[name].refuses(**case.arguments()):
+            if OPS[name].unsupported(**case.arguments()):
                 refused += 1
                 continue
             tried += 1

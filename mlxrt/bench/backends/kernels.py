@@ -20,10 +20,10 @@ class KernelBackend:
     def __init__(self, setting: dict[str, Any]):
         import mlx.core as mx
 
-        from mlxrt.kernels import OPS, backend, gpu_of
+        from mlxrt.kernels import OPS, backend, make_gpu
         from mlxrt.weights.source.cache_dir import cache_root
 
-        self.gpu = gpu_of(backend(), folder=cache_root() / "kernels")
+        self.gpu = make_gpu(backend(), folder=cache_root() / "kernels")
         if self.gpu is None:
             raise NoKernel("there is no GPU here: every op runs as plain MLX, nothing to compare")
         self.backend = backend()
@@ -32,7 +32,7 @@ class KernelBackend:
             for dtype in (mx.bfloat16, mx.float16):
                 for case in op.cases(dtype):
                     arguments = case.arguments()
-                    if op.launch is not None and not op.refuses(**arguments):
+                    if op.launch is not None and not op.unsupported(**arguments):
                         self.todo.append((op, case, str(dtype).rpartition(".")[2]))
 
     def info(self) -> dict[str, Any]:

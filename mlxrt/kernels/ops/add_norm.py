@@ -35,11 +35,11 @@ def add_norm(x, weight, eps, residual=None, scalar=None):
     return y if scalar is None else y * scalar
 
 
-def pays(x, **rest) -> bool:
+def is_faster(x, **rest) -> bool:
     return x.shape[0] <= 64
 
 
-@add_norm.kernel(ADD_NORM, pays=pays)
+@add_norm.kernel(ADD_NORM, is_faster=is_faster)
 def launch(gpu, x, weight, eps, residual=None, scalar=None):
     held = scalar if isinstance(scalar, mx.array) else None
     inputs = [x, weight, residual, held]

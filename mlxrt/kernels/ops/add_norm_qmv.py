@@ -2,7 +2,7 @@
 
 Where a branch is normed on its way out, add_norm would be a launch of its own before every product. Here each
 threadgroup makes the whole sum for itself while its first weights are on their way, and the first one writes it. The
-rest of the text is matvec's: the sum is rounded as if it had been in memory, so the product is the same.
+rest of the source is qmv's: the sum is rounded as if it had been in memory, so the product is the same.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ import mlx.core as mx
 from ..registry import Case, Source, op
 from .add_norm import add_norm
 from .linear import linear
-from .qmv import QMV, bits_of, matvec, multiplied, product_case
+from .qmv import QMV, bits_of, multiplied, product_case, qmv
 
 ADD_NORM_QMV = Source(
     "qmv.metal", (*QMV.inputs, "residual", "post", "scalar"), (*QMV.outputs, "h"), {"ADD_NORM": 1}, "add_norm"
@@ -47,19 +47,19 @@ def unfused(kernels, x, matrix, residual, post, post_eps, scalar=None, **product
 
 
 @op(sum_cases, unfused=unfused)
-def matvec_of_sum(x, matrix, residual, post, post_eps, scalar=None, **product):
-    """h = (residual + RMSNorm(x)) * scalar, and matvec of it: (the product [N, O], h [N, K])."""
+def add_norm_qmv(x, matrix, residual, post, post_eps, scalar=None, **product):
+    """h = (residual + RMSNorm(x)) * scalar, and qmv of it: (the product [N, O], h [N, K])."""
     h = add_norm.reference(x, post, post_eps, residual, scalar)
-    return matvec.reference(h, matrix, **product), h
+    return qmv.reference(h, matrix, **product), h
 
 
-def refuses(x, matrix, residual, post, norm=None, **rest) -> str | None:
+def unsupported(x, matrix, residual, post, norm=None, **rest) -> str | None:
     if residual.dtype != x.dtype or post.dtype != x.dtype:  # they are read eight at a time, as words
         return f"a branch in {x.dtype}, the residual in {residual.dtype}, the norm in {post.dtype}"
-    return matrix.refused(x, norm)
+    return matrix.unsupported(x, norm)
 
 
-@matvec_of_sum.kernel(ADD_NORM_QMV, refuses=refuses, pays=matvec.pays)
+@add_norm_qmv.kernel(ADD_NORM_QMV, unsupported=unsupported, is_faster=qmv.is_faster)
 def launch(gpu, x, matrix, residual, post, post_eps, scalar=None, **product):
     given = {"POST_EPS": bits_of(post_eps), "SCALED": scalar is not None}
     more, outputs = [residual, post, scalar], [(x.shape, x.dtype)]

@@ -17,7 +17,7 @@ CASES = [
 ]  # fmt: skip
 
 
-def greedy_cases(dtype: mx.Dtype) -> Iterator[Case]:
+def argmax_cases(dtype: mx.Dtype) -> Iterator[Case]:
     for rows, vocab, odd in CASES:
         mx.random.seed(vocab)
         x = mx.random.normal((rows, vocab)).astype(dtype)
@@ -30,8 +30,8 @@ def greedy_cases(dtype: mx.Dtype) -> Iterator[Case]:
         yield Case(f"[{rows}, {vocab}]{'' if odd is None else f' with {odd}'}", {"x": x})
 
 
-@op(greedy_cases)
-def greedy(x):
+@op(argmax_cases)
+def argmax(x):
     """(tokens uint32 [R], told uint32 [R, 2]): the first of the largest logits; rows without a finite one have token 0.
     `told` is the same token, and 1 if the row has none."""
     tokens = mx.argmax(x, axis=-1)
@@ -41,7 +41,7 @@ def greedy(x):
     return tokens, mx.stack([tokens, bad.astype(mx.uint32)], axis=1)
 
 
-@greedy.kernel(ARGMAX)
+@argmax.kernel(ARGMAX)
 def launch(gpu, x):
     rows, vocab = x.shape
     outputs = [((rows,), mx.uint32), ((rows, 2), mx.uint32)]

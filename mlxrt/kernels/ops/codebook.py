@@ -1,4 +1,4 @@
-"""Matrix product with codebook weights: W[row, j * g + i] = codebook[indices[row, j], i]."""
+"""QuantizedMatrix product with codebook weights: W[row, j * g + i] = codebook[indices[row, j], i]."""
 
 import math
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def codebook_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 
 @op(codebook_cases)
-def vector_rows(x, indices, codebook, dtype, experts=None):
+def codebook_rows(x, indices, codebook, dtype, experts=None):
     """x [N, K] -> [N, O]; with experts [N, k] of a stack: [N, k, O]."""
     x, codebook = x.astype(mx.float32), codebook.astype(mx.float32)
     if experts is None:
@@ -38,13 +38,13 @@ def vector_rows(x, indices, codebook, dtype, experts=None):
     return (x[:, None, None] @ dequantize_codebook(indices[experts], codebook).swapaxes(-1, -2))[:, :, 0].astype(dtype)
 
 
-def refuses(x, indices, codebook, **rest) -> str | None:
+def unsupported(x, indices, codebook, **rest) -> str | None:
     if x.ndim != 2:
         return f"x of {x.ndim} axes"
     return "a stack of 2^32 elements or more" if indices.size * codebook.shape[1] >= 1 << 32 else None
 
 
-@vector_rows.kernel(CODEBOOK, refuses=refuses, pays=lambda x, **rest: x.shape[0] <= MAX_ROWS)
+@codebook_rows.kernel(CODEBOOK, unsupported=unsupported, is_faster=lambda x, **rest: x.shape[0] <= MAX_ROWS)
 def launch(gpu, x, indices, codebook, dtype, experts=None):
     outs, pairs = indices.shape[-2], x.shape[0] if experts is None else experts.size
     each = 4 if outs * pairs >= 4096 else 1

@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from ..registry import Case, Source, op
 from .qmv import bits_of
-from .quantized import Matrix
+from .quantized import QuantizedMatrix
 
 EMBEDDING = Source("embedding.metal", ("tokens", "w", "s", "z", "l"), ("y",))
 
@@ -21,7 +21,7 @@ def embed_cases(dtype: mx.Dtype) -> Iterator[Case]:
     ]:
         mx.random.seed(width)
         packed = mx.quantize(mx.random.normal((rows, width)).astype(dtype), group, bits, mode=mode)
-        matrix = Matrix(packed[0], packed[1], packed[2] if mode == "affine" else None, bits, group, mode)
+        matrix = QuantizedMatrix(packed[0], packed[1], packed[2] if mode == "affine" else None, bits, group, mode)
         tokens = mx.random.randint(0, rows, (many,)).astype(mx.uint32)
         options = {"matrix": matrix, "scale": width**0.5, "dtype": dtype}
         yield Case(f"{mode}{bits} group {group} [{rows}, {width}] x{many}", {"tokens": tokens}, options)
@@ -38,17 +38,17 @@ def embed_rows(tokens, matrix, dtype, scale=1.0):
     return y if scale == 1.0 else y * scale
 
 
-def refuses(tokens, matrix, dtype, **rest) -> str | None:
+def unsupported(tokens, matrix, dtype, **rest) -> str | None:
     if matrix.packed and matrix.mode not in ("affine", "mxfp4"):
         return f"{matrix.mode} weights"
     return f"rows of {matrix.width} numbers" if matrix.width % 32 else None
 
 
-def pays(matrix, **rest) -> bool:
+def is_faster(matrix, **rest) -> bool:
     return matrix.packed  # plain rows are one gather
 
 
-@embed_rows.kernel(EMBEDDING, refuses=refuses, pays=pays)
+@embed_rows.kernel(EMBEDDING, unsupported=unsupported, is_faster=is_faster)
 def launch(gpu, tokens, matrix, dtype, scale=1.0):
     groups = (math.ceil(matrix.width / 256), tokens.shape[0], 1)
     shape = (tokens.shape[0], matrix.width)

@@ -111,7 +111,7 @@ def delta_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 
 @op(delta_cases)
-def delta_step(qkv, z, a, b, conv_state, state, **weights):
+def gated_delta_step(qkv, z, a, b, conv_state, state, **weights):
     """`gated_delta_layer` without the axis of tokens: qkv [B, C], z [B, Hv Dv], a and b [B, Hv] -> y as z, new
     conv_state, new state."""
     qkv, z, a, b = (x[:, None] for x in (qkv, z, a, b))
@@ -119,7 +119,7 @@ def delta_step(qkv, z, a, b, conv_state, state, **weights):
     return y[:, 0], conv_state, state
 
 
-def refuses(qkv, z, conv_state, state, conv_weight, **rest) -> str | None:
+def unsupported(qkv, z, conv_state, state, conv_weight, **rest) -> str | None:
     key_dim, value_dim = state.shape[2:]
     if key_dim % 32 or value_dim % 32 or max(key_dim, value_dim) > MAX_HEAD_DIM:
         return f"heads of {key_dim} x {value_dim}: multiples of 32 up to {MAX_HEAD_DIM}"
@@ -130,7 +130,7 @@ def refuses(qkv, z, conv_state, state, conv_weight, **rest) -> str | None:
     return None
 
 
-@delta_step.kernel(GATED_DELTA, refuses=refuses)
+@gated_delta_step.kernel(GATED_DELTA, unsupported=unsupported)
 def launch(gpu, qkv, z, a, b, conv_state, state, conv_weight, a_log, dt_bias, norm, eps):
     rows, heads, key_dim, value_dim = state.shape
     y, conv_out, state_out = gpu(

@@ -43,17 +43,17 @@ def hadamard_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 
 @op(hadamard_cases)
-def turn(x, blocks, dtype, signs=None):
+def hadamard(x, blocks, dtype, signs=None):
     """x [N, D] -> [N, D], computed in float32."""
     x = x.astype(mx.float32)
     return transform_blocks(x if signs is None else x * signs, blocks).astype(dtype)
 
 
-def refuses(x, blocks, **rest) -> str | None:
+def unsupported(x, blocks, **rest) -> str | None:
     return f"rows of {x.shape[-1]} elements" if x.shape[-1] > MAX_WIDTH or x.ndim != 2 else None
 
 
-@turn.kernel(HADAMARD, refuses=refuses)
+@hadamard.kernel(HADAMARD, unsupported=unsupported)
 def launch(gpu, x, blocks, dtype, signs=None):
     [y] = gpu(
         HADAMARD,

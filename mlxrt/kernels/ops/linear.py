@@ -6,15 +6,15 @@ import mlx.core as mx
 
 from ..dispatch import Kernels
 from .add_norm import add_norm
-from .qmm import matmul
-from .qmv import FEW, matvec
-from .quantized import Matrix
+from .qmm import qmm
+from .qmv import FEW, qmv
+from .quantized import QuantizedMatrix
 
 
 def linear(
     kernels: Kernels,
     x: mx.array,
-    matrix: Matrix,
+    matrix: QuantizedMatrix,
     *,
     norm: mx.array | None = None,
     eps: float = 0.0,
@@ -23,6 +23,6 @@ def linear(
 ) -> mx.array:
     """matrix @ RMSNorm(x) + bias; `epilogue` is the ops': activation, pair, times, residual, softcap."""
     if x.shape[0] <= FEW:
-        return kernels.run(matvec, x=x, matrix=matrix, norm=norm, eps=eps, bias=bias, **epilogue)
+        return kernels.run(qmv, x=x, matrix=matrix, norm=norm, eps=eps, bias=bias, **epilogue)
     h = x if norm is None else kernels.run(add_norm, x=x, weight=norm, eps=eps)
-    return kernels.run(matmul, x=h, matrix=matrix, bias=bias, **epilogue)
+    return kernels.run(qmm, x=h, matrix=matrix, bias=bias, **epilogue)

@@ -19,18 +19,18 @@ def dequantize_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 
 @op(dequantize_cases)
-def coded_unpack(matrix, dtype):
+def lut_dequantize(matrix, dtype):
     """The dense matrices in the rotated basis, [.., O, K]."""
     return matrix.plain().astype(dtype)
 
 
-def refuses(matrix, dtype) -> str | None:
+def unsupported(matrix, dtype) -> str | None:
     if matrix.scales.size * matrix.width >= 1 << 32:
         return "a stack of 2^32 elements or more"
     return f"rows of {matrix.width} elements" if matrix.width % 32 else None
 
 
-@coded_unpack.kernel(LUT_DEQUANTIZE, refuses=refuses)
+@lut_dequantize.kernel(LUT_DEQUANTIZE, unsupported=unsupported)
 def launch(gpu, matrix, dtype):
     shape = (*matrix.scales.shape, matrix.width)
     groups = math.ceil(math.prod(shape) / THREADS)

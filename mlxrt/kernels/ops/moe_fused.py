@@ -14,8 +14,8 @@ import mlx.core as mx
 from ..registry import Case, Source, op
 from ..testing import sample
 from .activation import ACTIVATIONS
-from .moe_qmv import expert_gate_up
-from .moe_router import INPUTS, SIMDGROUPS, route, routing
+from .moe_qmv import moe_gate_up
+from .moe_router import INPUTS, SIMDGROUPS, moe_router, routing
 from .quantized import AFFINE
 
 WIDEST = 4096  # numbers of x: 16 KB of threadgroup memory
@@ -30,7 +30,7 @@ ROUTER_GATE_UP = Source(
 )
 
 
-def routed_cases(dtype: mx.Dtype) -> Iterator[Case]:
+def router_gate_up_cases(dtype: mx.Dtype) -> Iterator[Case]:
     shapes: list[tuple[Any, ...]] = [
         # tokens, k, experts, width, hidden, router's and experts' layout, what else
         (1, 4, 40, 64, 24, ("affine", 8), ("affine", 4), {"norm": True, "normalise": True}),
@@ -64,32 +64,32 @@ def routed_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 def unfused(kernels, x, router, matrix, k, activation, norm=None, eps=0.0, rbias=None, bias=None, **rules):
     normed = {"norm": norm, "eps": eps}
-    experts, weights = kernels.run(route, x=x, matrix=router, k=k, bias=rbias, **normed, **rules)
+    experts, weights = kernels.run(moe_router, x=x, matrix=router, k=k, bias=rbias, **normed, **rules)
     gated = {"matrix": matrix, "activation": activation, "bias": bias}
-    return kernels.run(expert_gate_up, x=x, experts=experts, **gated, **normed), experts, weights
+    return kernels.run(moe_gate_up, x=x, experts=experts, **gated, **normed), experts, weights
 
 
-@op(routed_cases, unfused=unfused)
-def route_gate_up(
+@op(router_gate_up_cases, unfused=unfused)
+def moe_router_gate_up(
     x, router, matrix, k, activation, norm=None, eps=0.0, rbias=None, bias=None, correction=None, scales=None, **rules
 ):
-    """route, then expert_gate_up: (h [N, k, I], experts [N, k], weights [N, k])."""
+    """moe_router, then moe_gate_up: (h [N, k, I], experts [N, k], weights [N, k])."""
     chosen = {"norm": norm, "eps": eps, "bias": rbias, "correction": correction, "scales": scales}
-    experts, weights = route.reference(x, router, k, **chosen, **rules)
-    return expert_gate_up.reference(x, experts, matrix, activation, norm, eps, bias), experts, weights
+    experts, weights = moe_router.reference(x, router, k, **chosen, **rules)
+    return moe_gate_up.reference(x, experts, matrix, activation, norm, eps, bias), experts, weights
 
 
-def refuses(x, router, matrix, k, norm=None, **rest) -> str | None:
+def unsupported(x, router, matrix, k, norm=None, **rest) -> str | None:
     if matrix.width > WIDEST:
         return f"rows of {matrix.width} numbers: {WIDEST} fit threadgroup memory"
-    return route.refuses(x, router, k, norm) or matrix.refused(x, norm)
+    return moe_router.unsupported(x, router, k, norm) or matrix.unsupported(x, norm)
 
 
-def pays(x, matrix, **rest) -> bool:
+def is_faster(x, matrix, **rest) -> bool:
     return x.shape[0] == 1 and matrix.width <= WIDEST
 
 
-@route_gate_up.kernel(ROUTER_GATE_UP, refuses=refuses, pays=pays)
+@moe_router_gate_up.kernel(ROUTER_GATE_UP, unsupported=unsupported, is_faster=is_faster)
 def launch(
     gpu, x, router, matrix, k, activation, norm=None, eps=0.0, rbias=None, bias=None, correction=None, scales=None, **rules
 ):  # fmt: skip

@@ -14,7 +14,7 @@ from ..registry import Case, Source, op
 from ..testing import sample
 from .activation import activate
 from .moe_qmv import gathered
-from .qmm import QMM, refuses
+from .qmm import QMM, unsupported
 from .qmv import after
 
 MOST = 2048  # pairs: they lie in threadgroup memory while they are put in order
@@ -35,7 +35,7 @@ def order_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 
 @op(order_cases)
-def order_pairs(experts, count):
+def moe_sort(experts, count):
     """experts [N, k] -> (pairs in the order of their experts [N k], where each expert's begin [count + 1])."""
     flat = experts.flatten()
     bounds = (flat[None] < mx.arange(count + 1)[:, None]).sum(axis=1)
@@ -43,7 +43,7 @@ def order_pairs(experts, count):
     return mx.argsort(place).astype(mx.uint32), bounds.astype(mx.uint32)
 
 
-@order_pairs.kernel(SORT, pays=lambda experts, count: experts.size <= MOST)
+@moe_sort.kernel(SORT, is_faster=lambda experts, count: experts.size <= MOST)
 def launch_order(gpu, experts, count):
     outputs = [((experts.size,), mx.uint32), ((count + 1,), mx.uint32)]
     order, bounds = gpu(SORT, [experts], 1, MANY, outputs, P=experts.size, E=count, MANY=MANY)
@@ -70,7 +70,7 @@ def product_cases(dtype: mx.Dtype) -> Iterator[Case]:
         experts = mx.random.randint(0, count, (rows, k)).astype(mx.uint32)
         if extra.get("lean"):  # nearly all go to the first
             experts = mx.where(mx.arange(rows)[:, None] % 10 < 9, 0, experts)
-        order, bounds = order_pairs.reference(experts, count)
+        order, bounds = moe_sort.reference(experts, count)
         each = 1 if extra.get("down") else k
         arrays = {"x": mx.random.normal((rows * k // each, width)).astype(dtype)}
         arrays |= {"experts": experts, "order": order, "bounds": bounds}
@@ -83,7 +83,7 @@ def product_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 
 @op(product_cases)
-def grouped_product(x, experts, order, bounds, matrix, each, dtype, activation=None, pair=False, bias=None):
+def moe_grouped(x, experts, order, bounds, matrix, each, dtype, activation=None, pair=False, bias=None):
     """[N k, O]: every pair's expert times its row of x, which `each` pairs share; activated, of gate times up."""
     rows, chosen = x[mx.arange(experts.size) // each], experts.reshape(-1, 1)
     y = gathered(matrix, rows[:, None], chosen)[:, 0]
@@ -94,7 +94,7 @@ def grouped_product(x, experts, order, bounds, matrix, each, dtype, activation=N
     return y.astype(dtype)
 
 
-@grouped_product.kernel(QMM, refuses=refuses)
+@moe_grouped.kernel(QMM, unsupported=unsupported)
 def launch_product(gpu, x, experts, order, bounds, matrix, each, dtype, activation=None, pair=False, bias=None):
     rows, count = matrix.rows // 2 if pair else matrix.rows, matrix.weight.shape[0]
     pairs = experts.size / count
@@ -137,13 +137,13 @@ def mix_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 
 @op(mix_cases)
-def mix(parts, weights, dtype, residual=None):
+def moe_combine(parts, weights, dtype, residual=None):
     """parts [N k, O] float32, weights [N, k] -> [N, O]: each token's sum; + residual."""
     y = (parts.reshape(*weights.shape, -1) * weights[..., None]).sum(axis=1)
     return (y if residual is None else residual.astype(mx.float32) + y).astype(dtype)
 
 
-@mix.kernel(COMBINE)
+@moe_combine.kernel(COMBINE)
 def launch_mix(gpu, parts, weights, dtype, residual=None):
     (rows, k), outs = weights.shape, parts.shape[1]
     [y] = gpu(

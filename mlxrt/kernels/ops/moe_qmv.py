@@ -10,8 +10,8 @@ from ..registry import Case, Source, op
 from ..testing import sample
 from .activation import ACTIVATIONS, activate
 from .gather import gather_mm
-from .qmv import bits_of, refuses
-from .quantized import Matrix
+from .qmv import bits_of, unsupported
+from .quantized import QuantizedMatrix
 from .staging import tile
 
 MANY = 64  # tokens up to which a matvec for each of their experts is the faster way
@@ -78,7 +78,7 @@ def down_cases(dtype: mx.Dtype) -> Iterator[Case]:
         yield Case(name, arrays, {"matrix": sample(mode, (count, outs, width), dtype, bits)})
 
 
-def gathered(matrix: Matrix, x: mx.array, experts: mx.array) -> mx.array:
+def gathered(matrix: QuantizedMatrix, x: mx.array, experts: mx.array) -> mx.array:
     """x [N, k or 1, K] through the matrices of `experts` [N, k] -> [N, k, O]."""
     if matrix.codes is not None:
         return matrix.codes.gather_multiply(x[:, :, None], experts)[:, :, 0].astype(x.dtype)
@@ -94,7 +94,7 @@ def gathered(matrix: Matrix, x: mx.array, experts: mx.array) -> mx.array:
 
 
 @op(gate_up_cases)
-def expert_gate_up(x, experts, matrix, activation, norm=None, eps=0.0, bias=None):
+def moe_gate_up(x, experts, matrix, activation, norm=None, eps=0.0, bias=None):
     """x [N, K] -> [N, k, I]: the activated gates times ups of each token's experts."""
     h = x if norm is None else mx.fast.rms_norm(x, norm, eps)
     y = gathered(matrix, h[:, None], experts)
@@ -104,7 +104,7 @@ def expert_gate_up(x, experts, matrix, activation, norm=None, eps=0.0, bias=None
 
 
 @op(down_cases)
-def expert_down(x, experts, weights, matrix, bias=None, residual=None):
+def moe_down(x, experts, weights, matrix, bias=None, residual=None):
     """x [N, k, I] -> [N, O]: the sum of what each token's experts make of it, by weight; + residual."""
     y = gathered(matrix, x, experts)
     if bias is not None:
@@ -113,7 +113,7 @@ def expert_down(x, experts, weights, matrix, bias=None, residual=None):
     return y if residual is None else residual + y
 
 
-@expert_gate_up.kernel(GATE_UP, refuses=refuses, pays=lambda x, **rest: x.shape[0] <= MANY)
+@moe_gate_up.kernel(GATE_UP, unsupported=unsupported, is_faster=lambda x, **rest: x.shape[0] <= MANY)
 def launch_gate_up(gpu, x, experts, matrix, activation, norm=None, eps=0.0, bias=None):
     (n, k), hidden = experts.shape, matrix.rows // 2
     each = 2 if hidden * n * k >= 4096 else 1
@@ -140,7 +140,7 @@ def launch_gate_up(gpu, x, experts, matrix, activation, norm=None, eps=0.0, bias
     return y
 
 
-@expert_down.kernel(DOWN, refuses=refuses, pays=lambda x, **rest: x.shape[0] <= MANY)
+@moe_down.kernel(DOWN, unsupported=unsupported, is_faster=lambda x, **rest: x.shape[0] <= MANY)
 def launch_down(gpu, x, experts, weights, matrix, bias=None, residual=None):
     (n, k), outs = experts.shape, matrix.rows
     each, size = at_once(outs * n, matrix), min(k, TOGETHER)
@@ -164,6 +164,6 @@ def launch_down(gpu, x, experts, weights, matrix, bias=None, residual=None):
     return y
 
 
-def at_once(rows: int, matrix: Matrix) -> int:
+def at_once(rows: int, matrix: QuantizedMatrix) -> int:
     """Rows a simdgroup takes together: as many as a lane has room for, but at least 256 threadgroups of them."""
     return max(1, min(4, rows // 256, 16 // matrix.bits)) if matrix.packed else 1

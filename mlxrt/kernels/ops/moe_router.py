@@ -7,7 +7,7 @@ import mlx.core as mx
 from ..registry import Case, Source, op
 from ..testing import sample
 from .qmv import bits_of
-from .quantized import Matrix
+from .quantized import QuantizedMatrix
 from .staging import ROOM, whole_tile
 
 MOST = 512  # experts
@@ -17,7 +17,7 @@ INPUTS = ("rw", "rs", "rz", "rl", "g", "rbias", "correction", "scales")
 ROUTER = Source("moe_router.metal", ("x", *INPUTS), ("experts", "weights"))
 
 
-def route_cases(dtype: mx.Dtype) -> Iterator[Case]:
+def router_cases(dtype: mx.Dtype) -> Iterator[Case]:
     shapes = [
         (1, 40, 64, 4, "dense", {"norm": True, "normalise": True}),
         (3, 128, 1056, 8, "affine", {"norm": True}),
@@ -38,8 +38,10 @@ def route_cases(dtype: mx.Dtype) -> Iterator[Case]:
         yield Case(f"{k} of {count}, {width} {mode}, {rows} tokens", arrays, options)
 
 
-@op(route_cases)
-def route(x, matrix, k, norm=None, eps=0.0, bias=None, sigmoid=False, normalise=False, correction=None, scales=None):
+@op(router_cases)
+def moe_router(
+    x, matrix, k, norm=None, eps=0.0, bias=None, sigmoid=False, normalise=False, correction=None, scales=None
+):
     """(experts [N, k], weights [N, k] float32), best first: softmax or sigmoid scores, `correction` on the choice."""
     h = x if norm is None else mx.fast.rms_norm(x, norm, eps)
     logits = matrix.multiply(h).astype(mx.float32)
@@ -53,25 +55,25 @@ def route(x, matrix, k, norm=None, eps=0.0, bias=None, sigmoid=False, normalise=
     return experts, weights if scales is None else weights * scales[experts].astype(mx.float32)
 
 
-def refuses(x, matrix, k, norm=None, **rest) -> str | None:
+def unsupported(x, matrix, k, norm=None, **rest) -> str | None:
     if matrix.rows > MOST or k > 32:
         return f"{k} of {matrix.rows} experts"
     if (need := memory(matrix)) > ROOM:
         return f"{matrix.rows} experts of {matrix.width} numbers: {need} bytes of threadgroup memory, {ROOM} are there"
-    return matrix.refused(x, norm)
+    return matrix.unsupported(x, norm)
 
 
-def memory(matrix: Matrix) -> int:
+def memory(matrix: QuantizedMatrix) -> int:
     """Bytes of threadgroup memory: a row of x with its sums, the logits, the levels of codes, a number a simdgroup."""
     row, levels = whole_tile(matrix.width), 1 if matrix.levels is None else 1 << matrix.bits
     return 4 * (row + row // 16 + matrix.rows + levels + SIMDGROUPS)
 
 
-def pays(x, **rest) -> bool:
+def is_faster(x, **rest) -> bool:
     return x.shape[0] <= 64
 
 
-@route.kernel(ROUTER, refuses=refuses, pays=pays)
+@moe_router.kernel(ROUTER, unsupported=unsupported, is_faster=is_faster)
 def launch(gpu, x, matrix, k, norm=None, eps=0.0, bias=None, correction=None, scales=None, **rules):
     n, constants = x.shape[0], routing(matrix, k, norm, eps, bias, correction, scales, **rules)
     experts, weights = gpu(

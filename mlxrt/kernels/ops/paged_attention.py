@@ -27,7 +27,7 @@ SOURCES = {(new, tiled): source(new=new, tiled=tiled, coded=False) for new in (T
 
 
 @op(attention_cases)
-def attend_pages(qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
+def paged_attention(qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
     """(out [R, queries * dim], tail with the new token): each row's token sees its row's positions up to its own."""
     base, start, used = pages.where.T
     at = start + used
@@ -55,7 +55,7 @@ def attend_pages(qkv, heads, pages, scale, window=None, softcap=None, sinks=None
     return (weights @ v).reshape(rows, -1).astype(qkv.dtype), tail
 
 
-def refuses(qkv, heads, pages, **rest) -> str | None:
+def unsupported(qkv, heads, pages, **rest) -> str | None:
     if heads.dim not in WIDTHS:
         return f"heads of {heads.dim}: {', '.join(map(str, WIDTHS))} are built"
     if qkv.dtype != pages.pool.dtype:
@@ -65,7 +65,7 @@ def refuses(qkv, heads, pages, **rest) -> str | None:
     return None
 
 
-@attend_pages.kernel(*SOURCES.values(), JOIN, refuses=refuses)
+@paged_attention.kernel(*SOURCES.values(), JOIN, unsupported=unsupported)
 def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
     form = seen(scale, window, softcap, sinks) | pages.form() | {"HEADS": qkv.shape[1] // heads.dim}
     out, *new = run(gpu, SOURCES, [qkv], qkv, qkv.shape[1], heads, pages, sinks, form)

@@ -20,8 +20,8 @@ from .kv_quant import Packed
 from .linear import linear
 from .paged_attention import ALONE, run, seen, shape_of
 from .qkv_layout import Pages, QKVLayout
-from .qmv import bits_of, matvec
-from .quantized import Matrix
+from .qmv import bits_of, qmv
+from .quantized import QuantizedMatrix
 from .quantized_attention import PackedPages, attention_op, packed_cases
 from .staging import DOT, ROOM, whole_tile
 
@@ -61,7 +61,7 @@ MAKE = r"""
             }
             uint k = (turn ? 0 : j + 1024) + lane * 32;
             load_rows<FORM, BITS, WGROUP, K>(w, ws, wz, row, k < uint(K) ? k : 0, w1, s1, z1);
-            simdgroup_barrier(mem_flags::mem_none);  // see matvec
+            simdgroup_barrier(mem_flags::mem_none);  // see qmv
             rows_meet<T, FORM, BITS, TILE / 4>(w0, s0, z0, j + lane * 32, one, &levels[0], &xs[0], &by32[0], acc);
             take_rows(w0, s0, z0, w1, s1, z1);
         }
@@ -93,7 +93,7 @@ class LazyQKV:
     """The arguments of a QKV projection, which attention may compute in its own launch."""
 
     x: mx.array
-    matrix: Matrix
+    matrix: QuantizedMatrix
     norm: mx.array | None = None
     eps: float = 0.0
     bias: mx.array | None = None
@@ -148,14 +148,14 @@ def qkv_cases(dtype: mx.Dtype) -> Iterator[Case]:
         rows, outs = case.arrays["qkv"].shape
         weight = (mx.random.randint(-64, 64, (outs, 96)) / 16).astype(dtype)
         x = mx.broadcast_to(mx.arange(96) % 61 == 7, (rows, 96)).astype(dtype)
-        yield entered(case, "whole numbers", {"x": x}, Matrix(weight))
+        yield entered(case, "whole numbers", {"x": x}, QuantizedMatrix(weight))
 
 
 def short(cases: Iterator[Case]) -> list[Case]:
     return [c for c in cases if c.arrays["qkv"].shape[0] <= 3 and tokens_of(c.options["pages"]) <= ALONE]
 
 
-def entered(case: Case, name: str, arrays: dict[str, mx.array], matrix: Matrix) -> Case:
+def entered(case: Case, name: str, arrays: dict[str, mx.array], matrix: QuantizedMatrix) -> Case:
     """A case of attention, whose heads come from a product."""
     rest = {name: a for name, a in case.arrays.items() if name != "qkv"}
     return Case(f"{case.name}; {name}", rest | arrays, case.options | {"matrix": matrix, "eps": 1e-6})
@@ -172,16 +172,16 @@ def unfused(kernels, x, matrix, pages, norm=None, eps=0.0, bias=None, **attentio
 
 @op(qkv_cases, unfused=unfused)
 def qkv_attention(x, matrix, heads, pages, scale, norm=None, eps=0.0, bias=None, window=None, softcap=None, sinks=None):
-    """matvec, then attend_pages or attend_packed: (out [R, queries * dim], the tail with the new token)."""
-    qkv = matvec.reference(x, matrix, norm, eps, bias)
+    """qmv, then paged_attention or quantized_paged_attention: (out [R, queries * dim], the tail with the new token)."""
+    qkv = qmv.reference(x, matrix, norm, eps, bias)
     return attention_op(pages).reference(qkv, heads, pages, scale, window, softcap, sinks)
 
 
-def refuses(x, matrix, heads, pages, norm=None, **rest) -> str | None:
-    return matrix.refused(x, norm) or attention_op(pages).refuses(x, heads, pages)
+def unsupported(x, matrix, heads, pages, norm=None, **rest) -> str | None:
+    return matrix.unsupported(x, norm) or attention_op(pages).unsupported(x, heads, pages)
 
 
-def memory(x: mx.array, matrix: Matrix, heads: QKVLayout, pages: Pages | PackedPages) -> int:
+def memory(x: mx.array, matrix: QuantizedMatrix, heads: QKVLayout, pages: Pages | PackedPages) -> int:
     """Bytes of threadgroup memory, nearly: what x, the vectors and the simdgroups' results take, and the blocks."""
     coded, blocks = isinstance(pages, PackedPages), pages.table.shape[1]
     together, simdgroups, *_ = shape_of(
@@ -193,14 +193,16 @@ def memory(x: mx.array, matrix: Matrix, heads: QKVLayout, pages: Pages | PackedP
     return 4 * (numbers + spread + 256)
 
 
-def pays(x, matrix, heads, pages, **rest) -> bool:
+def is_faster(x, matrix, heads, pages, **rest) -> bool:
     """Not where several launches would be needed anyway, or rows of the matrix be read again for each of x."""
     alone = x.shape[0] == 1 and tokens_of(pages) <= ALONE and matrix.width <= WIDEST
     made = (3 if matrix.rows > heads.queries * heads.dim else 1) * heads.dim * matrix.width
     return alone and made * matrix.bits // 8 <= MOST and memory(x, matrix, heads, pages) <= ROOM
 
 
-@qkv_attention.kernel(*(s for kinds in SOURCES.values() for s in kinds.values()), refuses=refuses, pays=pays)
+@qkv_attention.kernel(
+    *(s for kinds in SOURCES.values() for s in kinds.values()), unsupported=unsupported, is_faster=is_faster
+)
 def launch(gpu, x, matrix, heads, pages, scale, norm=None, eps=0.0, bias=None, window=None, softcap=None, sinks=None):
     held, coded = matrix.constants(), isinstance(pages, PackedPages)
     form = seen(scale, window, softcap, sinks) | pages.form()

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from ..registry import Case, Source, op
 from ..testing import sample
-from .qmv import FEW, after, matvec
+from .qmv import FEW, after, qmv
 from .staging import ROOM
 
 MANY = 64  # rows of x up to which this is the faster way
@@ -22,7 +22,7 @@ LEVELS = 1024  # bytes of it for the levels of codes
 QMM = Source("qmm.metal", ("x", "w", "s", "z", "l", "bias", "other", "order", "bounds"), ("y",))
 
 
-def matmul_cases(dtype: mx.Dtype) -> Iterator[Case]:
+def qmm_cases(dtype: mx.Dtype) -> Iterator[Case]:
     shapes: list[tuple[Any, ...]] = [
         ("affine", 4, 64, 40, 256, 8, {}),
         ("affine", 4, 32, 37, 384, 13, {"residual": True}),
@@ -55,27 +55,27 @@ def matmul_cases(dtype: mx.Dtype) -> Iterator[Case]:
         yield Case(f"{mode}{bits} group {group} [{rows}, {width}] x{m}", arrays, options)
 
 
-@op(matmul_cases)
-def matmul(x, matrix, **after):
-    """What `matvec` computes without its norm, for more rows."""
-    return matvec.reference(x, matrix, **after)
+@op(qmm_cases)
+def qmm(x, matrix, **after):
+    """What `qmv` computes without its norm, for more rows."""
+    return qmv.reference(x, matrix, **after)
 
 
-def refuses(x, matrix, **rest) -> str | None:
+def unsupported(x, matrix, **rest) -> str | None:
     if x.dtype == mx.float32:
         return "float32 activations: matrix units take half precision"
     if not matrix.packed:
         return "plain weights"  # MLX's own matmul does those
     if matrix.width % 128:
         return f"rows of {matrix.width} numbers, not a multiple of 128"
-    return matrix.refused(x)
+    return matrix.unsupported(x)
 
 
-def pays(x, matrix, **rest) -> bool:
+def is_faster(x, matrix, **rest) -> bool:
     return FEW < x.shape[0] <= MANY and matrix.packed and x.dtype != mx.float32
 
 
-@matmul.kernel(QMM, refuses=refuses, pays=pays)
+@qmm.kernel(QMM, unsupported=unsupported, is_faster=is_faster)
 def launch(gpu, x, matrix, bias=None, activation=None, pair=False, times=None, residual=None, softcap=None):
     rows, m = matrix.rows // 2 if pair else matrix.rows, x.shape[0]
     tiles = math.ceil(m / 8)

@@ -15,7 +15,7 @@ import mlx.core as mx
 from ..registry import Case, Source, op
 from ..testing import sample
 from .activation import ACTIVATIONS, activate
-from .quantized import Matrix
+from .quantized import QuantizedMatrix
 from .staging import tile
 
 FEW = 4  # rows of x up to which this is the faster way
@@ -71,7 +71,7 @@ def product_case(dtype: mx.Dtype, mode, bits, group, rows, width, m, extra: dict
 
 
 @op(matvec_cases)
-def matvec(
+def qmv(
     x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=False, times=None, residual=None, softcap=None
 ):  # fmt: skip
     """x [N, K] -> [N, O]: normed first, then the matrix, bias, activation (of gate times up with `pair`), residual, cap."""
@@ -87,15 +87,15 @@ def matvec(
     return y if softcap is None else mx.tanh(y / softcap) * softcap
 
 
-def refuses(x, matrix, norm=None, **rest) -> str | None:
-    return matrix.refused(x, norm)
+def unsupported(x, matrix, norm=None, **rest) -> str | None:
+    return matrix.unsupported(x, norm)
 
 
-def pays(x, **rest) -> bool:
+def is_faster(x, **rest) -> bool:
     return x.shape[0] <= FEW
 
 
-@matvec.kernel(QMV, refuses=refuses, pays=pays)
+@qmv.kernel(QMV, unsupported=unsupported, is_faster=is_faster)
 def launch(gpu, **arguments):
     return multiplied(gpu, QMV, **arguments)[0]
 
@@ -127,7 +127,7 @@ def multiplied(
     )
 
 
-def share(rows: int, matrix: Matrix, m: int, pair: bool) -> dict[str, int]:
+def share(rows: int, matrix: QuantizedMatrix, m: int, pair: bool) -> dict[str, int]:
     """How simdgroups share the rows: several at once where there are enough, in as many threadgroups as run together.
 
     Four rows at once need half of the registers of an H200's 132 cores for a threadgroup. Left to itself the compiler takes

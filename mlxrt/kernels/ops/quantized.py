@@ -16,7 +16,7 @@ FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 
 @dataclass(frozen=True)
-class Matrix:
+class QuantizedMatrix:
     """A matrix [O, K], or a stack [E, O, K]: plain, packed as MLX packs it, or codes.
 
     A row of codes is its norm, which is its only scale, times the levels they point at. They lie in words as MLX's do.
@@ -68,7 +68,7 @@ class Matrix:
             scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
         return mx.dequantize(self.weight, scales, biases, self.group, self.bits, self.mode, dtype=mx.float32)
 
-    def refused(self, x: mx.array, norm: mx.array | None = None) -> str | None:
+    def unsupported(self, x: mx.array, norm: mx.array | None = None) -> str | None:
         """Why no kernel of ours can read this matrix with such an x, and a norm's weight for it."""
         if x.dtype not in FLOATS:
             return f"activations are {x.dtype}"

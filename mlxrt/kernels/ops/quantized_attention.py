@@ -11,7 +11,7 @@ from .attention_cases import paged_case
 from .attention_text import JOIN, source
 from .kv_quant import CodedToken, Packed
 from .paged_attention import WIDTHS, run, seen
-from .paged_attention import attend_pages as plain_attention
+from .paged_attention import paged_attention as plain_attention
 from .qkv_layout import Pages, QKVLayout
 
 BITS = (2, 4, 8)  # of which sixteen numbers are whole words
@@ -84,7 +84,7 @@ def packed_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 
 @op(packed_cases)
-def attend_packed(qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
+def quantized_paged_attention(qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
     """(out [R, queries * dim], the tail with the new token, where there is one)."""
     used, tail = pages.where[:, 2], pages.tail
     at = pages.where[:, 1] + used
@@ -98,7 +98,7 @@ def attend_packed(qkv, heads, pages, scale, window=None, softcap=None, sinks=Non
     return out, tail
 
 
-def refuses(qkv, heads, pages, **rest) -> str | None:
+def unsupported(qkv, heads, pages, **rest) -> str | None:
     if heads.dim not in WIDTHS:
         return f"heads of {heads.dim}: {', '.join(map(str, WIDTHS))} are built"
     layout = pages.layout
@@ -109,7 +109,7 @@ def refuses(qkv, heads, pages, **rest) -> str | None:
     return None
 
 
-@attend_packed.kernel(*SOURCES.values(), JOIN, refuses=refuses)
+@quantized_paged_attention.kernel(*SOURCES.values(), JOIN, unsupported=unsupported)
 def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
     form = seen(scale, window, softcap, sinks) | pages.form() | {"HEADS": qkv.shape[1] // heads.dim}
     out, *new = run(gpu, SOURCES, [qkv], qkv, qkv.shape[1], heads, pages.words, sinks, form)
@@ -118,4 +118,4 @@ def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None)
 
 def attention_op(pages: Pages | PackedPages) -> Op:
     """The op that reads such pages."""
-    return attend_packed if isinstance(pages, PackedPages) else plain_attention
+    return quantized_paged_attention if isinstance(pages, PackedPages) else plain_attention

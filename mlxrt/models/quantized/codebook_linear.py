@@ -5,7 +5,7 @@ Refuses to know which files hold them: weights/codebook.py does.
 
 import mlx.core as mx
 
-from ...kernels import vector_rows
+from ...kernels import codebook_rows
 from ...kernels.ops.codebook import MAX_ROWS, dequantize_codebook
 from ...kernels.ops.gather import gather_mm
 from ..base import Computing
@@ -34,7 +34,7 @@ class VectorLinear(Computing):
 
     def __call__(self, x: mx.array) -> mx.array:
         what = {"indices": self.codes, "codebook": self.codebook, "dtype": x.dtype}
-        y = self.kernels.run(vector_rows, x=x.reshape(-1, x.shape[-1]), **what).reshape(*x.shape[:-1], -1)
+        y = self.kernels.run(codebook_rows, x=x.reshape(-1, x.shape[-1]), **what).reshape(*x.shape[:-1], -1)
         return y + self.bias if "bias" in self else y
 
 
@@ -60,6 +60,6 @@ class VectorExpertLinear(Computing):
         """One row of x for each expert: those that tokens share are repeated, which costs nothing beside a matrix."""
         rows = mx.broadcast_to(x, (*experts.shape, *x.shape[-2:])).reshape(-1, x.shape[-1])
         what = {"indices": self.codes, "codebook": self.codebook, "dtype": x.dtype}
-        return self.kernels.run(vector_rows, x=rows, experts=experts.reshape(-1, 1), **what).reshape(
+        return self.kernels.run(codebook_rows, x=rows, experts=experts.reshape(-1, 1), **what).reshape(
             *experts.shape, 1, -1
         )

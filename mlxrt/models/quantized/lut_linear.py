@@ -11,7 +11,7 @@ from functools import cached_property
 import mlx.core as mx
 import numpy as np
 
-from ...kernels import LUTMatrix, Matrix, coded_unpack, matmul, matvec
+from ...kernels import LUTMatrix, QuantizedMatrix, lut_dequantize, qmm, qmv
 from ...kernels.ops.bitpack import WORD, aligned_words, pack_bits, unpack_aligned, unpack_bits
 from ...kernels.ops.gather import gather_mm
 from ...kernels.ops.qmm import MANY
@@ -93,7 +93,7 @@ class CodedLayer(Fusible):
         if self.kernels.gpu is None or self._stream:
             return
         if self.coding.width % WORD:
-            self.kernels.lack(matvec, f"rows of {self.coding.width} codes")
+            self.kernels.report_fallback(qmv, f"rows of {self.coding.width} codes")
         else:
             self.words, self._stream = streamed(self.words, self.coding), True
 
@@ -103,11 +103,11 @@ class CodedLayer(Fusible):
         return LUTMatrix(self.words, self.norms, self._levels, c.bits, c.width, not self._stream)
 
     @property
-    def matrix(self) -> Matrix | None:
+    def matrix(self) -> QuantizedMatrix | None:
         """What kernels multiply by; None where there are none, or none that read these words."""
         if self.kernels.gpu is None or not self._stream:
             return None
-        return Matrix(self.words, self.norms, None, self.coding.bits, self.coding.width, "codes", self._levels)
+        return QuantizedMatrix(self.words, self.norms, None, self.coding.bits, self.coding.width, "codes", self._levels)
 
     def turned(self, x: mx.array, dtype: mx.Dtype = mx.float32) -> mx.array:
         """x in the basis of the codes."""
@@ -136,9 +136,9 @@ class CodedLinear(CodedLayer):
         if matrix is None:
             y = self.codes.multiply(self.turned(rows)).astype(x.dtype)
         elif rows.shape[0] > MANY:
-            y = self.turned(rows, x.dtype) @ self.kernels.run(coded_unpack, matrix=matrix, dtype=x.dtype).T
+            y = self.turned(rows, x.dtype) @ self.kernels.run(lut_dequantize, matrix=matrix, dtype=x.dtype).T
         else:
-            way = matvec if rows.shape[0] <= FEW else matmul
+            way = qmv if rows.shape[0] <= FEW else qmm
             y = self.kernels.run(way, x=self.turned(rows, x.dtype), matrix=matrix)
         y = y.reshape(*x.shape[:-1], -1)
         return y + self.bias if "bias" in self else y
@@ -159,7 +159,7 @@ class CodedExpertLinear(CodedLayer):
             y = self.codes.gather_multiply(self.turned(rows), experts, ordered=ordered).astype(x.dtype)
         return y + self.bias[experts][..., None, :] if "bias" in self else y
 
-    def unpacking(self, rows: mx.array, matrix: Matrix, experts: mx.array, ordered: bool) -> mx.array:
+    def unpacking(self, rows: mx.array, matrix: QuantizedMatrix, experts: mx.array, ordered: bool) -> mx.array:
         """Turned rows [..., 1, in] by matrices that are unpacked: so many outputs of all experts at a time that the
         numbers stay within `AT_ONCE` bytes."""
         count, outs = self.norms.shape
@@ -167,6 +167,6 @@ class CodedExpertLinear(CodedLayer):
         each, made = math.ceil(outs / parts), []
         for i in range(0, outs, each):
             part = replace(matrix, weight=self.words[:, i : i + each], scales=self.norms[:, i : i + each])
-            stack = self.kernels.run(coded_unpack, matrix=part, dtype=rows.dtype).swapaxes(-1, -2)
+            stack = self.kernels.run(lut_dequantize, matrix=part, dtype=rows.dtype).swapaxes(-1, -2)
             made.append(gather_mm(rows, stack, experts, ordered=ordered))
         return mx.concatenate(made, axis=-1) if len(made) > 1 else made[0]

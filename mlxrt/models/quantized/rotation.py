@@ -11,7 +11,7 @@ from itertools import groupby
 import mlx.core as mx
 import numpy as np
 
-from ...kernels import PLAIN, Kernels, turn
+from ...kernels import PLAIN, Kernels, hadamard
 from ...kernels.ops.hadamard import transform_blocks
 
 
@@ -61,7 +61,7 @@ def rotate(
 ) -> mx.array:
     """x [..., width] turned, computed in float32."""
     rows = x.reshape(-1, x.shape[-1])
-    return kernels.run(turn, x=rows, blocks=blocks, dtype=dtype, signs=signs).reshape(x.shape)
+    return kernels.run(hadamard, x=rows, blocks=blocks, dtype=dtype, signs=signs).reshape(x.shape)
 
 
 def unrotate(x: mx.array, blocks: tuple[int, ...], signs: mx.array | None) -> mx.array:

@@ -7,7 +7,7 @@ from itertools import chain
 
 import mlx.core as mx
 
-from mlxrt.kernels import OPS, Case, Matrix, Op
+from mlxrt.kernels import OPS, Case, Op, QuantizedMatrix
 from mlxrt.kernels.error_report import DTYPES, cases_of
 from mlxrt.kernels.ops.kv_quant import CodedToken, Packed
 from mlxrt.kernels.ops.qkv_layout import Pages, QKVLayout
@@ -20,16 +20,16 @@ def all_cases(op: Op, dtype: str, wide: bool = True) -> list[Case]:
     mx.random.seed(11)
     makers = MORE.get(op.name, ()) + (WIDE.get(op.name, ()) if wide else ())
     made = [*cases_of(op, dtype), *chain.from_iterable(make(DTYPES[dtype]) for make in makers)]
-    return [case for case in made if not op.refuses(**case.arguments())]
+    return [case for case in made if not op.unsupported(**case.arguments())]
 
 
 def normal(dtype: mx.Dtype, *shape: int) -> mx.array:
     return mx.random.normal(shape).astype(dtype)
 
 
-def packed(dtype: mx.Dtype, *shape: int) -> Matrix:
+def packed(dtype: mx.Dtype, *shape: int) -> QuantizedMatrix:
     """4 bits in groups of 32."""
-    return Matrix(*mx.quantize(normal(dtype, *shape), 32, 4), 4, 32, "affine")
+    return QuantizedMatrix(*mx.quantize(normal(dtype, *shape), 32, 4), 4, 32, "affine")
 
 
 def strong_gates(dtype: mx.Dtype) -> Iterator[Case]:
@@ -40,14 +40,16 @@ def strong_gates(dtype: mx.Dtype) -> Iterator[Case]:
         if not pair:
             arrays["times"] = normal(dtype, 2, rows)
         weight = (normal(mx.float32, rows * (1 + pair), width) * 2.0).astype(dtype)
-        yield Case(f"strong {activation}", arrays, {"matrix": Matrix(weight), "activation": activation, "pair": pair})
+        yield Case(
+            f"strong {activation}", arrays, {"matrix": QuantizedMatrix(weight), "activation": activation, "pair": pair}
+        )
 
 
 def tall(dtype: mx.Dtype) -> Iterator[Case]:
     """A simdgroup takes several rows at once, and some are left over."""
     for rows in (4101, 16387):
         yield Case(f"{rows} rows", {"x": normal(dtype, 1, 32)}, {"matrix": packed(dtype, rows, 32)})
-    weight = Matrix((normal(mx.float32, 4101, 1024) * 0.03).astype(dtype))
+    weight = QuantizedMatrix((normal(mx.float32, 4101, 1024) * 0.03).astype(dtype))
     yield Case("4101 plain rows of a whole tile", {"x": normal(dtype, 1, 1024)}, {"matrix": weight})
     options = {"matrix": packed(dtype, 8210, 32), "activation": "silu", "pair": True, "eps": 1e-6}
     yield Case("2 x 4105 rows", {"x": normal(dtype, 2, 32), "norm": normal(dtype, 32)}, options)
@@ -66,7 +68,7 @@ def many_parts(dtype: mx.Dtype) -> Iterator[Case]:
 
 def one_norm(dtype: mx.Dtype) -> Iterator[Case]:
     """Queries normed and keys not, and the other way round: no family does that, but the text tells them apart."""
-    base = next(c for c in OPS["attend_pages"].cases(dtype) if c.options["heads"].q_norm is not None)
+    base = next(c for c in OPS["paged_attention"].cases(dtype) if c.options["heads"].q_norm is not None)
     for left_out in ("q_norm", "k_norm"):
         heads = replace(base.options["heads"], **{left_out: None})
         yield Case(f"without {left_out}", base.arrays, {**base.options, "heads": heads})
@@ -118,7 +120,7 @@ def odd_parts(dtype: mx.Dtype) -> Iterator[Case]:
 def odd_groups(dtype: mx.Dtype) -> Iterator[Case]:
     """Values to encode whose ends are equally far from zero, the upper one where a lane's second number is; and none
     but zeros."""
-    base = next(c for c in OPS["attend_packed"].cases(dtype) if c.options["pages"].layout.group == 64)
+    base = next(c for c in OPS["quantized_paged_attention"].cases(dtype) if c.options["pages"].layout.group == 64)
     qkv = mx.array(base.arrays["qkv"])
     values = mx.clip(qkv[:, -128:-64], -1, 1)
     values[:, 5], values[:, 32] = -2, 2
@@ -163,14 +165,14 @@ def even_logits(dtype: mx.Dtype) -> Iterator[Case]:
 def even_experts(dtype: mx.Dtype) -> Iterator[Case]:
     """Pairs of experts alike, one lane's two among them: the lower number comes first."""
     w = mx.tile(normal(dtype, 32, 64), (3, 1))
-    yield Case("alike", {"x": normal(dtype, 2, 64)}, {"matrix": Matrix(w), "k": 5})
+    yield Case("alike", {"x": normal(dtype, 2, 64)}, {"matrix": QuantizedMatrix(w), "k": 5})
 
 
 def wide_experts(dtype: mx.Dtype) -> Iterator[Case]:
     """x in more than one tile."""
     arrays = {"x": normal(dtype, 1, 5152), "experts": mx.array([[1, 0]], mx.uint32)}
     weight = (normal(mx.float32, 2, 18, 5152) * 0.02).astype(dtype)
-    matrix = Matrix(*mx.quantize(weight, 32, 4), 4, 32, "affine")
+    matrix = QuantizedMatrix(*mx.quantize(weight, 32, 4), 4, 32, "affine")
     yield Case("18 rows of 5152", arrays, {"matrix": matrix, "activation": "silu"})
 
 
@@ -210,19 +212,19 @@ def tall_codes(dtype: mx.Dtype) -> Iterator[Case]:
 
 
 MORE = {
-    "matvec": (strong_gates, wide),
-    "attend_pages": (one_norm, odd_parts),
-    "attend_packed": (odd_groups, odd_packed_parts),
+    "qmv": (strong_gates, wide),
+    "paged_attention": (one_norm, odd_parts),
+    "quantized_paged_attention": (odd_groups, odd_packed_parts),
     "qkv_attention": (one_norm_entered,),
-    "greedy": (even_logits,),
-    "route": (even_experts,),
-    "expert_gate_up": (wide_experts,),
+    "argmax": (even_logits,),
+    "moe_router": (even_experts,),
+    "moe_gate_up": (wide_experts,),
 }
 WIDE = {
-    "matvec": (tall, tall_codes),
-    "matmul": (many_parts,),
-    "attend_pages": (many_heads, long_rows),
-    "expert_gate_up": (tall_experts,),
-    "route_gate_up": (tall_routed,),
-    "expert_down": (tall_downs,),
+    "qmv": (tall, tall_codes),
+    "qmm": (many_parts,),
+    "paged_attention": (many_heads, long_rows),
+    "moe_gate_up": (tall_experts,),
+    "moe_router_gate_up": (tall_routed,),
+    "moe_down": (tall_downs,),
 }

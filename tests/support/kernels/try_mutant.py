@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlxrt.kernels import OPS, Case, gpu_of
+from mlxrt.kernels import OPS, Case, make_gpu
 from mlxrt.kernels.error_report import compare, truth
 
 from ..metal_sim import ASCENDING, DESCENDING, MetalCompileError, Simulator
@@ -34,7 +34,7 @@ class Trial:
         sim = Simulator(self.order, strict=False, portable=True, seconds=SECONDS, folder=folder)
         op = OPS[self.op]
         try:
-            got = op.launch(gpu_of("metal", factory(sim)), **self.case.arguments())
+            got = op.launch(make_gpu("metal", factory(sim)), **self.case.arguments())
         except MetalCompileError:
             return REFUSED
         if errors := sim.errors():

@@ -4,7 +4,7 @@ import mlx.core as mx
 import pytest
 
 from mlxrt.errors import NoKernel
-from mlxrt.kernels import PLAIN, Kernels, gpu_of
+from mlxrt.kernels import PLAIN, Kernels, make_gpu
 from mlxrt.models.base import Fusible
 from mlxrt.models.moe import Experts
 from mlxrt.models.quantized.codebook_linear import VectorExpertLinear, VectorLinear
@@ -29,7 +29,7 @@ def simulated():
 
 
 def gpu():
-    return gpu_of("metal", Simulator(portable=True).metal_kernel)
+    return make_gpu("metal", Simulator(portable=True).metal_kernel)
 
 
 def filled(layer):
@@ -71,7 +71,7 @@ def test_routed_experts_are_two_products_and_two_turnings(bits, simulated):
     experts = mx.array([[4, 0, 2], [1, 1, 3]], mx.uint32)
     weights, residual = mx.random.uniform(shape=(2, 3)), mx.random.normal((2, DIM))
     agrees(module, simulated, x, experts, weights, residual=residual)
-    assert simulated.used == {"turn": 2, "expert_gate_up": 1, "expert_down": 1}
+    assert simulated.used == {"hadamard": 2, "moe_gate_up": 1, "moe_down": 1}
 
 
 @pytest.mark.parametrize("bits", [(2, 2, 4), (3, 3, 2)])
@@ -81,7 +81,7 @@ def test_many_tokens_read_each_expert_once(bits, tokens, simulated):
     module, x = coded_experts(bits, 128, 128), mx.random.normal((tokens, 128)).astype(mx.bfloat16)
     experts, weights = mx.random.randint(0, E, (tokens, 2)).astype(mx.uint32), mx.random.uniform(shape=(tokens, 2))
     agrees(module, simulated, x, experts, weights, residual=x, within=0.03)
-    assert simulated.used == {"turn": 2, "order_pairs": 1, "grouped_product": 2, "mix": 1}
+    assert simulated.used == {"hadamard": 2, "moe_sort": 1, "moe_grouped": 2, "moe_combine": 1}
 
 
 def test_more_pairs_than_a_threadgroup_sorts(simulated, monkeypatch):
@@ -90,7 +90,7 @@ def test_more_pairs_than_a_threadgroup_sorts(simulated, monkeypatch):
     module, x = coded_experts((2, 2, 2), 128, 128), mx.random.normal((11, 128)).astype(mx.float16)
     experts, weights = mx.random.randint(0, E, (11, 2)).astype(mx.uint32), mx.random.uniform(shape=(11, 2))
     agrees(module, simulated, x, experts, weights, within=0.01)
-    assert simulated.used == {"turn": 2, "grouped_product": 2, "mix": 1}
+    assert simulated.used == {"hadamard": 2, "moe_grouped": 2, "moe_combine": 1}
 
 
 def test_experts_that_are_coded_otherwise_are_not_joined(simulated):
@@ -98,7 +98,7 @@ def test_experts_that_are_coded_otherwise_are_not_joined(simulated):
     module, x = coded_experts((2, 3, 2)), mx.random.normal((2, DIM))
     experts, weights = mx.array([[4, 0], [1, 1]], mx.uint32), mx.random.uniform(shape=(2, 2))
     agrees(module, simulated, x, experts, weights)
-    assert "gate_up_proj" not in module and simulated.used == {"turn": 3}
+    assert "gate_up_proj" not in module and simulated.used == {"hadamard": 3}
 
 
 def test_rows_that_do_not_end_with_a_word_are_plain_and_it_is_said(simulated):
@@ -107,7 +107,7 @@ def test_rows_that_do_not_end_with_a_word_are_plain_and_it_is_said(simulated):
     layer, x = filled(CodedLinear(Coding.jangtq(2, 40, 7), 24)), mx.random.normal((2, 40))
     kernels = Kernels("auto", gpu())
     agrees(layer, kernels, x)
-    assert said == ["matvec runs as plain MLX: rows of 40 codes"] and "matvec" not in kernels.used
+    assert said == ["qmv runs as plain MLX: rows of 40 codes"] and "qmv" not in kernels.used
     with pytest.raises(NoKernel, match="rows of 40 codes"):
         by(simulated, layer, x)
 
@@ -126,7 +126,7 @@ def test_many_tokens_of_other_shapes_unpack_each_expert_once(simulated):
     module, x = coded_experts((2, 2, 2)), mx.random.normal((70, DIM))
     experts, weights = mx.random.randint(0, E, (70, 2)).astype(mx.uint32), mx.random.uniform(shape=(70, 2))
     agrees(module, simulated, x, experts, weights)
-    assert simulated.used == {"turn": 2, "coded_unpack": 2}
+    assert simulated.used == {"hadamard": 2, "lut_dequantize": 2}
 
 
 def test_so_many_outputs_at_a_time_that_they_fit(simulated, monkeypatch):
@@ -135,7 +135,7 @@ def test_so_many_outputs_at_a_time_that_they_fit(simulated, monkeypatch):
     module, x = coded_experts((2, 2, 2)), mx.random.normal((70, DIM))
     experts, weights = mx.random.randint(0, E, (70, 2)).astype(mx.uint32), mx.random.uniform(shape=(70, 2))
     agrees(module, simulated, x, experts, weights)
-    assert simulated.used == {"turn": 2, "coded_unpack": 14}
+    assert simulated.used == {"hadamard": 2, "lut_dequantize": 14}
 
 
 @pytest.mark.parametrize("rows", [1, 9, 70])
@@ -151,7 +151,7 @@ def test_turned_affine(simulated):
     layer = TurnedLinear({"weight": plain}, 32, 4, Rotation(binary_blocks(DIM), 42), ())
     layer.inner.weight, layer.inner.scales, layer.inner.biases = mx.quantize(plain, 32, 4)
     agrees(layer, simulated, mx.random.normal((3, DIM)))
-    assert simulated.used == {"turn": 1}
+    assert simulated.used == {"hadamard": 1}
 
 
 def test_vectors(simulated):
@@ -164,4 +164,4 @@ def test_vectors(simulated):
     experts = mx.array([[4, 0], [2, 2]], mx.uint32)
     agrees(many, simulated, mx.random.normal((2, 1, 1, DIM)), experts)
     agrees(many, simulated, mx.random.normal((2, 2, 1, DIM)), experts)
-    assert simulated.used == {"vector_rows": 3}
+    assert simulated.used == {"codebook_rows": 3}

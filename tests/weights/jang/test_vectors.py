@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlxrt.kernels.ops.bitpack import pack_aligned, pack_bits, unpack_aligned, unpack_bits
-from mlxrt.kernels.ops.codebook import dequantize_codebook, vector_rows
+from mlxrt.kernels.ops.codebook import codebook_rows, dequantize_codebook
 from mlxrt.models.quantized.centroids import CUBIC, lloyd_max, odd_cubic
 from mlxrt.models.quantized.codebook_linear import gather_vector_matmul
 from mlxrt.models.quantized.lut_linear import CodedExpertLinear, CodedLinear, Coding
@@ -108,7 +108,7 @@ def test_one_bit():
 def test_vectors():
     stored = {name: mx.array(array) for name, array in under("vq").items()}
     assert mx.array_equal(dequantize_codebook(stored["indices"], stored["codebook"]), stored["deq"])
-    one = vector_rows.reference(stored["x"], stored["indices"][1], stored["codebook"], mx.float32)
+    one = codebook_rows.reference(stored["x"], stored["indices"][1], stored["codebook"], mx.float32)
     assert mx.allclose(one, stored["y_expert1"], atol=1e-5)
     for count in (1, 6):  # fewer pairs than experts, and more
         x, experts = mx.repeat(stored["x"][:1], count, axis=0)[:, None], mx.ones((count,), mx.uint32)
