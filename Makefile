@@ -29,8 +29,7 @@ demo: $(READY)
 # The default model is fetched first, so that the tests that need a real one run; without network they are skipped.
 test: $(READY)
 	@$(BIN)/mlxrt pull smollm2 >/dev/null || echo "make test: no default model; the tests that need it are skipped"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -rs $(HANGS) $(PYTEST)
-	@$(BIN)/python -m pytest --benchmark-disable bench/host
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -rs $(HANGS) --benchmark-disable $(PYTEST)
 
 # Every kernel in every case, dtype and thread order, in the Metal simulator (needs g++). Who notices a kernel that is
 # wrong: python -m tests.long.mutate_kernels (docs/add-a-kernel.md).
@@ -53,13 +52,7 @@ test-all: test $(PEERS)
 	@$(BIN)/python -m tests.long.soak
 	@$(BIN)/python -m tests.long.kill_during_save --saves 200
 	@$(BIN)/python -m pytest -rs -m slow tests
-	@if [ -d ../shared/fixtures/parity ]; then \
-		$(BIN)/python ../shared/tools/parity/check_parity.py ../shared/fixtures/parity tests.parity_adapter:logits \
-			--stepper tests.parity_adapter:Stepper --batch tests.parity_adapter:batch && \
-		$(BIN)/python ../shared/tools/parity/check_parity.py ../shared/fixtures/parity tests.gguf_parity_adapter:logits \
-			--stepper tests.gguf_parity_adapter:Stepper --batch tests.gguf_parity_adapter:batch \
-			--only gemma2,gemma3_text,gemma3_mm,qwen3_moe,gpt_oss,mixtral; \
-	else echo "make test-all: ../shared is not here; parity with the stored logits was not checked"; fi
+	@$(BIN)/python -m tests.long.check_parity
 
 # The host's hot paths, then mlxrt beside mlx-lm and llama.cpp: a table, an HTML page with plots, a report in the
 # history. Under 10 minutes.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 # Two processes of the same engine differ for their lifetime (memory placement, preferred core): standard deviation of
-# the log of their ratio, measured (docs/decisions/benchmark-intervals.md). Without it, an engine compared with itself
+# the log of their ratio, measured (docs/decisions/0014). Without it, an engine compared with itself
 # is called faster or slower too often (tests/bench/test_harness_selftest.py).
 PROCESS_SPREAD = 0.008
 MIN_LEVEL = 0.9

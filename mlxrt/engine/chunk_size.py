@@ -2,7 +2,7 @@
 
 On a GPU a few forward passes are timed when the engine starts. A CPU is busy with a few rows already, and timing them
 would take longer than most answers: there a rule stands for the measurement
-(docs/decisions/scheduler-shares-and-chunk.md).
+(docs/decisions/0018-scheduler-shares-and-chunk.md).
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""MLX streams that any thread may use, lent to one engine at a time.
+"""MLX streams that any thread may use, used by one engine at a time.
 
 MLX cannot end a single stream, and on a CPU each keeps a thread. So an engine gives its own back, for the next one.
 """

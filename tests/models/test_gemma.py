@@ -166,7 +166,7 @@ def test_matrices_need_not_be_joined(arch, ref):
     assert np.abs(found - ref["len33.logits"]).max() < tolerance(arch)
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared/fixtures/parity: rows of whole groups")
+@pytest.mark.skipif(not SHARED.exists(), reason="the parity fixtures are not here: rows of full groups")
 @pytest.mark.parametrize("arch", ["gemma3_mm", "gemma4_e2b", "gemma4_mm", "gemma4_moe"])
 def test_packed(arch, tmp_path):
     """Matrices in 4 bit, some in 8, named as mlx-lm names them: packed and unpacked agree, and nothing is said."""

@@ -35,7 +35,7 @@ def test_bundle_answers_as_its_definition(kind, tmp_path):
 BUNDLES = sorted(path.parent for path in SHARED.glob("*/reference_logits.npz"))
 
 
-@pytest.mark.skipif(not BUNDLES, reason="../shared is not here")
+@pytest.mark.skipif(not BUNDLES, reason="the JANG fixtures are not here")
 @pytest.mark.parametrize("unpack", [False, True])
 @pytest.mark.parametrize("folder", BUNDLES, ids=lambda path: path.name)
 def test_bundles_that_the_package_made(folder, unpack):
