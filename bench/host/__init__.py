@@ -1,1 +1,1 @@
-"""What the host does between two launches, one small piece at a time: by the clock, or by instructions."""
+"""The host's work between two launches, one hot path at a time: by the clock, or by instructions."""

@@ -1,4 +1,4 @@
-"""The hot host paths by instructions: what valgrind counts is the same on a busy machine and a quiet one.
+"""Instruction counts of the hot host paths under valgrind: the same on a busy machine and a quiet one.
 
     python -m bench.host.instructions [NAME ...] [--count 50]
 
@@ -16,21 +16,21 @@ import sys
 from .work import WORK
 
 # Hashes of strings and addresses vary from run to run, and sets and dicts with them.
-STEADY = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+STABLE_ENV = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-class Failed(Exception):
+class NotCounted(Exception):
     """A run under valgrind that gave no count."""
 
 
 def instructions(valgrind: str, name: str, count: int) -> int:
     command = [valgrind, "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
     command += [sys.executable, "-m", "bench.host.work", name, str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | STEADY)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | STABLE_ENV)
     found = re.search(r"I\s+refs:\s+([\d,]+)", done.stderr)
     if done.returncode != 0 or found is None:
-        said = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise Failed(next((line for line in said if line.startswith("valgrind: ")), said[-1]))
+        lines = done.stderr.strip().splitlines() or ["nothing on stderr"]
+        raise NotCounted(next((line for line in lines if line.startswith("valgrind: ")), lines[-1]))
     return int(found[1].replace(",", ""))
 
 
@@ -44,12 +44,12 @@ def main() -> int:
         print("valgrind is not installed; `python -m pytest bench/host` measures by the clock", file=sys.stderr)
         return 2
     if unknown := set(options.names) - set(WORK):
-        parser.error(f"no host path goes by {', '.join(sorted(unknown))}; there are {', '.join(WORK)}")
+        parser.error(f"unknown host path: {', '.join(sorted(unknown))}; there are {', '.join(WORK)}")
     status = 0
     for name in options.names or WORK:
         try:
             once, twice = (instructions(valgrind, name, n * options.count) for n in (1, 2))
-        except Failed as reason:  # an old valgrind does not read every library's debug information
+        except NotCounted as reason:  # an old valgrind cannot read every library's debug information
             print(f"{name:16}not counted: {reason}", flush=True)
             status = 1
             continue

@@ -1,10 +1,65 @@
 """The hot host paths by the clock: `python -m pytest bench/host`, with pytest-benchmark's own options."""
 
+import random
+import statistics
+import time
+
 import pytest
 
-from .work import WORK
+from mlxrt.cache.blocks import BlockPool
+from mlxrt.cache.layer_state import BlockTable, RecurrentState
+from mlxrt.cache.prefix_cache import PrefixCache
+from mlxrt.engine.request import Request, SamplingParams
+from mlxrt.engine.scheduler import Limits, Scheduler
+
+from .work import BLOCK, WORK
+
+SEQUENCES, STEPS = 256, 100
+MAX_MICROSECONDS = 50  # CPU time of plan and commit, per running sequence and step
+POOLS = [BlockPool(1 << 16) for _ in range(3)]
+STATES = {
+    "full": (BlockTable(POOLS[0], BLOCK),),
+    "window and full": (BlockTable(POOLS[0], BLOCK), BlockTable(POOLS[1], BLOCK, 512, 48)),
+    "recurrent and full": (BlockTable(POOLS[0], BLOCK), RecurrentState(POOLS[2], BLOCK)),
+}
 
 
 @pytest.mark.parametrize("name", WORK)
 def test_host_path(benchmark, name):
     benchmark(WORK[name]())
+
+
+@pytest.mark.parametrize("arriving", [False, True], ids=["stable batch", "requests come and go"])
+@pytest.mark.parametrize("name", STATES)
+def test_scheduler_overhead(name, arriving):
+    empty = lambda: STATES[name]  # noqa: E731
+    scheduler = Scheduler(empty, PrefixCache(empty, BLOCK), Limits(running=SEQUENCES, chunk=2048, length=1 << 20))
+    generator = random.Random(0)
+
+    def submit(max_tokens):
+        prompt = tuple(generator.randrange(50_000) for _ in range(generator.randrange(100, 300)))
+        scheduler.submit(Request(tokens=prompt, params=SamplingParams(max_tokens=max_tokens)), prompt)
+
+    def step():
+        planned = scheduler.plan()
+        for s in planned.slices:
+            if s.samples:
+                s.seq.pending.append((None, 0))
+                scheduler.commit(s, 7)
+
+    def refill():
+        while arriving and len(scheduler.waiting) < 8:
+            submit(200)
+
+    for _ in range(SEQUENCES):
+        submit(generator.randrange(40, 200) if arriving else 1 << 20)
+    while len(scheduler.streams) < SEQUENCES * 0.9 or (scheduler.prompts and not arriving):
+        step()
+        refill()
+    spent = []
+    for _ in range(STEPS):
+        began = time.process_time()
+        step()
+        spent.append(1e6 * (time.process_time() - began) / len(scheduler.running))
+        refill()
+    assert statistics.median(spent) < MAX_MICROSECONDS, statistics.median(spent)

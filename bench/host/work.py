@@ -1,8 +1,8 @@
-"""The hot host paths as pieces of work that can be repeated. Each is made once and called many times.
+"""The hot host paths as functions that can be repeated: each is set up once and called many times.
 
     python -m bench.host.work NAME COUNT
 
-runs one of them COUNT times and nothing else: what `instructions.py` counts.
+runs one of them COUNT times and nothing else, for `instructions.py` to count.
 """
 
 import json
@@ -41,22 +41,37 @@ def schedule(rows: int = 16) -> Work:
         for s in planned.slices:
             s.seq.pending.append((None, 0))
             scheduler.commit(s, 7)
-        if len(scheduler.running[0].tokens) > 2000:  # short of the pool's end
+        if len(next(iter(scheduler.running)).tokens) > 2000:  # short of the pool's end
             for seq in list(scheduler.running):
                 scheduler.finish(seq, mlxrt.Finish.CANCELLED)
 
     return step
 
 
-def look_up(length: int = 5000) -> Work:
-    """A prompt of 5,000 tokens that the prefix store holds, found and pinned."""
+def prefix_hit(length: int = 5000) -> Work:
+    """A prompt whose 5,000 tokens the prefix cache holds, looked up and pinned."""
+    cache, tokens = filled_prefix_cache(length)
+    prompt = [*tokens, 1]
+    assert cache.resume(prompt) is not None
+    return lambda: cache.resume(prompt)
+
+
+def prefix_miss(length: int = 40_000) -> Work:
+    """A prompt that shares 4 tokens with a cached one of 40,000."""
+    cache, tokens = filled_prefix_cache(length)
+    prompt = [*tokens[:4], *range(VOCAB, VOCAB + 500)]
+    found = cache.resume(prompt)
+    assert found is not None and len(found) == 4
+    return lambda: cache.resume(prompt)
+
+
+def filled_prefix_cache(length: int) -> tuple[PrefixCache, tuple[int, ...]]:
     pool = BlockPool(2 * length // BLOCK + 10)
-    store = PrefixCache(lambda: (BlockTable(pool, BLOCK),), BLOCK)
+    empty = lambda: (BlockTable(pool, BLOCK),)  # noqa: E731
+    cache = PrefixCache(empty, BLOCK)
     tokens = tuple(i * 7919 % VOCAB for i in range(length))
-    store.insert(SequenceState(tokens, (BlockTable(pool, BLOCK).grow(length),)))
-    asked = [*tokens, 1]
-    assert store.resume(asked) is not None
-    return lambda: store.resume(asked)
+    cache.insert(SequenceState(tokens, (BlockTable(pool, BLOCK).grow(length),)))
+    return cache, tokens
 
 
 def detokenize() -> Work:
@@ -87,11 +102,11 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def sample_greedy(rows: int = 16) -> Work:
-    """The sampler's graph for 16 greedy rows, built and not computed: what the host pays."""
+    """The sampler's graph for 16 greedy rows, built but not evaluated: the host's share."""
     return sampler(rows, SamplingParams())
 
 
-def sample_drawn(rows: int = 16) -> Work:
+def sample_random(rows: int = 16) -> Work:
     """The same with temperature, top-k, top-p and penalties."""
     return sampler(rows, SamplingParams(temperature=0.8, top_k=40, top_p=0.9, presence_penalty=0.5, seed=1))
 
@@ -138,10 +153,11 @@ def header(tensors: int = 300) -> Work:
 
 WORK: dict[str, Callable[[], Work]] = {
     "schedule": schedule,
-    "look_up": look_up,
+    "prefix_hit": prefix_hit,
+    "prefix_miss": prefix_miss,
     "detokenize": detokenize,
     "sample_greedy": sample_greedy,
-    "sample_drawn": sample_drawn,
+    "sample_random": sample_random,
     "slices": slices,
     "header": header,
 }
