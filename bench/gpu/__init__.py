@@ -1,0 +1,1 @@
+"""Benchmarks and micro-benchmarks on a GPU. `python -m bench.gpu` runs the GPU tests, then decode of four shapes."""

@@ -1,234 +1,158 @@
-"""Decode and prefill through the engine beside mlx-lm, on the same random weights.
+"""Decode and prefill of published shapes with random weights: mlxrt, mlx-lm and another checkout of mlxrt, interleaved.
 
-    python -m bench.gpu.decode SHAPE ... [--runs 1x512,32x128] [--rounds 3] [--json FILE] [--profile] [--turn FILE]
+    python -m bench.gpu.decode SHAPE ... [--runs 1x512,32x128] [--tokens 128] [--rounds 3] [--before FOLDER]
+        [--kv full,q8] [--warm] [--no-peer] [--json FILE]
 
-The same prompt and greedy tokens: where they first differ, the gap between both choices in our own logits is shown.
-Launches are counted in one decode step that is not compiled; bytes are those of the weights a token needs.
-With --turn several such processes build side by side and measure one after another (bench/gpu/turn.py).
+Every engine is a backend of `mlxrt bench`. All of them load and compile side by side (MLX takes 40 s for gather_qmm
+alone, in every process), then measure one at a time, in turn. `--before` is the folder of an older checkout, `--kv`
+adds engines with other KV cache kinds, `--warm` keeps the prompts cached, so that only the first round prefills them.
+Greedy tokens are compared with mlxrt's: the first difference and its gap in our logits are printed.
 """
 
 import argparse
-import cProfile
-import gc
-import importlib
 import json
-import pstats
-import statistics
-import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-import mlx.core as mx  # isort: skip
-import mlx.nn as nn
-from mlx.utils import tree_flatten
+from bench.gpu.shapes import make_prompts
+from mlxrt.bench.backend import Backend
+from mlxrt.bench.bench_model import BenchModel
+from mlxrt.bench.interleave import Interleave, Reply, Rounds
+from mlxrt.bench.result import OURS
+from mlxrt.bench.statistics import Spread, StoppingRule, paired_ratio
+from mlxrt.bench.tokens import first_difference
 
-from bench.gpu.ops import copy_bandwidth
-from bench.gpu.shaped import drawn, fused
-from bench.gpu.turn import turn
-from mlxrt import EngineConfig, Request, SamplingParams
-from mlxrt.engine.engine import Engine, Source
-from mlxrt.weights.randomise import packs
-
-RENAMED = {"qwen3_moe": (".mlp.experts.", ".mlp.switch_mlp.")}
-
-
-def build(shape, mode, context, peer=True):
-    """(engine, mlx-lm's model or None)."""
-    asked, model = drawn(shape)
-    beside = peer_of(asked, tree_flatten(model.parameters())) if peer else None
-    fused(model, mode)
-    config = EngineConfig(max_context=context, chunk=2048, max_running=64, kernels=mode)
-    return Engine(model, config, source=Source(shape)), beside
+# Where mlxrt's backend is, in this checkout and in older ones.
+PROGRAMS = ("mlxrt.bench.backends.mlxrt", "mlxrt.bench.sides.ours")
 
 
-def peer_of(asked, arrays):
-    config = asked.config
-    kind = config["model_type"]
-    module = importlib.import_module(f"mlx_lm.models.{kind}")
-    model = module.Model(module.ModelArgs.from_dict(config))
-    if asked.bits:
-        predicate = lambda _, m: packs(m, asked.group_size)  # noqa: E731
-        nn.quantize(model, asked.group_size, asked.bits, mode=asked.mode, class_predicate=predicate)
-    old, new = RENAMED.get(kind, ("", ""))
-    named = [(name.replace(old, new) if old else name, a) for name, a in arrays]
-    missing = {n for n, _ in tree_flatten(model.parameters())} ^ {n for n, _ in named}
-    if missing:
-        print("  not the same parameters:", sorted(missing)[:6], len(missing))
-    model.load_weights(named, strict=False)
-    mx.eval(model.parameters())
-    return model
+@dataclass
+class Engine:
+    """A backend with a configuration; several engines may share a backend."""
 
+    name: str
+    backend: Backend
+    config: dict[str, Any]
 
-def bytes_read(model) -> int:
-    """Of the weights, by one token: all but rows of the embedding it does not ask for and experts it does not use."""
-    config, total = model.config, 0
-    tied = getattr(config, "tie_word_embeddings", False)
-    for name, a in tree_flatten(model.parameters()):
-        share = 1.0
-        if ".experts." in name or ".switch_mlp." in name:
-            share = config.num_experts_per_tok / a.shape[0]
-        elif "embed_tokens_per_layer" in name or ("embed_tokens" in name and not tied):
-            share = 1 / a.shape[0]
-        total += int(a.nbytes * share)
-    return total
-
-
-def launches(model, prompt) -> int:
-    """Kernels of ours a greedy token takes, as one graph where there can be one."""
-    config = EngineConfig(max_context=128, chunk=64, compile=False, ahead=0, prefix_cache=False)
-    gpu = model.kernels.gpu
-    if gpu is None:
-        return 0
-    engine = Engine(model, config, source=Source("counted"))
-    with engine, model.kernels.capturing(gpu.library is not None):
-        counts = []
-        for n in (2, 10):
-            before = gpu.launches
-            engine.generate(ask(prompt[:8], n))
-            counts.append(gpu.launches - before)
-    return (counts[1] - counts[0]) // 8
-
-
-def prompts_of(vocab, batch, length):
-    return [[(i * 131 + j * 7 + (j * j) % 11) % (vocab - 10) for j in range(length)] for i in range(batch)]
-
-
-def ask(tokens, n):
-    return Request(tokens=tuple(tokens), params=SamplingParams(max_tokens=n, ignore_eos=True))
-
-
-def ours(engine, prompts, n, rounds):
-    rates, prefills, tokens = [], [], {}
-    for _ in range(rounds + 1):  # the first is not counted, of neither
-        engine.store.clear()
-        began, firsts, times, tokens = time.perf_counter(), {}, [], {}
-        with engine.stream([ask(p, n) for p in prompts]) as stream:
-            order = list(stream.ids)
-            for event in stream:
-                times.append(time.perf_counter())
-                firsts.setdefault(event.id, times[-1])
-                tokens.setdefault(event.id, []).append(event.token)
-        start = max(firsts.values())
-        prefills.append(sum(map(len, prompts)) / (start - began))
-        rates.append(sum(t > start for t in times) / (times[-1] - start))
-    return statistics.median(rates[1:]), statistics.median(prefills[1:]), [tokens[i] for i in order]
-
-
-def theirs(model, prompts, n, rounds):
-    from mlx_lm.generate import BatchGenerator, generate_step
-
-    rates, prefills, tokens = [], [], []
-    for round in range(rounds + 1):
-        began = time.perf_counter()
+    def run(self, prompts: list[list[int]], tokens: int, warm: bool, r: int) -> Reply:
+        """rows: [{tokens, at}], times from the start of the batch."""
+        config = {"config": self.config} if self.config else {}
         if len(prompts) == 1:
-            steps = generate_step(mx.array(prompts[0]), model, max_tokens=n)
-            tokens = [int(next(steps)[0])]
-            start = time.perf_counter()
-            tokens += [int(t) for t, _ in steps]
-            count, tokens = len(tokens) - 1, [tokens]
-        else:
-            size = len(prompts)
-            made = BatchGenerator(
-                model, max_tokens=n, stop_tokens=[], completion_batch_size=size, prefill_batch_size=min(size, 8)
-            )
-            made.insert(prompts, [n] * size)
-            seen, start, count = {}, None, 0
-            while rows := made.next_generated():
-                for r in rows:
-                    seen[r.uid] = seen.get(r.uid, 0) + 1
-                    count += start is not None
-                if start is None and len(seen) == size:
-                    start = time.perf_counter()
-            made.close()
-        spent = time.perf_counter() - start
-        if round:
-            rates.append(count / spent)
-            prefills.append(sum(map(len, prompts)) / (start - began))
-    return statistics.median(rates), statistics.median(prefills), tokens
+            question = {"prompt": prompts[0], "max_tokens": tokens, "fresh": not warm}
+            return {"rows": [self.backend.ask(do="generate", **question, **config)]}
+        requests = [{"prompt": p, "max_tokens": tokens, "after": 0.0} for p in prompts]
+        return self.backend.ask(do="batch", requests=requests, **config, **({"fresh": False} if warm else {}))
 
 
-def agreement(engine, prompt, a, b, n=32):
-    """How many of the first n tokens agree, and by how much ours prefers its own where they part."""
-    for i, (x, y) in enumerate(zip(a[:n], b[:n])):
-        if x != y:
-            row = engine.score([*prompt, *a[:i]])[-1]
-            return i, float((row[x] - row[y]).item()), float((row.max() - row.mean()).item())
-    return n, 0.0, 0.0
+def start_engines(shape: str, context: int, args: argparse.Namespace) -> list[Engine]:
+    sizes = {"max_context": context, "chunk": 2048, "max_running": 64}
+    setting = {"model": f"shape:{shape}", "config": sizes}
+    starts = {OURS: partial(Backend, OURS, setting)}
+    if args.before:
+        files = {program: args.before / (program.replace(".", "/") + ".py") for program in PROGRAMS}
+        program = next(program for program, file in files.items() if file.exists())
+        starts["before"] = partial(Backend, "before", setting, program=program, checkout=args.before)
+    if not args.no_peer:
+        starts["mlx-lm"] = partial(Backend, "mlx-lm", {"shape": f"shape:{shape}"})
+    with ThreadPoolExecutor(len(starts)) as pool:
+        backends = dict(zip(starts, pool.map(lambda start: start(), starts.values())))
+    engines = [Engine(name, backend, {}) for name, backend in backends.items()]
+    kinds = [kind for kind in args.kv.split(",") if kind != "full"]
+    return engines + [Engine(f"{OURS} {kind}", backends[OURS], sizes | {"kv": kind}) for kind in kinds]
 
 
-def profile(engine, prompt):
-    watch = cProfile.Profile()
-    list(engine.generate(ask(prompt, 64)).tokens)
-    watch.enable()
-    engine.generate(ask(prompt, 128))
-    watch.disable()
-    pstats.Stats(watch).sort_stats("tottime").print_stats(22)
+def decode_rate(reply: Reply) -> float:
+    """Tokens a second of all rows, from the moment every row has its first."""
+    start = max(row["at"][0] for row in reply["rows"])
+    times = [t for row in reply["rows"] for t in row["at"] if t > start]
+    return len(times) / (max(times) - start)
 
 
-def compare(engine, peer, batch, length, args, known):
-    """One row of the table."""
-    prompts = prompts_of(engine.model.config.vocab_size, batch, length)
-    rounds = args.rounds if length < 1024 else 1  # long enough to be measured once
-    a = ours(engine, prompts, args.tokens, rounds)
-    b = a if args.alone else theirs(peer, prompts, args.tokens, rounds)
-    row = dict(known, batch=batch, prompt=length, ours=a[:2], mlx_lm=b[:2])
-    row["share"] = a[0] / batch * known["bytes"] / known["copy"]
-    if batch == 1:
-        row["agreement"] = agreement(engine, prompts[0], a[2][0], b[2][0])
-    kernels = engine.model.kernels
-    row |= dict(used=kernels.used, fallbacks={"; ".join(k): v for k, v in kernels.fallbacks.items()})
-    print(
-        f"{known['shape']} batch {batch} prompt {length}: decode {a[0]:.0f} against {b[0]:.0f} ({a[0] / b[0]:.2f}x), "
-        f"{row['share']:.0%} of the roof, prefill {a[1]:.0f} against {b[1]:.0f} ({a[1] / b[1]:.2f}x) "
-        f"{row.get('agreement', '')}",
-        flush=True,
-    )
-    return row
+def prefill_rate(reply: Reply, tokens: int) -> float:
+    return tokens / max(row["at"][0] for row in reply["rows"])
 
 
-def measure(shape, args):
-    runs = [tuple(map(int, run.split("x"))) for run in args.runs.split(",")]
-    began = time.perf_counter()
-    engine, peer = build(shape, args.mode, max(n for _, n in runs) + 2 * args.tokens, peer=not args.alone)
-    vocab = engine.model.config.vocab_size
-    read, count = bytes_read(engine.model), launches(engine.model, prompts_of(vocab, 1, 8)[0])
-    if args.turn:  # compile now what will be timed
-        for batch in sorted({batch for batch, _ in runs}):
-            prompts = prompts_of(vocab, batch, min(n for _, n in runs))
-            ours(engine, prompts, 4, 1)
-            if not args.alone:
-                theirs(peer, prompts, 4, 1)
-    print(f"{shape}: ready in {time.perf_counter() - began:.0f} s; {count} launches, {read / 1e6:.0f} MB a token")
-    with turn(args.turn):
-        known = dict(shape=shape, launches=count, bytes=read, copy=copy_bandwidth())
-        print(
-            f"{mx.device_info()['device_name']}, MLX {mx.__version__}, copy {known['copy'] / 1e9:.0f} GB/s", flush=True
-        )
-        rows = [compare(engine, peer, batch, length, args, known) for batch, length in runs]
-        if args.profile:
-            profile(engine, prompts_of(vocab, 1, 512)[0])
-    engine.close()
-    return rows
+def warm_up(engines: list[Engine], runs: list[tuple[int, int]], vocab: int, args: argparse.Namespace) -> None:
+    """Compile what will be timed."""
+    for engine in engines:
+        for batch, length in sorted(dict(reversed(runs)).items()):
+            engine.run(make_prompts(vocab, batch, length), 4, args.warm, -1)
 
 
-def main():
+def measure(shape: str, engines: list[Engine], batch: int, length: int, copy: float, args: Any) -> Iterator[dict]:
+    """One row of the table an engine."""
+    vocab = engines[0].backend.info["vocab"]
+    prompts = make_prompts(vocab, batch, length)
+    timed = {engine.name: partial(engine.run, prompts, args.tokens, args.warm) for engine in engines}
+    rule = StoppingRule(min_rounds=args.rounds, max_rounds=args.rounds)
+    rounds: Rounds = Interleave(rule).run(timed, [decode_rate])
+    decode = rounds.values(decode_rate)
+    prefill = rounds.values(partial(prefill_rate, tokens=batch * length))
+    cost = BenchModel.find(f"shape:{shape}").cost
+    ours = rounds.replies[OURS][-1]["rows"][0]["tokens"]
+    for name in timed:
+        row: dict[str, Any] = {"shape": shape, "batch": batch, "prompt": length, "engine": name}
+        row |= {"decode": Spread.of(decode[name]).median, "prefill": Spread.of(prefill[name]).median}
+        row["values"] = {"decode": decode[name], "prefill": prefill[name]}
+        text = f"{shape} {batch} x {length} {name:12} decode {row['decode']:8.1f}, prefill {row['prefill']:9.1f} tok/s"
+        if batch == 1:
+            row["roofline_share"] = row["decode"] * cost.bytes_at(length + args.tokens // 2) / copy
+            text += f", {row['roofline_share']:.0%} of roofline"
+        if name != OURS:
+            ratios = [paired_ratio(values[OURS], values[name]) for values in (decode, prefill)]
+            row["ours_over_it"] = {"decode": ratios[0].to_dict(), "prefill": ratios[1].to_dict()}
+            text += f"; mlxrt over it: decode {ratios[0].value:.3f}, prefill {ratios[1].value:.3f}"
+            row["difference"] = difference(engines[0], prompts[0], ours, rounds.replies[name][-1]["rows"][0]["tokens"])
+            text += f"; {row['difference']}"
+        print(text, flush=True)
+        yield row
+
+
+def difference(engine: Engine, prompt: list[int], ours: list[int], theirs: list[int]) -> str:
+    i = first_difference(ours, theirs)
+    if i is None:
+        return f"{len(ours)} tokens equal"
+    gap = engine.backend.ask(do="gap", prompt=[*prompt, *ours[:i]], pair=[ours[i], theirs[i]])
+    return f"differs at token {i}, gap {gap:.3g}"
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shapes", nargs="+")
+    parser.add_argument("shapes", nargs="+", metavar="SHAPE", help="such as qwen3-8b@4bit")
     parser.add_argument("--runs", default="1x512", help="batch x prompt, several with commas")
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--mode", default="auto")
-    parser.add_argument("--json")
-    parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--alone", action="store_true", help="without mlx-lm beside it")
-    parser.add_argument("--turn", help="measure while holding a lock on this file")
+    parser.add_argument("--before", type=Path, metavar="FOLDER", help="another checkout of mlxrt to compare with")
+    parser.add_argument("--kv", default="full", help="KV cache kinds, such as full,q8,q4")
+    parser.add_argument("--warm", action="store_true", help="keep the prompts cached")
+    parser.add_argument("--no-peer", action="store_true", help="without mlx-lm")
+    parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
+    runs = [(int(batch), int(length)) for batch, length in (run.split("x") for run in args.runs.split(","))]
+    context = max(length for _, length in runs) + 2 * args.tokens
     rows = []
-    for shape in args.shapes:
-        rows += measure(shape, args)
-        gc.collect()
-        mx.clear_cache()
-        if args.json:
-            with open(args.json, "w") as f:
-                json.dump(rows, f, indent=1)
+    with Backend("peak", {"seconds": 1.0}) as peak:
+        copy = peak.info["copy_bytes_per_s"]
+    with ThreadPoolExecutor(len(args.shapes)) as pool:
+
+        def start(shape: str) -> list[Engine]:
+            engines = start_engines(shape, context, args)
+            warm_up(engines, runs, engines[0].backend.info["vocab"], args)
+            return engines
+
+        started = dict(zip(args.shapes, pool.map(start, args.shapes)))
+    print(f"{started[args.shapes[0]][0].backend.info['device_name']}, copy {copy / 1e9:.0f} GB/s", flush=True)
+    for shape, engines in started.items():
+        for batch, length in runs:
+            rows += measure(shape, engines, batch, length, copy, args)
+            if args.json:
+                args.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+        for backend in {id(e.backend): e.backend for e in engines}.values():
+            backend.kill()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What a launch costs: chains of kernels that do next to nothing, by how many inputs each has.
+"""Launch overhead: chains of kernels that do next to nothing, by their number of inputs.
 
     python -m bench.gpu.launch [--length 140] [--inputs 2,4,8,12] [--spin 0,16000]
 
-`host` is the time until `mx.async_eval` returns, `whole` until the last kernel has run, `device` what the kernels take
-when the host is far ahead of them (a long product runs first). Run it under other values of MLX_MAX_OPS_PER_BUFFER and
-MLX_MAX_MB_PER_BUFFER to see what a graph costs. With --spin kernels take that many cycles of the device: then
-`launched ahead` should be what the device takes, and is more where the host waits for it.
+`host` is the time until `mx.async_eval` returns, `total` until the last kernel has run, `device` what the kernels take
+when the host is far ahead of them (a long matmul runs first). Other values of MLX_MAX_OPS_PER_BUFFER and
+MLX_MAX_MB_PER_BUFFER show what a graph costs. With --spin, kernels take that many device cycles: then `launched ahead`
+should equal `device`, and is more where the host waits for it.
 """
 
 import argparse
@@ -21,7 +21,7 @@ LAYER = (2, 6, 3, 2, 3)  # inputs of the five kernels of a Qwen3 layer
 SIZE = 128 * 128
 
 
-def kernel(inputs, number, outputs=1, spin=0):
+def make_kernel(inputs, number, outputs=1, spin=0):
     names = ["a"] + [f"w{i}" for i in range(inputs - 1)]
     out = ["out", "more"][:outputs]
     read = " + ".join(f"{n}[i]" if n != "w1" else "w1[i % 64]" for n in names)
@@ -29,21 +29,21 @@ def kernel(inputs, number, outputs=1, spin=0):
     text += " ".join(f"{name}[i] = v + {number};" for name in out)
     if spin:
         text = f"long long began = clock64(); while (clock64() - began < {spin}) {{}} " + text
-    made = mx.fast.cuda_kernel(
+    kernel = mx.fast.cuda_kernel(
         name=f"launch_{inputs}_{number}_{outputs}_{spin}", input_names=names, output_names=out, source=text
     )
 
     def call(*arrays):
         shapes, kinds = [(SIZE,)] * outputs, [mx.float32] * outputs
-        return made(
+        return kernel(
             inputs=list(arrays), grid=(SIZE, 1, 1), threadgroup=(128, 1, 1), output_shapes=shapes, output_dtypes=kinds
         )
 
     return call
 
 
-def device(make):
-    """Seconds the device needs for what `make` builds, the host's time left out."""
+def device_seconds(make):
+    """Seconds the device needs for what `make` builds, without the host's time."""
     big = mx.random.normal((8192, 8192)).astype(mx.bfloat16)
     spent = []
     for _ in range(6):
@@ -62,14 +62,14 @@ def device(make):
     return statistics.median(spent[1::2]) - statistics.median(spent[::2])
 
 
-def measure(length, inputs, *, several=False, tails=False, big=SIZE, spin=0, turns=1, host=None, residual=False):
-    """`inputs` of each kernel, in turn; `several`: each of those is another one; `tails`: the second of them also takes
-    and makes a state, as attention does; `big`: inputs' numbers, of which a kernel reads only the first; `turns`: as
-    many steps that are not quite alike take turns, so that MLX does not launch a graph again that may still run;
-    `host`: every second kernel of a layer reads an array made of Python numbers for this step, as it is or moved;
-    `residual`: the third and fifth also read what the one before their neighbour made: the graph is no chain."""
+def measure(length, inputs, *, distinct=False, stateful=False, big=SIZE, spin=0, variants=1, host=None, residual=False):
+    """`inputs`: of each kernel of a layer. `distinct`: every kernel of a layer is another one. `stateful`: the second
+    also takes and makes a state, as attention does. `big`: elements of an input, of which a kernel reads the first few.
+    `variants`: so many steps that differ a little alternate, so that MLX does not relaunch a graph that still runs.
+    `host`: every second kernel of a layer reads an array made from Python numbers in this step, as it is or copied.
+    `residual`: the third and fifth also read what the kernel before last made, so that the graph is no chain."""
     layers = length // len(inputs)
-    calls = [kernel(n, i if several else 0, 2 if tails and i == 1 else 1, spin) for i, n in enumerate(inputs)]
+    calls = [make_kernel(n, i if distinct else 0, 2 if stateful and i == 1 else 1, spin) for i, n in enumerate(inputs)]
     weights = [[[mx.zeros(big) for _ in range(n - 1)] for n in inputs] for _ in range(layers)]
     mx.eval(weights)
 
@@ -78,7 +78,7 @@ def measure(length, inputs, *, several=False, tails=False, big=SIZE, spin=0, tur
         for layer, held in enumerate(weights):
             kept = x
             for i, (call, w) in enumerate(zip(calls, held)):
-                if tails and i == 1:
+                if stateful and i == 1:
                     x, state = call(x, states[layer], *(w[1:] if given is None else [given, *w[2:]]))
                     new.append(state)
                     continue
@@ -88,16 +88,16 @@ def measure(length, inputs, *, several=False, tails=False, big=SIZE, spin=0, tur
             [x] = calls[0](x, *weights[0][0])
         return x, new
 
-    steps = [mx.compile(partial(chain, more)) for more in range(turns)]
+    steps = [mx.compile(partial(chain, more)) for more in range(variants)]
     number = count()
 
     def step(x, states):
         given = None if host is None else mx.array([float(i) for i in range(64)])
-        return steps[next(number) % turns](x, states, given + 0 if host == "moved" else given)
+        return steps[next(number) % variants](x, states, given + 0 if host == "copied" else given)
 
     x, states = mx.zeros(SIZE), [mx.zeros(SIZE) for _ in range(layers)]
     for _ in range(6):
-        x, states = step(x, states if tails else [])
+        x, states = step(x, states if stateful else [])
         mx.eval(x, states)
     spent = []
     for _ in range(20):
@@ -117,11 +117,19 @@ def measure(length, inputs, *, several=False, tails=False, big=SIZE, spin=0, tur
         x, states = step(x, states)
         mx.async_eval(x, states)
     mx.synchronize()
-    us = [*map(statistics.median, zip(*spent)), (time.perf_counter() - began) / 20, device(lambda: step(x, states)[0])]
-    what = f"{inputs} inputs of {big * 4 / 1e6:.2f} MB{', several kernels' * several}{', states' * tails}"
-    what += ", residuals" * residual + f", numbers {host}" * bool(host) + f", {spin} cycles, {turns} steps" * bool(spin)
-    told = "replay {:.2f}, host {:.2f}, whole {:.2f}; launched ahead {:.2f}, device {:.2f}"
-    print(f"{what}: us a launch: {told.format(*(1e6 * t / length for t in us))}", flush=True)
+    us = [
+        *map(statistics.median, zip(*spent)),
+        (time.perf_counter() - began) / 20,
+        device_seconds(lambda: step(x, states)[0]),
+    ]
+    what = f"{inputs} inputs of {big * 4 / 1e6:.2f} MB{', several kernels' * distinct}{', states' * stateful}"
+    what += (
+        ", residuals" * residual
+        + f", host array {host}" * bool(host)
+        + f", {spin} cycles, {variants} steps" * bool(spin)
+    )
+    times = "replay {:.2f}, host {:.2f}, total {:.2f}; launched ahead {:.2f}, device {:.2f}"
+    print(f"{what}: us a launch: {times.format(*(1e6 * t / length for t in us))}", flush=True)
 
 
 def main():
@@ -133,14 +141,14 @@ def main():
     print({k: v for k, v in os.environ.items() if k.startswith("MLX_")}, flush=True)
     for inputs in filter(None, args.inputs.split(",")):
         measure(args.length, (int(inputs),))
-    for host in (None, "as they are", "moved"):
-        measure(args.length, LAYER, several=True, tails=True, host=host)
+    for host in (None, "as they are", "copied"):
+        measure(args.length, LAYER, distinct=True, stateful=True, host=host)
     for _ in range(2):  # twice: machines are noisy
         for residual in (False, True):
-            measure(args.length, LAYER, several=True, tails=True, residual=residual)
+            measure(args.length, LAYER, distinct=True, stateful=True, residual=residual)
     for spin in map(int, filter(None, args.spin.split(","))):
-        for turns in (1, 2):
-            measure(args.length, LAYER, several=True, tails=True, spin=spin, turns=turns)
+        for variants in (1, 2):
+            measure(args.length, LAYER, distinct=True, stateful=True, spin=spin, variants=variants)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from mlxrt import Engine, EngineConfig, Request, SamplingParams
 from mlxrt.cache.memory import codec
 from mlxrt.cache.memory.codec import QuantizedKV
 from mlxrt.cache.memory.slices import bucket, put, table, widen
+from tests.support.ahead_memory import measure_peak
 from tests.support.oracle import truth
 from tests.support.toy_models import make
 
@@ -124,8 +125,7 @@ def test_widen_table_bucket():
     assert [bucket(n) for n in (0, 1, 2, 3, 4, 5, 9)] == [1, 1, 2, 4, 4, 8, 16]
 
 
-def test_decode_launched_ahead_allocates_no_second_cache():
-    from bench.gpu.engine import check_ahead  # the same measurement that runs on GPUs
-
-    for row in check_ahead():
-        assert row["peak_mb"] < row["pool_mb"] / 4, row
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_decode_launched_ahead_allocates_no_second_cache(ahead):
+    peak, pool = measure_peak(ahead)
+    assert peak < pool / 4

@@ -1,0 +1,89 @@
+"""Right and fast on this GPU, in one call of under ten minutes.
+
+    python -m bench.gpu OUT [--before FOLDER] [--only tests|speed] [--long]
+
+First the GPU tests, as processes side by side: most of their time is compiling. Then decode and prefill of four shapes
+beside mlx-lm, and beside an older checkout of mlxrt with --before. --long measures 32,768 tokens of context with
+quantized KV caches instead. Every process writes its own file in OUT. Exit 1 if one failed, by name.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from mlxrt.kernels import OPS
+
+GROUPS = 6  # processes that check ops
+TESTS = ("test_engine", "test_programs", "test_experts")
+SHAPES = ("qwen3-0.6b@4bit", "qwen3-8b@4bit", "qwen3-30b-a3b@4bit", "gemma4-e2b@4bit")
+TIME_LIMIT = 560.0  # seconds for everything
+
+
+def start(out: Path, name: str, *arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    with open(out / f"{name}.txt", "wb") as file:
+        command = [sys.executable, "-u", "-m", *arguments]
+        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=os.environ | (env or {}))
+
+
+def wait(out: Path, running: dict[str, subprocess.Popen[bytes]], end: float) -> bool:
+    """Whether all succeeded; the last lines of each are printed."""
+    good = True
+    for name, process in running.items():
+        try:
+            failed = process.wait(max(1.0, end - time.monotonic())) != 0
+        except subprocess.TimeoutExpired:
+            process.kill()
+            failed = True
+        lines = (out / f"{name}.txt").read_text(errors="replace").splitlines()
+        print(f"== {name}{': FAILED' * failed}", *(line[:200] for line in lines[-12:]), sep="\n", flush=True)
+        good &= not failed
+    return good
+
+
+def start_tests(out: Path, long: bool) -> dict[str, subprocess.Popen[bytes]]:
+    names, running = list(OPS), {}
+    for i in range(0 if long else GROUPS):
+        env = {"GPU_OPS": ",".join(names[i::GROUPS])}
+        running[f"ops-{i}"] = start(out, f"ops-{i}", "pytest", "-m", "gpu", "tests/gpu/test_ops.py", env=env)
+    for test in ("test_quantized_kv",) if long else TESTS:
+        running[test] = start(out, test, "pytest", "-m", "gpu", f"tests/gpu/{test}.py")
+    if not long:
+        running["doctor"] = start(out, "doctor", "mlxrt", "doctor", "--quick", "--dtype", "bfloat16")
+    return running
+
+
+def decode_runs(out: Path, before: Path | None, long: bool) -> dict[str, list[str]]:
+    if long:
+        common = ["bench.gpu.decode", "qwen3-8b@4bit", "--warm", "--no-peer", "--tokens", "96", "--rounds", "5"]
+        # Three KV caches of 8 x 32,768 tokens would fill the device.
+        return {
+            "context-1": [*common, "--runs", "1x32768", "--kv", "full,q8,q4", "--json", str(out / "context-1.json")],
+            "context-8": [*common, "--runs", "8x32768", "--kv", "full,q8", "--json", str(out / "context-8.json")],
+        }
+    older = ["--before", str(before)] if before else []
+    common = ["bench.gpu.decode", *SHAPES, "--runs", "1x512,32x128,1x4096", *older]
+    return {"decode": [*common, "--json", str(out / "decode.json")]}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--before", type=Path, metavar="FOLDER", help="another checkout of mlxrt to compare with")
+    parser.add_argument("--only", choices=("tests", "speed"))
+    parser.add_argument("--long", action="store_true", help="long contexts with quantized KV caches instead")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    end, good = time.monotonic() + TIME_LIMIT, True
+    if args.only != "speed":
+        good &= wait(args.out, start_tests(args.out, args.long), end)
+    if args.only != "tests":
+        for name, command in decode_runs(args.out, args.before, args.long).items():
+            good &= wait(args.out, {name: start(args.out, name, *command)}, end)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
