@@ -62,6 +62,33 @@ def device_seconds(make):
     return statistics.median(spent[1::2]) - statistics.median(spent[::2])
 
 
+def time_steps(step, x, states):
+    """Median seconds to build a step, to launch it, until it has run; of one launched ahead; of the device alone."""
+    spent = []
+    for _ in range(20):
+        mx.synchronize()
+        at = [time.perf_counter()]
+        x, states = step(x, states)
+        at.append(time.perf_counter())
+        mx.async_eval(x, states)
+        at.append(time.perf_counter())
+        mx.synchronize()
+        at.append(time.perf_counter())
+        spent.append((at[1] - at[0], at[2] - at[1], at[3] - at[1]))
+    # As decoding does it: the next step is built and launched while this one runs.
+    mx.synchronize()
+    began = time.perf_counter()
+    for _ in range(20):
+        x, states = step(x, states)
+        mx.async_eval(x, states)
+    mx.synchronize()
+    return [
+        *map(statistics.median, zip(*spent)),
+        (time.perf_counter() - began) / 20,
+        device_seconds(lambda: step(x, states)[0]),
+    ]
+
+
 def measure(length, inputs, *, distinct=False, stateful=False, big=SIZE, spin=0, variants=1, host=None, residual=False):
     """`inputs`: of each kernel of a layer. `distinct`: every kernel of a layer is another one. `stateful`: the second
     also takes and makes a state, as attention does. `big`: elements of an input, of which a kernel reads the first few.
@@ -99,29 +126,7 @@ def measure(length, inputs, *, distinct=False, stateful=False, big=SIZE, spin=0,
     for _ in range(6):
         x, states = step(x, states if stateful else [])
         mx.eval(x, states)
-    spent = []
-    for _ in range(20):
-        mx.synchronize()
-        at = [time.perf_counter()]
-        x, states = step(x, states)
-        at.append(time.perf_counter())
-        mx.async_eval(x, states)
-        at.append(time.perf_counter())
-        mx.synchronize()
-        at.append(time.perf_counter())
-        spent.append((at[1] - at[0], at[2] - at[1], at[3] - at[1]))
-    # As decoding does it: the next step is built and launched while this one runs.
-    mx.synchronize()
-    began = time.perf_counter()
-    for _ in range(20):
-        x, states = step(x, states)
-        mx.async_eval(x, states)
-    mx.synchronize()
-    us = [
-        *map(statistics.median, zip(*spent)),
-        (time.perf_counter() - began) / 20,
-        device_seconds(lambda: step(x, states)[0]),
-    ]
+    us = time_steps(step, x, states)
     what = f"{inputs} inputs of {big * 4 / 1e6:.2f} MB{', several kernels' * distinct}{', states' * stateful}"
     what += (
         ", residuals" * residual
