@@ -28,6 +28,7 @@ def new_plot(title: str, x: str, y: str, size: tuple[float, float] = (6.2, 3.4))
     axes = Canvas(figsize=size, layout="constrained").subplots()
     axes.set(title=title, xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     return axes
 
