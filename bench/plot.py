@@ -19,8 +19,8 @@ def main() -> None:
     rows = found["rows"][::-1]  # the first on top
     axes = new_plot(f"{found['title']} ({found['date']})", found["unit"], "", (7.6, 3.2))
     for i, (name, colour) in enumerate(ENGINES.items()):
-        places = [row + 0.2 - 0.4 * i for row in range(len(rows))]
-        bars = axes.barh(places, [row[name] for row in rows], 0.36, color=colour, label=name)
+        positions = [row + 0.2 - 0.4 * i for row in range(len(rows))]
+        bars = axes.barh(positions, [row[name] for row in rows], 0.36, color=colour, label=name)
         labels = [f"{row[name]:,}" + (f"  ({row['mlxrt'] / row['mlx-lm']:.1f}x)" if i == 0 else "") for row in rows]
         axes.bar_label(bars, labels, padding=4, fontsize=9)
     axes.set_yticks(range(len(rows)), [row["model"] for row in rows])

@@ -88,7 +88,7 @@ class Interleave:
             check(rounds, r, replies)
             spent = time.perf_counter() - began
             self.on_round(r + 1, spent / max(rule.seconds, 1.0))
-            if rule.is_met(rounds.ratios(measures, rule.level), r + 1, spent):
+            if rule.is_satisfied(rounds.ratios(measures, rule.level), r + 1, spent):
                 break
         if not rounds.replies:
             raise KeyboardInterrupt

@@ -164,7 +164,7 @@ class StoppingRule:
     seconds: float = 30.0  # after them `min_late_rounds` are enough
     min_late_rounds: int = 2
 
-    def is_met(self, ratios: Sequence[Ratio], rounds: int, spent: float) -> bool:
+    def is_satisfied(self, ratios: Sequence[Ratio], rounds: int, spent: float) -> bool:
         if rounds >= self.max_rounds or (spent >= self.seconds and rounds >= self.min_late_rounds):
             return True
         return rounds >= self.min_rounds and bool(ratios) and all(r.width <= self.width for r in ratios)

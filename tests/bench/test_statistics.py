@@ -100,12 +100,12 @@ def test_conclusion(low, high, level, conclusion):
 def test_rule_ends_by_width_or_time_never_by_the_ratio():
     rule = StoppingRule(width=0.05, min_rounds=6, max_rounds=50, seconds=10, min_late_rounds=2)
     narrow, wide = Ratio(2.0, 1.98, 2.02, 0.95, 6), Ratio(2.0, 1.5, 2.5, 0.95, 6)
-    assert rule.is_met([narrow], 6, 1.0)
-    assert not rule.is_met([narrow], 5, 1.0)
-    assert not rule.is_met([narrow, wide], 20, 1.0)
-    assert rule.is_met([wide], 2, 10.0)
-    assert not rule.is_met([wide], 1, 99.0)
-    assert rule.is_met([wide], 50, 1.0)
+    assert rule.is_satisfied([narrow], 6, 1.0)
+    assert not rule.is_satisfied([narrow], 5, 1.0)
+    assert not rule.is_satisfied([narrow, wide], 20, 1.0)
+    assert rule.is_satisfied([wide], 2, 10.0)
+    assert not rule.is_satisfied([wide], 1, 99.0)
+    assert rule.is_satisfied([wide], 50, 1.0)
 
 
 def test_pairs_need_partners():

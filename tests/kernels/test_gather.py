@@ -1,5 +1,5 @@
 """Rows by the matrices of a stack: every way is the product one by one. What MLX gets wrong on CUDA is seen there only
-(bench/gpu/gathered.py)."""
+(tests/gpu/test_experts.py)."""
 
 import mlx.core as mx
 import pytest
