@@ -85,7 +85,7 @@ def peer_setting(name: str, model: BenchModel, context: int, parallel: int, thre
     """What a peer's backend is started with: the same weights, on a CPU in float32."""
     if name == "mlx-lm":
         return mlx_lm_setting(model.located)
-    gpu = device.kind() != "cpu"
+    gpu = device.backend() != "cpu"
     sizes = {"context": context, "parallel": parallel, "threads": threads, "gpu": gpu}
     return {"gguf": str(model.located.path), **sizes}
 
@@ -93,7 +93,7 @@ def peer_setting(name: str, model: BenchModel, context: int, parallel: int, thre
 def mlx_lm_setting(located: Located) -> dict[str, Any]:
     if located.shape is not None:
         return {"shape": located.name}
-    on_cpu = device.kind() == "cpu"
+    on_cpu = device.backend() == "cpu"
     if located.kind == "gguf":
         return {"folder": str(export("plain" if on_cpu else "packed", located))}
     checkpoint = open_checkpoint(located)

@@ -53,7 +53,7 @@ def token_cost(located: Located, dtype: str | None = None) -> TokenCost:
     if located.shape is not None:
         return shape_cost(located.shape, compute_dtype(dtype, mx.bfloat16))
     checkpoint = open_checkpoint(located)
-    on_cpu = device.kind() == "cpu"
+    on_cpu = device.backend() == "cpu"
     chosen = compute_dtype(dtype, mx.float16)
     model = outline(checkpoint.config)
     model.set_dtype(chosen)

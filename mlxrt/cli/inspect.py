@@ -143,7 +143,7 @@ def dequantizes(checkpoint: Checkpoint, config: EngineConfig, dtype: mx.Dtype) -
         return False
     if config.dequantise is not None:
         return config.dequantise
-    return device.kind() == "cpu" and unpacked_fits(checkpoint, dtype)
+    return device.backend() == "cpu" and unpacked_fits(checkpoint, dtype)
 
 
 def count_parameters(
@@ -258,7 +258,7 @@ def grows(spec: Any) -> bool:
 
 def inspect_machine() -> dict[str, Any]:
     total, free = device.memory()
-    kind = device.kind()
+    kind = device.backend()
     found = {
         "mlxrt": __version__,
         "mlx": version("mlx"),
@@ -266,6 +266,6 @@ def inspect_machine() -> dict[str, Any]:
         "device_name": str(mx.device_info().get("device_name", "")) or kind,
         "memory_bytes": total,
         "free_bytes": free,
-        "kernels": "plain MLX: no GPU" if backend() == "reference" else "mlxrt's own where they fit, else plain MLX",
+        "kernels": "plain MLX: no GPU" if backend() == "cpu" else "mlxrt's own where they fit, else plain MLX",
     }
     return found | ({"blas": _openblas.running()} if kind == "cpu" else {})

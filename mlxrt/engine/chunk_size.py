@@ -26,7 +26,7 @@ SMALL = 40_000_000  # bytes of weights below which Python, not the CPU's arithme
 
 def longest(model: CausalLM) -> int:
     """The longest step that will be thought of."""
-    return SIZES[-1] if device.kind() != "cpu" else rule(model)
+    return SIZES[-1] if device.backend() != "cpu" else rule(model)
 
 
 def rule(model: CausalLM) -> int:
@@ -36,7 +36,7 @@ def rule(model: CausalLM) -> int:
 
 def choose(model: CausalLM, trial: Callable[[int], mx.array], most: int) -> int:
     """Tokens of a step, `most` at most. `trial` runs one."""
-    if device.kind() == "cpu":
+    if device.backend() == "cpu":
         return min(rule(model), most)
     rates = measure(trial, most)
     if not rates:

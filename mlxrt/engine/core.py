@@ -87,7 +87,7 @@ class StepLoop:
         memory = plan(self.specs, self.budget.kv, config.max_running)
         self.groups, self.node, self._fits = memory.groups, memory.node, memory.fits
         self.context = self._context(memory.fits)
-        compiled = device.kind() != "cpu" if config.compile is None else config.compile
+        compiled = device.backend() != "cpu" if config.compile is None else config.compile
         self._limits = MlxLimits(self.budget, config)
         self.pools = KVPools(self.groups)
         self.runner = Runner(self.model, self.specs, self.pools, compiled)

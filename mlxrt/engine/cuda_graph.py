@@ -222,11 +222,11 @@ class Replay:
     def _record(self, key, tokens, batch, index, pools, live):
         self.wait()
         sides = {i: tuple(mx.zeros(a.shape, a.dtype) for a in arrays) for i, arrays in live.items()}
-        asked = self._model.kernels.judged
+        asked = self._model.kernels.num_tested
         with self._library.recording() as launches:
             made, out = self._step(tokens, batch, index, pools, sides)
         mx.eval(made, out, sides, live, [launch.outputs for launch in launches])
-        if self._model.kernels.judged == asked:  # otherwise there are launches in it that belong to a proof
+        if self._model.kernels.num_tested == asked:  # otherwise there are launches in it that belong to a proof
             try:
                 self._keep(key, self._recorded(launches, tokens, index, pools, live, sides, made, out))
             except NotAlone as reason:

@@ -40,7 +40,7 @@ def load(
 
     `on_event` is called with what happens to requests; what is worth knowing is logged as `mlxrt`.
     """
-    if device.kind() == "cpu" and blas.slow():
+    if device.backend() == "cpu" and blas.slow():
         log.warning(f"BLAS: {blas.running()}")
     located = locate(str(name), revision=config.revision, offline=config.offline, token=config.token)
     if located.shape is not None:
@@ -73,7 +73,7 @@ def open_checkpoint(located: Located) -> Checkpoint:
 
 
 def filled(checkpoint: Checkpoint, config: EngineConfig) -> CausalLM:
-    on_cpu = device.kind() == "cpu"
+    on_cpu = device.backend() == "cpu"
     dtype = DTYPES[config.dtype] if config.dtype else (mx.float32 if on_cpu else None)
     unpack = config.dequantise
     if unpack is None:
@@ -87,7 +87,7 @@ def filled(checkpoint: Checkpoint, config: EngineConfig) -> CausalLM:
 
 def compute_dtype(name: str | None, on_gpu: mx.Dtype) -> mx.Dtype:
     """The dtype a model computes in: the one asked for, else float32 on a CPU and `on_gpu` elsewhere."""
-    return DTYPES[name] if name else (mx.float32 if device.kind() == "cpu" else on_gpu)
+    return DTYPES[name] if name else (mx.float32 if device.backend() == "cpu" else on_gpu)
 
 
 def is_packed(checkpoint: Checkpoint) -> bool:
@@ -132,7 +132,7 @@ def finish(model: CausalLM, config: EngineConfig) -> CausalLM:
     kernels = Kernels(config.kernels, make_gpu(backend(), folder=folder))
     verify_on_first_use(kernels, folder)
     model.fuse(kernels)
-    if device.kind() == "cpu":
+    if device.backend() == "cpu":
         turn(model)
     mx.eval(model.parameters())
     return model

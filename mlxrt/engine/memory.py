@@ -114,7 +114,7 @@ class MlxLimits:
 
     def __init__(self, budget: Budget, config: EngineConfig):
         self._before: list[tuple[Callable[[int], int], int]] = []
-        kind = device.kind()
+        kind = device.backend()
         if config.memory is not None:
             self._set(mx.set_memory_limit, budget.limit)
             self._set(mx.set_cache_limit, budget.activations)

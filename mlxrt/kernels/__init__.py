@@ -1,6 +1,7 @@
 """Ops with kernels: one Metal text each, run by MLX on Metal and CUDA, by the simulator in tests."""
 
-from .dispatch import MODES, PLAIN, Gpu, Kernels, backend, make_gpu
+from .device import DeviceProfile, backend
+from .dispatch import MODES, PLAIN, Gpu, Kernels, make_gpu
 from .ops.add_norm import add_norm
 from .ops.add_norm_qmv import add_norm_qmv
 from .ops.argmax import argmax
@@ -31,6 +32,7 @@ __all__ = [
     "PLAIN",
     "Case",
     "CodedToken",
+    "DeviceProfile",
     "Gpu",
     "InlineSource",
     "Kernels",

@@ -1,8 +1,7 @@
-"""Arrays that never change, several in one buffer, and how a kernel's text finds them there.
+"""Packs constant arrays into one buffer, so that a kernel that reads several of them has one input.
 
-Every input of a launch costs the host 0.8 microseconds (docs/decisions/0009), more than a small kernel runs. What is
-read together therefore lies together: a kernel gets the buffer, and its text takes words, scales and norms out of it.
-Knows no op and no device.
+Every input of a launch costs the host 0.8 microseconds (docs/decisions/0009), more than a small kernel runs: weights,
+scales and norms that are read together therefore share a buffer, and the kernel's source takes them out of it.
 """
 
 import math
@@ -10,9 +9,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-ALIGNED = 256  # bytes: what MLX's own products may ask of a pointer
-WORD = 4
-NAMES = {
+ALIGNMENT = 256  # bytes: what MLX's own products may ask of a pointer
+TYPE_NAMES = {
     mx.float32: "float",
     mx.float16: "FLOAT16",
     mx.bfloat16: "BFLOAT16",
@@ -20,32 +18,32 @@ NAMES = {
     mx.int32: "int",
     mx.uint16: "ushort",
     mx.uint8: "uchar",
-}  # in our kernel texts, of the types a buffer can hold
+}  # in our kernels, of the types a buffer can hold
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an array lies: from word `at` of `whole` on. Holds the array, so that its id stays its own."""
+class PackedArray:
+    """An array that is a view of `buffer`, from its uint32 number `offset` on. Holds the array, so that its id stays its own."""
 
     array: mx.array
-    whole: mx.array
-    at: int
+    buffer: mx.array
+    offset: int
 
-    def line(self, name: str, whole: str) -> str:
-        """The array in a kernel's text."""
-        kind = NAMES[self.array.dtype]
-        return f"const device {kind}* {name} = (const device {kind}*)({whole} + AT_{name});"
+    def declaration(self, name: str, buffer: str) -> str:
+        """The line of a kernel that makes a pointer of it."""
+        kind = TYPE_NAMES[self.array.dtype]
+        return f"const device {kind}* {name} = (const device {kind}*)({buffer} + OFFSET_{name});"
 
 
-def lay(arrays: list[mx.array]) -> list[Place]:
-    """The same numbers in one new buffer."""
-    words, at = [], [0]
+def pack_arrays(arrays: list[mx.array]) -> list[PackedArray]:
+    """The same values in one new buffer."""
+    packed, offsets = [], [0]
     for a in arrays:
-        flat, step = a.reshape(-1), ALIGNED // a.dtype.size
+        flat, step = a.reshape(-1), ALIGNMENT // a.dtype.size
         flat = mx.pad(flat, (0, math.ceil(a.size / step) * step - a.size)).view(mx.uint32)
-        words.append(flat)
-        at.append(at[-1] + flat.size)
-    whole = mx.concatenate(words)
-    views = [whole[i:j].view(a.dtype)[: a.size].reshape(a.shape) for a, i, j in zip(arrays, at, at[1:])]
-    mx.eval(whole, views)
-    return [Place(view, whole, i) for view, i in zip(views, at)]
+        packed.append(flat)
+        offsets.append(offsets[-1] + flat.size)
+    buffer = mx.concatenate(packed)
+    views = [buffer[i:j].view(a.dtype)[: a.size].reshape(a.shape) for a, i, j in zip(arrays, offsets, offsets[1:])]
+    mx.eval(buffer, views)
+    return [PackedArray(view, buffer, i) for view, i in zip(views, offsets)]

@@ -1,24 +1,71 @@
-"""What the machine has: which device MLX runs on and how much memory it may take."""
+"""The device MLX runs on: its backend, its memory, and the profile that launch shapes are chosen by."""
 
+import ctypes
 import os
+from dataclasses import dataclass
 
 import mlx.core as mx
 
+TUNED_CORES = 132  # of the H200 that launch shapes were measured on
+MIN_THREADGROUP_MEMORY = 32768  # bytes that every GPU has
+# Cores by the last letter of Apple's architecture, "applegpu_g13s": phones, base and Pro chips, Max, Ultra.
+APPLE_CORES = {"p": 6, "g": 10, "s": 40, "d": 80}
+MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+SHARED_MEMORY = 8  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK
 
-def kind() -> str:
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """What launch shapes depend on. The default is the device they were tuned on."""
+
+    cores: int = TUNED_CORES
+    threadgroup_memory: int = MIN_THREADGROUP_MEMORY
+
+    def scale(self, threadgroups: int) -> int:
+        """As many threadgroups for each core as `threadgroups` are on the device that was measured."""
+        return max(1, round(threadgroups * self.cores / TUNED_CORES))
+
+
+def backend() -> str:
     """cpu, metal or cuda."""
     if mx.default_device() == mx.Device(mx.cpu):
         return "cpu"
     return "metal" if mx.metal.is_available() else "cuda"
 
 
+def profile(name: str) -> DeviceProfile:
+    """Of this machine where `name` is its backend; where kernels are only simulated, of the device that was measured."""
+    if name == "cuda":
+        cores, memory = cuda_attributes() if backend() == "cuda" else (TUNED_CORES, 49152)
+        return DeviceProfile(cores, memory)
+    if backend() != name:
+        return DeviceProfile()
+    architecture = str(mx.device_info().get("architecture", ""))
+    return DeviceProfile(APPLE_CORES.get(architecture[-1:], TUNED_CORES), MIN_THREADGROUP_MEMORY)
+
+
+def cuda_attributes() -> tuple[int, int]:
+    """Multiprocessors, and bytes of shared memory that a block has without asking for more."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return TUNED_CORES, 49152
+    device, found = ctypes.c_int(), []
+    failed = cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0)
+    for attribute in (MULTIPROCESSOR_COUNT, SHARED_MEMORY):
+        value = ctypes.c_int()
+        failed = failed or cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        found.append(value.value)
+    return (TUNED_CORES, 49152) if failed else (found[0], found[1])
+
+
 def memory() -> tuple[int, int]:
     """Bytes a process should take in all, and bytes that are free now."""
     info = mx.device_info()
-    if kind() == "metal":
+    if backend() == "metal":
         limit = int(info["max_recommended_working_set_size"])
         return limit, max(limit - mx.get_active_memory(), 0)
-    if kind() == "cuda":
+    if backend() == "cuda":
         total = int(info.get("total_memory", info.get("memory_size", 0)))
         return total, int(info.get("free_memory", max(total - mx.get_active_memory(), 0)))
     return host_memory()

@@ -14,8 +14,9 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import BadRequest, NoKernel
-from .constant_buffer import NAMES, Place, lay
-from .cuda import nvrtc as cuda_compiler
+from .constant_buffer import TYPE_NAMES, PackedArray, pack_arrays
+from .cuda import nvrtc
+from .device import DeviceProfile, profile
 from .metal_source import shim
 from .registry import InlineSource, Op, Source
 
@@ -25,39 +26,32 @@ MODES = ("auto", "strict", "reference")
 Factory = Callable[..., Any]  # mx.fast.metal_kernel, or something that stands in for it
 
 
-def backend() -> str:
-    """What custom kernels run on: metal, cuda or, where there is no GPU, reference."""
-    if mx.default_device() == mx.Device(mx.cpu):
-        return "reference"
-    return "metal" if mx.metal.is_available() else "cuda"
-
-
 class Gpu:
-    """Launches Metal texts on a device. One kernel object per text: MLX compiles it for each set of constants."""
+    """Launches kernels on a device. One kernel object per source: MLX compiles it for each set of constants."""
 
-    def __init__(self, name: str, make: Factory, header: str):
-        self.name, self._make, self._header = name, make, header
-        self._made: dict[tuple[str, ...], Any] = {}
-        self._places: dict[int, Place] = {}  # by the id of an array that lies in a bundle
+    def __init__(self, name: str, make: Factory, header: str, profile: DeviceProfile):
+        self.name, self.profile, self._make, self._header = name, profile, make, header
+        self._kernels: dict[tuple[str, ...], Any] = {}
+        self._packed: dict[int, PackedArray] = {}  # by the id of an array that is part of a constant buffer
         self.launches = 0
 
     @property
-    def library(self) -> cuda_compiler.Library | None:
+    def library(self) -> nvrtc.Library | None:
         """Where its kernels are compiled, if that is our own doing."""
-        return self._make if isinstance(self._make, cuda_compiler.Library) else None
+        return self._make if isinstance(self._make, nvrtc.Library) else None
 
     @property
-    def bundles(self) -> list[mx.array]:
-        return [place.whole for place in self._places.values()]
+    def constant_buffers(self) -> list[mx.array]:
+        return [p.buffer for p in self._packed.values()]
 
-    def bundle(self, arrays: Sequence[mx.array]) -> list[mx.array]:
+    def pack_constants(self, arrays: Sequence[mx.array]) -> list[mx.array]:
         """The same arrays, in one buffer if they can be: kernels that read several of them get it as one input."""
-        fits = len(arrays) > 1 and all(a.dtype in NAMES and a.size for a in arrays)
-        if not fits or any(id(a) in self._places for a in arrays):
+        fits = len(arrays) > 1 and all(a.dtype in TYPE_NAMES and a.size for a in arrays)
+        if not fits or any(id(a) in self._packed for a in arrays):
             return list(arrays)
-        places = lay(list(arrays))
-        self._places |= {id(p.array): p for p in places}
-        return [p.array for p in places]
+        packed = pack_arrays(list(arrays))
+        self._packed |= {id(p.array): p for p in packed}
+        return [p.array for p in packed]
 
     def __call__(
         self,
@@ -70,27 +64,27 @@ class Gpu:
     ) -> list[mx.array]:
         """`groups` threadgroups of `size` threads; `outputs` are (shape, dtype); constants become template arguments.
 
-        Each input costs the host time. One that is None is not passed: in the text the first one stands in for it.
-        Those that lie in one bundle are passed as one.
+        Each input costs the host time. One that is None is not passed: in the source the first one stands in for it.
+        Those that share a constant buffer are passed as one.
         """
         passed: dict[str, mx.array] = {}
         lines, absent = [], []
-        wholes: dict[int, str] = {}
+        buffers: dict[int, str] = {}
         for name, a in zip(source.inputs, inputs, strict=True):
             if a is None:
                 absent.append(name)
-            elif place := self._places.get(id(a)):
-                whole = wholes.setdefault(id(place.whole), f"whole{len(wholes)}")
-                passed[whole] = place.whole
-                lines.append(place.line(name, whole))
-                constants[f"AT_{name}"] = place.at
+            elif packed := self._packed.get(id(a)):
+                buffer = buffers.setdefault(id(packed.buffer), f"buffer{len(buffers)}")
+                passed[buffer] = packed.buffer
+                lines.append(packed.declaration(name, buffer))
+                constants[f"OFFSET_{name}"] = packed.offset
             else:
                 passed[name] = a
         lines += [f"auto {name} = {next(iter(passed))};" for name in absent]
         key = (source.name, *passed, *lines)
-        if key not in self._made:
-            self._made[key] = self._make(
-                name=named(source.name, lines),
+        if key not in self._kernels:
+            self._kernels[key] = self._make(
+                name=kernel_name(source.name, lines),
                 input_names=list(passed),
                 output_names=list(source.outputs),
                 source="\n".join([*lines, source.body]),
@@ -98,7 +92,7 @@ class Gpu:
             )
         x, y, z = (groups, 1, 1) if isinstance(groups, int) else groups
         self.launches += 1
-        return self._made[key](
+        return self._kernels[key](
             inputs=list(passed.values()),
             grid=(x * size, y, z),
             threadgroup=(size, 1, 1),
@@ -108,8 +102,8 @@ class Gpu:
         )
 
 
-def named(source: str, lines: list[str]) -> str:
-    """MLX knows a compiled kernel by its name: another text needs another one, the same in every process."""
+def kernel_name(source: str, lines: list[str]) -> str:
+    """MLX knows a compiled kernel by its name: another source needs another one, the same in every process."""
     return f"{source}_of_{hashlib.sha256(''.join(lines).encode()).hexdigest()[:8]}" if lines else source
 
 
@@ -118,13 +112,14 @@ def make_gpu(
     make: Factory | None = None,
     folder: Path | None = None,
 ) -> Gpu | None:
-    """`folder`: where kernels that take long to compile are kept for the next process; `say` hears if they cannot be."""
+    """Launches kernels on `name`, metal or cuda; None for cpu. `folder`: where compiled CUDA kernels are kept for the next
+    process. `make` stands in for MLX's factory in tests."""
     if name == "metal":
-        return Gpu(name, make or mx.fast.metal_kernel, shim(name))
+        return Gpu(name, make or mx.fast.metal_kernel, shim(name), profile(name))
     if name != "cuda":
         return None
-    kept = cuda_compiler.library(folder) if folder is not None and make is None else None
-    return Gpu(name, make or kept or mx.fast.cuda_kernel, shim(name))
+    library = nvrtc.library(folder) if folder is not None and make is None else None
+    return Gpu(name, make or library or mx.fast.cuda_kernel, shim(name), profile(name))
 
 
 class Kernels:
@@ -132,8 +127,10 @@ class Kernels:
         if mode not in MODES:
             raise BadRequest(f"kernels must be one of {', '.join(MODES)}, not {mode!r}")
         self.mode, self.gpu = mode, gpu
-        self.judge: Callable[[Op, str], Any] | None = None  # asked once for an op and dtype, before its first launch
-        self._judged: set[tuple[str, str]] = set()
+        self.self_test: Callable[[Op, str], Any] | None = (
+            None  # called once for an op and dtype, before its first launch
+        )
+        self._tested: set[tuple[str, str]] = set()
         self.graph_mode = False  # steps are launched as one graph: fusing kernels saves the host nothing
         self.disabled: dict[str, str] = {}  # op -> why its kernel is not used on this machine
         self.used: dict[str, int] = {}  # op -> calls computed by our kernel
@@ -148,7 +145,7 @@ class Kernels:
         if not op.is_faster(**arguments):
             return self._fall_back(op, arguments)  # measured: it is faster for this shape
         if not (reason := op.unsupported(**arguments)):
-            self._ask(op, computed_in(arguments.values()))
+            self._test_once(op, compute_dtype(arguments.values()))
             reason = self.disabled.get(op.name)
         if reason:
             self.report_fallback(op, reason, "plain MLX" if op.unfused is None else "several launches")
@@ -169,17 +166,17 @@ class Kernels:
             self.graph_mode = before
 
     @property
-    def judged(self) -> int:
-        """Ops that were asked about so far: while one is judged, other launches than a model's are made."""
-        return len(self._judged)
+    def num_tested(self) -> int:
+        """Self-tests so far: while one runs, other launches than a model's are made."""
+        return len(self._tested)
 
-    def _ask(self, op: Op, dtype: str) -> None:
-        if self.judge is not None and (op.name, dtype) not in self._judged:
-            self._judged.add((op.name, dtype))
-            self.judge(op, dtype)
+    def _test_once(self, op: Op, dtype: str) -> None:
+        if self.self_test is not None and (op.name, dtype) not in self._tested:
+            self._tested.add((op.name, dtype))
+            self.self_test(op, dtype)
 
     def report_fallback(self, op: Op, reason: str, instead: str = "plain MLX") -> None:
-        """An op's kernel cannot be used here: said once, or an error in strict mode."""
+        """An op's kernel cannot be used here: logged once, an error in strict mode."""
         if self.mode == "strict":
             raise NoKernel(f"{op.name}: {reason}; use kernels='auto' to compute it with {instead}")
         key = (op.name, reason)
@@ -188,7 +185,7 @@ class Kernels:
         self.fallbacks[key] = self.fallbacks.get(key, 0) + 1
 
 
-def computed_in(arguments: Iterable[Any]) -> str:
+def compute_dtype(arguments: Iterable[Any]) -> str:
     """The type a call computes in: half precision if anything in it is, else float32."""
     for value in arguments:
         dtype = value.dtype if isinstance(value, mx.array) else value

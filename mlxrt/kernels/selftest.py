@@ -1,15 +1,18 @@
-"""Whether this machine computes our kernels rightly: asked before an op's first launch, once per device, system, MLX
-and text, then remembered.
+"""Kernel self-test: compares kernels with their references on this machine and disables those that are wrong.
 
-A GPU's compiler is not ours to trust, and most machines are none we have seen. A kernel that disagrees with its op's
-meaning, does not compile, or took the process down while it was tried is disabled with a printed line; plain MLX
-computes the op instead. Knows no model.
+A GPU's compiler is not ours to trust, and most machines are none we have seen. Before an op's first launch its kernel
+runs a few of the op's own cases, once per device, system, MLX version and kernel source; results are kept in a file. A
+kernel that disagrees with its reference, does not compile, or crashed the process is disabled with a warning, and plain
+MLX computes the op. Tests and `mlxrt doctor` compare kernels by the same functions.
 """
 
+import dataclasses
 import hashlib
 import json
 import logging
+import os
 import platform
+import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -17,33 +20,164 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
-from ..cache.files import atomic_write
 from .dispatch import Gpu, Kernels
-from .error_report import cases_of, prove, truth, with_kernels
 from .metal_source import shim
-from .registry import Case, Op
+from .ops.kv_quant import Packed
+from .registry import OPS, Case, Op
 
 log = logging.getLogger("mlxrt")
 
-FEW = 3  # cases of an op tried at a load; `mlxrt doctor` tries all
-CRASHED = "the process ended while this kernel was tried the last time"
+DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+HALF_PRECISION = (mx.float16, mx.bfloat16)
+QUICK_CASES = 3  # cases of an op that run before its first launch; `mlxrt doctor` runs all
+CRASHED = "the process ended while this kernel was tested the last time"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ErrorReport:
+    """`error`: the largest difference, relative to the reference's largest value; inf for a NaN, a wrong shape or dtype."""
+
+    error: float
+    message: str
+
+    def within(self, tolerance: float) -> bool:
+        return self.error <= tolerance
+
+
+@dataclass(frozen=True)
+class SelfTestResult:
     """`error`: the largest over all cases, as a share of what the op's tolerance allows."""
 
     op: str
     dtype: str
-    agrees: bool
+    passed: bool
     error: float
     cases: int
-    told: str = ""
+    message: str = ""
 
 
-def machine(gpu: Gpu) -> dict[str, str]:
-    """What a verdict holds for, besides the text."""
+def ops_with_kernels() -> dict[str, Op]:
+    return {name: op for name, op in OPS.items() if op.launch is not None}
+
+
+def list_cases(op: Op, dtype: str, large: bool = False) -> list[Case]:
+    """An op's cases in order; `large`: also those too slow for a simulator. The global random state stays as it was."""
+    state: Any = mx.random.state
+    high, low = state[0].tolist()
+    try:
+        return [case for case in op.cases(DTYPES[dtype]) if large or not case.large]
+    finally:
+        mx.random.seed(high << 32 | low)  # a seed is the two uint32 of the state
+
+
+def list_launched_cases(op: Op, dtype: str, large: bool) -> list[Case]:
+    """The cases for which the kernel would be launched."""
+    given = ((case, case.arguments()) for case in list_cases(op, dtype, large))
+    return [case for case, arguments in given if not op.unsupported(**arguments) and op.is_faster(**arguments)]
+
+
+def pick_cases(cases: list[Case], most: int | None) -> list[Case]:
+    """At most `most` of them, from the first to the last."""
+    if most is None or len(cases) <= most:
+        return cases
+    return [cases[round(i * (len(cases) - 1) / max(most - 1, 1))] for i in range(most)]
+
+
+def to_float32(value: Any) -> Any:
+    """Every float16 and bfloat16 in it as float32, also inside dataclasses such as QuantizedMatrix."""
+    if isinstance(value, mx.array):
+        return value.astype(mx.float32) if value.dtype in HALF_PRECISION else value
+    if isinstance(value, mx.Dtype):
+        return mx.float32 if value in HALF_PRECISION else value
+    if isinstance(value, Packed):
+        return value.widened()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: to_float32(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return dataclasses.replace(value, **fields)
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(to_float32, value))
+    return {k: to_float32(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def compute_reference(op: Op, case: Case) -> Any:
+    """What the op should return, in float32."""
+    with mx.stream(mx.cpu):  # a GPU's float32 products may round as TF32 does
+        found = op.reference(**to_float32(case.arguments()))
+        mx.eval(found)
+    return found
+
+
+def check_case(op: Op, case: Case, gpu: Gpu, expected: Any) -> ErrorReport:
+    assert op.launch is not None
+    return compare_outputs(op.launch(gpu, **case.arguments()), op.reference(**case.arguments()), expected)
+
+
+def compare_outputs(got: Any, plain: Any, expected: Any) -> ErrorReport:
+    """`plain` is the reference at the case's own dtype: it has the dtypes the outputs must have."""
+    ours, types, right = (dict(flatten_outputs(x)) for x in (got, plain, expected))
+    if ours.keys() != right.keys():
+        return ErrorReport(float("inf"), f"outputs {sorted(ours)}, expected {sorted(right)}")
+    worst = ErrorReport(0.0, "")
+    for name, x in ours.items():
+        label = f"output {name}" if name else "the output"
+        if x.shape != right[name].shape or x.dtype != types[name].dtype:
+            found, wanted = f"{x.shape} {x.dtype}", f"{right[name].shape} {types[name].dtype}"
+            return ErrorReport(float("inf"), f"{label} is {found}, expected {wanted}")
+        error = relative_error(x, right[name])
+        if error > worst.error:
+            worst = ErrorReport(error, f"{label} is off by {error:.3g} of its largest value")
+    return worst
+
+
+def flatten_outputs(x: Any) -> list[tuple[str, mx.array]]:
+    found: Any = [("", x)] if isinstance(x, mx.array) else tree_flatten(split_packed(x))
+    return found
+
+
+def split_packed(x: Any) -> Any:
+    """Quantized values beside their scales and biases: those must be equal, these may round differently."""
+    if isinstance(x, Packed):
+        return x.layout.split(x.words)
+    return type(x)(map(split_packed, x)) if isinstance(x, (list, tuple)) else x
+
+
+def relative_error(x: mx.array, right: mx.array) -> float:
+    if x.size == 0:
+        return 0.0
+    if not mx.issubdtype(x.dtype, mx.floating):
+        return 0.0 if mx.array_equal(x, right) else float("inf")
+    x, right = x.astype(mx.float32), right.astype(mx.float32)
+    same = mx.logical_and(mx.isinf(right), x == right)  # an expected infinity has to be one
+    error = mx.where(same, 0.0, mx.abs(x - right)).max()
+    largest = mx.where(mx.isinf(right), 0.0, mx.abs(right)).max()
+    found = float(error / mx.maximum(largest, 1e-30))
+    return found if found == found else float("inf")  # a NaN compares with nothing
+
+
+def run_cases(op: Op, gpu: Gpu, dtype: str, most: int | None = None) -> SelfTestResult:
+    """The kernel on its own cases, save those it would never be launched for."""
+    tried, worst, allowed = 0, 0.0, op.tolerance[dtype]
+    for case in pick_cases(list_launched_cases(op, dtype, large=most is None), most):
+        tried += 1
+        try:
+            report = check_case(op, case, gpu, compute_reference(op, case))
+        except (
+            RuntimeError,
+            ValueError,
+        ) as error:  # how MLX reports source that does not compile or cannot be launched
+            first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            return SelfTestResult(op.name, dtype, False, float("inf"), tried, f"{case.name}: {first[:200]}")
+        if not report.within(allowed):
+            message = f"{case.name}: {report.message}, {allowed:.2g} allowed"
+            return SelfTestResult(op.name, dtype, False, report.error / allowed, tried, message)
+        worst = max(worst, report.error / allowed)
+    return SelfTestResult(op.name, dtype, True, worst, tried)
+
+
+def describe_machine(gpu: Gpu) -> dict[str, str]:
+    """What a result holds for, besides the kernel's source."""
     info = mx.device_info()
     return {
         "backend": gpu.name,
@@ -54,136 +188,100 @@ def machine(gpu: Gpu) -> dict[str, str]:
     }
 
 
-def text_digest(op: Op, gpu: Gpu) -> str:
-    parts = [
-        shim(gpu.name),
-        *(part for s in op.sources for part in (s.name, *s.inputs, *s.outputs, s.helpers, s.body)),
-    ]
+def source_digest(op: Op, gpu: Gpu) -> str:
+    parts = [shim(gpu.name), *(p for s in op.sources for p in (s.name, *s.inputs, *s.outputs, s.helpers, s.body))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
-def spread(cases: list[Case], most: int | None) -> list[Case]:
-    """At most `most` of them, from the first to the last."""
-    if most is None or len(cases) <= most:
-        return cases
-    return [cases[round(i * (len(cases) - 1) / max(most - 1, 1))] for i in range(most)]
-
-
-def launched(op: Op, dtype: str, large: bool) -> list[Case]:
-    """The cases for which the kernel would be launched."""
-    given = ((case, case.arguments()) for case in cases_of(op, dtype, large))
-    return [case for case, arguments in given if not op.unsupported(**arguments) and op.is_faster(**arguments)]
-
-
-def examine(op: Op, gpu: Gpu, dtype: str, most: int | None = None) -> Verdict:
-    """Try the kernel on its own cases, save those it would never be launched for."""
-    tried, worst, allowed = 0, 0.0, op.tolerance[dtype]
-    for case in spread(launched(op, dtype, large=most is None), most):
-        tried += 1
-        try:
-            proof = prove(op, case, gpu, truth(op, case))
-        except (RuntimeError, ValueError) as error:  # how MLX says that a text does not compile or cannot be launched
-            first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            return Verdict(op.name, dtype, False, float("inf"), tried, f"{case.name}: {first[:200]}")
-        if not proof.holds(allowed):
-            told = f"{case.name}: {proof.told}, {allowed:.2g} allowed"
-            return Verdict(op.name, dtype, False, proof.error / allowed, tried, told)
-        worst = max(worst, proof.error / allowed)
-    return Verdict(op.name, dtype, True, worst, tried)
-
-
-def verify_on_first_use(kernels: Kernels, folder: Path) -> None:
-    """Ask about each kernel before its first launch: a model uses a few of them, and compilers take their time."""
-    kernels.judge = lambda op, dtype: verify(kernels, [dtype], folder, ops=[op])
-
-
-class Record:
-    """The verdicts of one machine, in a file. Lost or unreadable, they are asked for again."""
+class ResultFile:
+    """The results of one machine. Lost or unreadable, the tests run again."""
 
     def __init__(self, folder: Path, gpu: Gpu):
-        where = machine(gpu)
-        name = hashlib.sha256(json.dumps(where, sort_keys=True).encode()).hexdigest()[:16]
+        self.machine, self._gpu = describe_machine(gpu), gpu
+        name = hashlib.sha256(json.dumps(self.machine, sort_keys=True).encode()).hexdigest()[:16]
         self.path = folder / f"{gpu.name}-{name}.json"
-        self.where = where
-        self.verdicts = self._read()
+        self.results = self._read()
 
     def _read(self) -> dict[str, dict[str, Any]]:
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        known = found.get("verdicts") if isinstance(found, dict) and found.get("machine") == self.where else None
+        known = found.get("results") if isinstance(found, dict) and found.get("machine") == self.machine else None
         return known if isinstance(known, dict) else {}
 
-    def find(self, op: Op, gpu: Gpu, dtype: str) -> Verdict | None:
-        found = self.verdicts.get(self._key(op, gpu, dtype))
+    def get(self, op: Op, dtype: str) -> SelfTestResult | None:
+        found = self.results.get(self._key(op, dtype))
         try:
-            return Verdict(**found) if found else None
+            return SelfTestResult(**found) if found else None
         except TypeError:  # written by another version of this file
             return None
 
-    def keep(self, op: Op, gpu: Gpu, verdict: Verdict) -> None:
-        self.verdicts[self._key(op, gpu, verdict.dtype)] = asdict(verdict)
+    def put(self, op: Op, result: SelfTestResult) -> None:
+        self.results[self._key(op, result.dtype)] = asdict(result)
+        self._write()
 
-    def forget(self, op: Op, gpu: Gpu, dtype: str) -> None:
-        self.verdicts.pop(self._key(op, gpu, dtype), None)
+    def remove(self, op: Op, dtype: str) -> None:
+        self.results.pop(self._key(op, dtype), None)
+        self._write()
 
-    @staticmethod
-    def _key(op: Op, gpu: Gpu, dtype: str) -> str:
-        return f"{op.name} {dtype} {text_digest(op, gpu)}"
+    def _key(self, op: Op, dtype: str) -> str:
+        return f"{op.name} {dtype} {source_digest(op, self._gpu)}"
 
-    def write(self) -> None:
-        """The whole file or the old one: another process may read it at any time."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(self.path) as out:
-            out.write(json.dumps({"machine": self.where, "verdicts": self.verdicts}, indent=1).encode())
+    def _write(self) -> None:
+        """The new file or the old one, never a part: another process may read it at any time."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(prefix=".partial-", dir=self.path.parent)
+            try:
+                with open(handle, "w", encoding="utf-8") as out:
+                    json.dump({"machine": self.machine, "results": self.results}, out, indent=1)
+                os.replace(name, self.path)
+            finally:
+                Path(name).unlink(missing_ok=True)
+        except OSError as error:
+            log.warning(f"cannot write kernel test results to {self.path}: {error.strerror or error}; they run again")
+
+
+def verify_on_first_use(kernels: Kernels, folder: Path) -> None:
+    """Test each kernel before its first launch: a model uses a few of them, and compilers take their time."""
+    kernels.self_test = lambda op, dtype: verify(kernels, [dtype], folder, ops=[op])
 
 
 def verify(
     kernels: Kernels,
     dtypes: Iterable[str],
     folder: Path,
-    most: int | None = FEW,
-    anew: bool = False,
+    most: int | None = QUICK_CASES,
+    refresh: bool = False,
     ops: Iterable[Op] | None = None,
-) -> list[Verdict]:
-    """Disable what disagrees on this machine, of all ops or of these. Answers come from the record where it has them;
-    `anew` asks again."""
+) -> list[SelfTestResult]:
+    """Test the kernels of all ops, or of `ops`, and disable the wrong ones. Known results are taken from the file unless
+    `refresh`."""
     gpu = kernels.gpu
     if gpu is None or kernels.mode == "reference":
         return []
-    record = Record(folder, gpu)
-    todo = [(op, dtype) for op in (with_kernels().values() if ops is None else ops) for dtype in dtypes]
-    unknown = [pair for pair in todo if anew or record.find(pair[0], gpu, pair[1]) is None]
+    file = ResultFile(folder, gpu)
+    wanted = [(op, dtype) for op in (ops_with_kernels().values() if ops is None else ops) for dtype in dtypes]
+    unknown = [pair for pair in wanted if refresh or file.get(*pair) is None]
     if unknown:
         what = f"{len(unknown)} kernels" if len(unknown) > 1 else f"the kernel of {unknown[0][0].name}"
-        log.info(f"checking {what} on {record.where['device'] or gpu.name}, once for this machine and MLX")
+        log.info(f"checking {what} on {file.machine['device'] or gpu.name}, once for this machine and MLX")
     for op, dtype in unknown:
-        try_out(record, op, gpu, dtype, most)
-    verdicts = [found for op, dtype in todo if (found := record.find(op, gpu, dtype))]
-    for verdict in verdicts:
-        if not verdict.agrees and verdict.op not in kernels.disabled:
-            kernels.disabled[verdict.op] = f"its kernel is wrong on this machine ({verdict.dtype}, {verdict.told})"
-            log.warning(f"{verdict.op}: kernel disabled, plain MLX is used: {verdict.dtype}, {verdict.told}")
-    return verdicts
+        run_self_test(file, op, gpu, dtype, most)
+    results = [found for op, dtype in wanted if (found := file.get(op, dtype))]
+    for result in results:
+        if not result.passed and result.op not in kernels.disabled:
+            kernels.disabled[result.op] = f"its kernel is wrong on this machine ({result.dtype}, {result.message})"
+            log.warning(f"{result.op}: kernel disabled, plain MLX is used: {result.dtype}, {result.message}")
+    return results
 
 
-def try_out(record: Record, op: Op, gpu: Gpu, dtype: str, most: int | None) -> None:
-    """The worst is written down before it can happen: a crash leaves it in the file."""
-    record.keep(op, gpu, Verdict(op.name, dtype, False, float("inf"), 0, CRASHED))
-    store(record)
+def run_self_test(file: ResultFile, op: Op, gpu: Gpu, dtype: str, most: int | None) -> None:
+    """Records a failure first, so that a crash is remembered."""
+    file.put(op, SelfTestResult(op.name, dtype, False, float("inf"), 0, CRASHED))
     found = None
     try:
-        found = examine(op, gpu, dtype, most)
+        found = run_cases(op, gpu, dtype, most)
     finally:
-        record.forget(op, gpu, dtype) if found is None else record.keep(op, gpu, found)
-        store(record)
-
-
-def store(record: Record) -> None:
-    try:
-        record.write()
-    except OSError as error:
-        log.warning(
-            f"cannot remember kernel verdicts in {record.path}: {error.strerror or error}; they are asked for again"
-        )
+        file.remove(op, dtype) if found is None else file.put(op, found)

@@ -26,7 +26,7 @@ class Computing(nn.Module):
         if self.kernels.gpu is None:
             return
         held = arrays_in(modules)
-        for (module, name), array in zip(held, self.kernels.gpu.bundle([m[name] for m, name in held])):
+        for (module, name), array in zip(held, self.kernels.gpu.pack_constants([m[name] for m, name in held])):
             module[name] = array
 
 
@@ -44,7 +44,7 @@ class Fusible(Computing):
         layout = getattr(into, "layout", None)
         more = {} if layout is None else layout.held()
         held = arrays_in((*norms, getattr(into, "entry", None)))
-        laid = self.kernels.gpu.bundle([*(m[name] for m, name in held), *more.values()])
+        laid = self.kernels.gpu.pack_constants([*(m[name] for m, name in held), *more.values()])
         for (module, name), array in zip(held, laid):
             module[name] = array
         if layout is not None:
@@ -85,7 +85,7 @@ class CausalLM(Computing):
     def constants(self) -> list[mx.array]:
         """Every array its modules hold, parameters or not, and the buffers they lie in together."""
         found = [v for module in self.modules() for v in (*module.values(), *vars(module).values())]
-        bundles = self.kernels.gpu.bundles if self.kernels.gpu is not None else []
+        bundles = self.kernels.gpu.constant_buffers if self.kernels.gpu is not None else []
         return [v for v in found if isinstance(v, mx.array)] + bundles
 
     @property

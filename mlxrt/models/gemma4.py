@@ -220,7 +220,7 @@ class Gemma4Block(Sandwich):
             self.together(last, self.per_layer_input_gate)
             last = self.post_per_layer_input_norm
         if self.kernels.gpu is not None:
-            last.weight, self.layer_scalar = self.kernels.gpu.bundle([last.weight, self.layer_scalar])
+            last.weight, self.layer_scalar = self.kernels.gpu.pack_constants([last.weight, self.layer_scalar])
 
     def __call__(self, x, memory, own=None):
         """`own` [N, dim] is this layer's input, in the models that have such."""

@@ -15,7 +15,7 @@ from tests.support.metal_sim.toolchain import compiler
 
 
 def test_without_a_gpu_it_says_so():
-    if kernels.backend() != "reference":
+    if kernels.backend() != "cpu":
         pytest.skip("this machine has a GPU")
     with pytest.raises(mlxrt.MlxrtError, match="no GPU here"):
         KernelBackend({})

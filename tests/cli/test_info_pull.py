@@ -27,7 +27,7 @@ def test_figures_of_a_folder(cli, folder):
     with mlxrt.load(str(folder)) as engine:
         assert model["kv_bytes_per_token"] * engine.node == sum(g.nbytes(1) for g in engine.groups)
         assert model["longest_context_by_default"] == engine.context == 4096
-    assert found["machine"]["device"] == device.kind() and found["machine"]["memory_bytes"] > 0
+    assert found["machine"]["device"] == device.backend() and found["machine"]["memory_bytes"] > 0
 
 
 def test_info_predicts_the_memory_in_use(cli, folder):
@@ -100,7 +100,7 @@ def test_without_a_tokenizer_and_with_a_broken_one(cli, folder):
 def test_the_machine_alone(cli):
     result = cli("info")
     assert result.code == 0 and "this machine" in result.out and "MLX" in result.out
-    assert "BLAS" in result.out or device.kind() != "cpu"
+    assert "BLAS" in result.out or device.backend() != "cpu"
     assert set(json.loads(cli("info", "--json").out)) == {"machine"}
 
 

@@ -17,7 +17,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.gpu)
-            if backend() == "reference":
+            if backend() == "cpu":
                 item.add_marker(pytest.mark.skip(reason="there is no GPU here"))
 
 

@@ -6,7 +6,7 @@ GPU_OPS=qmv,argmax checks these alone.
 import pytest
 
 from mlxrt.kernels import OPS
-from mlxrt.kernels.error_report import DTYPES, cases_of, prove, truth
+from mlxrt.kernels.selftest import DTYPES, check_case, compute_reference, list_cases
 
 from .conftest import from_environment
 
@@ -15,16 +15,16 @@ from .conftest import from_environment
 @pytest.mark.parametrize("name", from_environment("GPU_OPS", ",".join(OPS)))
 def test_op_is_right_on_the_device(gpu, name, dtype):
     op, wrong, checked = OPS[name], [], 0
-    for case in cases_of(op, dtype, large=True):
+    for case in list_cases(op, dtype, large=True):
         if op.unsupported(**case.arguments()):
             continue
         checked += 1
         try:
-            proof = prove(op, case, gpu, truth(op, case))
+            report = check_case(op, case, gpu, compute_reference(op, case))
         except (RuntimeError, ValueError) as error:
             wrong.append(f"{case.name}: {str(error)[:1500]}")
             continue
-        if not proof.holds(op.tolerance[dtype]):
-            wrong.append(f"{case.name}: {proof.told}")
+        if not report.within(op.tolerance[dtype]):
+            wrong.append(f"{case.name}: {report.message}")
     assert not wrong, "\n".join(wrong)
     print(f"{name}, {dtype}: {checked} cases right")

@@ -12,8 +12,8 @@ from mlxrt import EngineConfig
 from mlxrt.engine.engine import Engine, Source
 from mlxrt.errors import NoKernel
 from mlxrt.kernels import Kernels, add_norm, add_norm_qmv, make_gpu, qmv
-from mlxrt.kernels.error_report import DTYPES, cases_of
 from mlxrt.kernels.ops.qmv import FEW
+from mlxrt.kernels.selftest import DTYPES, list_cases
 from mlxrt.models import find
 from mlxrt.models.fused_linear import product_of_sum
 from mlxrt.weights.random_models import random_weights
@@ -91,7 +91,7 @@ def test_launches_a_token(name):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_numbers_are_those_of_two_launches(dtype):
     gpu = make_gpu("metal", Simulator(portable=True).metal_kernel)
-    for case in cases_of(add_norm_qmv, dtype):
+    for case in list_cases(add_norm_qmv, dtype):
         given = case.arguments()
         y, h = add_norm_qmv.launch(gpu, **given)
         sums = {name: given.pop(name) for name in ("residual", "post", "post_eps", "scalar") if name in given}

@@ -6,13 +6,25 @@ import mlx.core as mx
 import pytest
 
 from mlxrt.kernels import OPS, QuantizedMatrix, make_gpu
-from mlxrt.kernels.constant_buffer import ALIGNED, NAMES, lay
-from mlxrt.kernels.error_report import prove, truth
+from mlxrt.kernels.constant_buffer import ALIGNMENT, TYPE_NAMES, pack_arrays
+from mlxrt.kernels.selftest import check_case, compute_reference
 
 from ..support.kernels.cases import all_cases
 from ..support.metal_sim import Simulator
 
-CONSTANT = ("norm", "bias", "weight", "signs", "book", "codes", "correction", "scales", "post", "a_log", "dt_bias")
+CONSTANT = (
+    "norm",
+    "bias",
+    "weight",
+    "signs",
+    "codebook",
+    "indices",
+    "correction",
+    "scales",
+    "post",
+    "a_log",
+    "dt_bias",
+)
 
 
 class Counting(Simulator):
@@ -34,13 +46,13 @@ class Counting(Simulator):
 
 @pytest.mark.parametrize("sizes", [(1, 64, 3), (7, 1, 129), (256,), (300, 2)])
 def test_numbers_and_types_stay(sizes):
-    arrays = [mx.arange(n).astype(dtype).reshape(1, n) for n in sizes for dtype in NAMES]
-    places = lay(arrays)
-    for a, place in zip(arrays, places):
+    arrays = [mx.arange(n).astype(dtype).reshape(1, n) for n in sizes for dtype in TYPE_NAMES]
+    packed = pack_arrays(arrays)
+    for a, place in zip(arrays, packed):
         assert place.array.dtype == a.dtype and place.array.shape == a.shape
         assert mx.array_equal(place.array, a)
-        assert place.at * 4 % ALIGNED == 0
-        there = place.whole[place.at :].view(a.dtype)[: a.size].reshape(a.shape)
+        assert place.offset * 4 % ALIGNMENT == 0
+        there = place.buffer[place.offset :].view(a.dtype)[: a.size].reshape(a.shape)
         assert mx.array_equal(there, a)
 
 
@@ -49,20 +61,20 @@ def test_views_hold_no_memory_of_their_own():
     mx.eval(arrays)
     mx.clear_cache()
     before = mx.get_active_memory()
-    places = lay(arrays)
+    packed = pack_arrays(arrays)
     assert mx.get_active_memory() - before < 6.1 * (1 << 20)
     del arrays
     mx.clear_cache()
     assert mx.get_active_memory() - before < 0.1 * (1 << 20)
-    assert len(places) == 2
+    assert len(packed) == 2
 
 
 def test_a_lone_array_and_other_types_stay_where_they_are():
     gpu = make_gpu("metal", Simulator().metal_kernel)
     for arrays in ([mx.zeros(8)], [mx.zeros(8), mx.zeros(8, mx.int64)], [mx.zeros(8), mx.zeros(0)]):
-        assert all(a is b for a, b in zip(arrays, gpu.bundle(arrays)))
-    first = gpu.bundle([mx.zeros(8), mx.ones(8)])
-    assert all(a is b for a, b in zip(first, gpu.bundle(first)))  # laid already
+        assert all(a is b for a, b in zip(arrays, gpu.pack_constants(arrays)))
+    first = gpu.pack_constants([mx.zeros(8), mx.ones(8)])
+    assert all(a is b for a, b in zip(first, gpu.pack_constants(first)))  # laid already
 
 
 def constants(case):
@@ -79,7 +91,7 @@ def laid(case, gpu):
     """The case with all that a model holds in one buffer."""
     found = constants(case)
     arrays, options = dict(case.arrays), dict(case.options)
-    for (path, _), a in zip(found, gpu.bundle([a for _, a in found])):
+    for (path, _), a in zip(found, gpu.pack_constants([a for _, a in found])):
         if len(path) == 1:
             arrays[path[0]] = a
         else:
@@ -97,10 +109,10 @@ def test_ops_read_bundles_as_they_read_arrays(name, dtype):
             continue
         sim = Counting()
         gpu = make_gpu("metal", sim.metal_kernel)
-        plain = prove(op, case, gpu, truth(op, case))
+        plain = check_case(op, case, gpu, compute_reference(op, case))
         apart, sim.inputs = sim.inputs, []
-        together = prove(op, laid(case, gpu), gpu, truth(op, case))
-        assert plain.holds(op.tolerance[dtype]) and together.error == plain.error, together.told
+        together = check_case(op, laid(case, gpu), gpu, compute_reference(op, case))
+        assert plain.within(op.tolerance[dtype]) and together.error == plain.error, together.message
         assert sum(sim.inputs) < sum(apart)
         assert not sim.errors()
         tried += 1
@@ -111,7 +123,7 @@ def test_a_matrix_in_a_bundle_is_one_input():
     sim = Counting()
     gpu = make_gpu("metal", sim.metal_kernel)
     w = mx.random.normal((16, 64))
-    matrix = QuantizedMatrix(*gpu.bundle(mx.quantize(w, 32, 4)), 4, 32, "affine")
+    matrix = QuantizedMatrix(*gpu.pack_constants(mx.quantize(w, 32, 4)), 4, 32, "affine")
     x = mx.random.normal((1, 64))
     y = OPS["qmv"].launch(gpu, x=x, matrix=matrix)
     assert sim.inputs == [2]

@@ -4,7 +4,7 @@ import pytest
 
 from mlxrt.kernels import OPS, make_gpu
 from mlxrt.kernels.cuda.nvrtc import tool
-from mlxrt.kernels.error_report import cases_of
+from mlxrt.kernels.selftest import list_cases
 
 from ..support.kernels.nvrtc import Compiled, complaints
 from .test_constant_buffer import constants, laid
@@ -19,7 +19,7 @@ def test_every_case_compiles(name):
     compiled, op = Compiled(), OPS[name]
     gpu = make_gpu("cuda", compiled)
     for dtype in ("float32", "float16", "bfloat16"):
-        for case in cases_of(op, dtype):
+        for case in list_cases(op, dtype):
             if not op.unsupported(**case.arguments()):
                 op.launch(gpu, **case.arguments())
     assert compiled.texts
@@ -30,7 +30,7 @@ def test_arrays_in_a_bundle_compile():
     compiled = Compiled()
     gpu = make_gpu("cuda", compiled)
     for op in OPS.values():
-        cases = [c for c in cases_of(op, "bfloat16") if op.launch and not op.unsupported(**c.arguments())]
+        cases = [c for c in list_cases(op, "bfloat16") if op.launch and not op.unsupported(**c.arguments())]
         if case := next((c for c in cases if len(constants(c)) > 1), None):
             op.launch(gpu, **laid(case, gpu).arguments())
     assert len(compiled.texts) > 8

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from mlxrt.kernels import OPS, make_gpu, metal_source
-from mlxrt.kernels.error_report import DTYPES, cases_of, prove, truth
 from mlxrt.kernels.registry import OPS as REGISTRY
+from mlxrt.kernels.selftest import DTYPES, check_case, compute_reference, list_cases
 
 from ..support.kernels.mutants import mutants, pieces
 from ..support.metal_sim import ASCENDING, DESCENDING, Simulator
@@ -34,10 +34,10 @@ def test_the_printed_op_is_an_op(monkeypatch):
     assert "scale_rows" not in OPS  # the registry of everybody else is untouched
     assert not lint(op.sources[0].helpers, op.sources[0].body)
     for dtype in DTYPES:
-        for case in cases_of(op, dtype):
+        for case in list_cases(op, dtype):
             for order in (ASCENDING, DESCENDING):
                 sim = Simulator(order, portable=True)
-                proof = prove(op, case, make_gpu("metal", sim.metal_kernel), truth(op, case))
-                assert proof.holds(op.tolerance[dtype]), f"{dtype} {case.name}: {proof.told}"
+                report = check_case(op, case, make_gpu("metal", sim.metal_kernel), compute_reference(op, case))
+                assert report.within(op.tolerance[dtype]), f"{dtype} {case.name}: {report.message}"
     [piece] = pieces({"scale_rows": op})
     assert len(mutants(piece)) == 3

@@ -9,7 +9,7 @@ from mlx.utils import tree_flatten
 from mlxrt import EngineConfig
 from mlxrt.engine.engine import Engine, Source
 from mlxrt.kernels import Kernels, gated_delta_step, make_gpu
-from mlxrt.kernels.error_report import cases_of
+from mlxrt.kernels.selftest import list_cases
 from mlxrt.models import find
 from mlxrt.weights.random_models import random_weights
 from tests.support.launch_count import launches_per_token, make_request
@@ -92,7 +92,7 @@ def test_token_memory_and_one_buffer_are_the_inputs():
 def test_nothing_drifts():
     """Sixty tokens, each with the memory that the last one left."""
     gpu = make_gpu("metal", Simulator(portable=True).metal_kernel)
-    given = cases_of(gated_delta_step, "float32")[1].arguments()
+    given = list_cases(gated_delta_step, "float32")[1].arguments()
     ours = plain = {name: given.pop(name) for name in ("conv_state", "state")}
     mx.random.seed(2)
     for _ in range(60):
@@ -127,7 +127,7 @@ def test_what_it_cannot_take_is_said_and_computed(changes, reason):
 
 
 def test_other_types_are_refused():
-    given = cases_of(gated_delta_step, "bfloat16")[0].arguments()
+    given = list_cases(gated_delta_step, "bfloat16")[0].arguments()
     assert gated_delta_step.unsupported(**given) is None
     for name, other in (("conv_state", mx.float32), ("z", mx.float32), ("state", mx.bfloat16)):
         assert "a state of" in gated_delta_step.unsupported(**given | {name: given[name].astype(other)})

@@ -11,7 +11,7 @@ import pytest
 
 from mlxrt.kernels import OPS, Source, make_gpu, metal_source
 from mlxrt.kernels.cuda.nvrtc import tool
-from mlxrt.kernels.error_report import cases_of
+from mlxrt.kernels.selftest import list_cases
 
 from ..support.kernels.nvrtc import Compiled
 from ..support.metal_sim import MetalCompileError, Simulator
@@ -110,7 +110,7 @@ def test_every_file_is_used_and_every_name_is_its_own():
 def test_a_variant_is_another_kernel():
     [source] = OPS["add_norm_qmv"].sources
     assert source.name == "mlxrt_qmv_add_norm" and source.helpers.startswith("#define ADD_NORM 1\n")
-    case = cases_of(OPS["add_norm_qmv"], "float32")[0]
+    case = list_cases(OPS["add_norm_qmv"], "float32")[0]
     sim = Simulator(portable=True)
     OPS["add_norm_qmv"].launch(make_gpu("metal", sim.metal_kernel), **case.arguments())
     assert "custom_kernel_mlxrt_qmv_add_norm" in sim.launches[0].text

@@ -4,8 +4,8 @@ import mlx.core as mx
 import pytest
 
 from mlxrt.kernels import make_gpu, moe_router
-from mlxrt.kernels.error_report import prove, truth
 from mlxrt.kernels.registry import Case
+from mlxrt.kernels.selftest import check_case, compute_reference
 from mlxrt.kernels.testing import sample
 
 from ..support.metal_sim import Simulator
@@ -21,9 +21,9 @@ def call(count, width, mode):
 def test_the_widest_rows_that_are_taken_fit(mode):
     case, sim = call(40, 7168, mode), Simulator()
     assert moe_router.unsupported(**case.arguments()) is None
-    assert prove(moe_router, case, make_gpu("metal", sim.metal_kernel), truth(moe_router, case)).holds(
-        moe_router.tolerance["float16"]
-    )
+    assert check_case(
+        moe_router, case, make_gpu("metal", sim.metal_kernel), compute_reference(moe_router, case)
+    ).within(moe_router.tolerance["float16"])
 
 
 def test_what_does_not_fit_is_refused():

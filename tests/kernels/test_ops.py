@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from mlxrt.kernels import OPS, backend, make_gpu
-from mlxrt.kernels.error_report import DTYPES, cases_of, leaves, prove, truth, with_kernels
+from mlxrt.kernels.selftest import DTYPES, check_case, compute_reference, flatten_outputs, list_cases, ops_with_kernels
 
 from ..support.kernels.cases import all_cases
 from ..support.metal_sim import ASCENDING, DESCENDING, Simulator, spaces
@@ -20,7 +20,7 @@ EVERYTHING = os.environ.get("MLXRT_KERNEL_CASES") == "all"
 
 def chosen():
     """(op, dtype, number of the case): where only some are taken, another case for each dtype."""
-    for name, op in with_kernels().items():
+    for name, op in ops_with_kernels().items():
         for turn, dtype in enumerate(DTYPES):
             names = [case.name for case in all_cases(op, dtype)]
             taken = range(len(names)) if EVERYTHING else [turn % len(names)] if names else []
@@ -32,47 +32,47 @@ def chosen():
 def test_kernel_is_the_op(name, dtype, number):
     op = OPS[name]
     case = all_cases(op, dtype)[number]
-    expected, texts = truth(op, case), set()
+    expected, texts = compute_reference(op, case), set()
     for order in (ASCENDING, DESCENDING):
         sim = Simulator(order, portable=True)
-        proof = prove(op, case, make_gpu("metal", sim.metal_kernel), expected)
+        report = check_case(op, case, make_gpu("metal", sim.metal_kernel), expected)
         assert sim.launches
-        assert proof.holds(op.tolerance[dtype]), proof.told
+        assert report.within(op.tolerance[dtype]), report.message
         texts |= {launch.text for launch in sim.launches}
     if spaces.available():
         assert not [line for text in texts for line in spaces.complaints(text)]
 
 
-@pytest.mark.parametrize("name", with_kernels())
+@pytest.mark.parametrize("name", ops_with_kernels())
 def test_no_case_is_refused_in_every_dtype(name):
     """A case its own kernel never takes proves nothing."""
     op = OPS[name]
     taken = {case.name for dtype in DTYPES for case in all_cases(op, dtype)}
-    assert not {case.name for case in cases_of(op, "float32")} - taken
+    assert not {case.name for case in list_cases(op, "float32")} - taken
 
 
-@pytest.mark.skipif(backend() == "reference", reason="no GPU here: kernels run in the simulator")
-@pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for name in with_kernels() for dtype in DTYPES])
+@pytest.mark.skipif(backend() == "cpu", reason="no GPU here: kernels run in the simulator")
+@pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for name in ops_with_kernels() for dtype in DTYPES])
 def test_kernel_is_the_op_on_this_device(name, dtype):
     op = OPS[name]
-    for case in cases_of(op, dtype, large=True):
+    for case in list_cases(op, dtype, large=True):
         if op.unsupported(**case.arguments()):
             continue
-        proof = prove(op, case, make_gpu(backend()), truth(op, case))
-        assert proof.holds(op.tolerance[dtype]), f"{case.name}: {proof.told}"
+        report = check_case(op, case, make_gpu(backend()), compute_reference(op, case))
+        assert report.within(op.tolerance[dtype]), f"{case.name}: {report.message}"
 
 
-@pytest.mark.parametrize("name", with_kernels())
+@pytest.mark.parametrize("name", ops_with_kernels())
 def test_words_are_metal_s_and_cuda_s(name):
     found = [line for source in OPS[name].sources for line in lint(source.helpers, source.body)]
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("name", with_kernels())
+@pytest.mark.parametrize("name", ops_with_kernels())
 def test_text_is_the_one_mlx_would_compile(name, tmp_path, capfd):
     """MLX writes its text without Metal while a function is exported."""
     op = OPS[name]
-    case = cases_of(op, "bfloat16")[0]
+    case = list_cases(op, "bfloat16")[0]
     sim = Simulator(portable=True)
     op.launch(make_gpu("metal", sim.metal_kernel), **case.arguments())
 
@@ -82,7 +82,8 @@ def test_text_is_the_one_mlx_would_compile(name, tmp_path, capfd):
 
     capfd.readouterr()
     gpu = make_gpu("metal", telling)
-    mx.export_function(str(tmp_path / "op.mlxfn"), lambda: [x for _, x in leaves(op.launch(gpu, **case.arguments()))])
+    outputs = flatten_outputs
+    mx.export_function(str(tmp_path / "op.mlxfn"), lambda: [x for _, x in outputs(op.launch(gpu, **case.arguments()))])
     told = capfd.readouterr().out.split("```\n")[1::2]
     assert [text.removesuffix("\n") for text in told] == [launch.text for launch in sim.launches]
 

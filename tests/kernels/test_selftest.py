@@ -5,11 +5,20 @@ import json
 import mlx.core as mx
 import pytest
 
-from mlxrt.kernels import OPS, Case, InlineSource, Kernels, Op, make_gpu
-from mlxrt.kernels import selftest as verdicts
-from mlxrt.kernels.dispatch import computed_in
-from mlxrt.kernels.error_report import DTYPES, cases_of, compare, with_kernels
-from mlxrt.kernels.selftest import FEW, Record, examine, launched, verify, verify_on_first_use
+from mlxrt.kernels import OPS, Case, InlineSource, Kernels, Op, make_gpu, selftest
+from mlxrt.kernels.dispatch import compute_dtype
+from mlxrt.kernels.selftest import (
+    DTYPES,
+    QUICK_CASES,
+    ResultFile,
+    compare_outputs,
+    list_cases,
+    list_launched_cases,
+    ops_with_kernels,
+    run_cases,
+    verify,
+    verify_on_first_use,
+)
 
 from ..support.log_lines import capture_log
 from ..support.metal_sim import Simulator
@@ -39,7 +48,7 @@ def toy(name: str, factor: float, source: InlineSource) -> Op:
 def two_ops(monkeypatch):
     """A right one and a wrong one instead of the registry's."""
     monkeypatch.setattr(
-        "mlxrt.kernels.error_report.OPS", {"right": toy("right", 2, TWICE), "wrong": toy("wrong", 2, THRICE)}
+        "mlxrt.kernels.selftest.OPS", {"right": toy("right", 2, TWICE), "wrong": toy("wrong", 2, THRICE)}
     )
 
 
@@ -51,7 +60,7 @@ def machine() -> tuple[Kernels, Simulator, list[str]]:
 def test_the_wrong_one_is_disabled_named_and_not_used(two_ops, tmp_path):
     kernels, _, said = machine()
     found = verify(kernels, ["float32"], tmp_path)
-    assert {v.op: v.agrees for v in found} == {"right": True, "wrong": False}
+    assert {v.op: v.passed for v in found} == {"right": True, "wrong": False}
     assert list(kernels.disabled) == ["wrong"]
     told = [line for line in said if line.startswith("wrong: kernel disabled")]
     assert len(told) == 1 and "one row" in told[0] and "off by 0.5" in told[0]
@@ -82,7 +91,7 @@ def test_another_text_or_machine_is_asked_again(two_ops, tmp_path, monkeypatch):
         ("platform", type("P", (), {"system": str, "release": str})),
     ):
         with monkeypatch.context() as m:
-            m.setattr(verdicts, *change)
+            m.setattr(selftest, *change)
             fresh, sim, said = machine()
             verify(fresh, ["float32"], tmp_path)
             assert sim.launches and said[0].startswith("checking 2 kernels")
@@ -90,7 +99,7 @@ def test_another_text_or_machine_is_asked_again(two_ops, tmp_path, monkeypatch):
 
 def test_a_text_that_does_not_compile_is_a_wrong_one(monkeypatch, tmp_path):
     broken = toy("broken", 2, InlineSource("broken", ("x",), ("y",), "thread_position_in_threadgroup; no such thing"))
-    monkeypatch.setattr("mlxrt.kernels.error_report.OPS", {"broken": broken})
+    monkeypatch.setattr("mlxrt.kernels.selftest.OPS", {"broken": broken})
     kernels, _, _ = machine()
     verify(kernels, ["bfloat16"], tmp_path)
     assert "broken" in kernels.disabled
@@ -102,28 +111,28 @@ def test_a_crash_while_trying_disables_the_kernel_next_time(two_ops, tmp_path, m
     left = {}
 
     def dies(op, gpu, dtype, most):
-        left[op.name] = Record(tmp_path, gpu).path.read_bytes()
+        left[op.name] = ResultFile(tmp_path, gpu).path.read_bytes()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as m:
-        m.setattr(verdicts, "examine", dies)
+        m.setattr(selftest, "run_cases", dies)
         with pytest.raises(KeyboardInterrupt):
             verify(kernels, ["float32"], tmp_path)
-    record = Record(tmp_path, kernels.gpu)
-    assert not record.verdicts  # an interruption is no verdict
+    record = ResultFile(tmp_path, kernels.gpu)
+    assert not record.results  # an interruption is no verdict
     record.path.write_bytes(left["right"])
     after, _, _ = machine()
     verify(after, ["float32"], tmp_path)
     assert "process ended" in after.disabled["right"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"machine": 1, "verdicts": []}', '{"verdicts": {"a": {"b": 1}}}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"machine": 1, "results": []}', '{"results": {"a": {"b": 1}}}'])
 def test_a_spoiled_record_is_asked_for_again(two_ops, tmp_path, text):
     kernels, sim, _ = machine()
-    Record(tmp_path, kernels.gpu).path.write_text(text)
+    ResultFile(tmp_path, kernels.gpu).path.write_text(text)
     verify(kernels, ["float32"], tmp_path)
     assert sim.launches and list(kernels.disabled) == ["wrong"]
-    assert len(json.loads(Record(tmp_path, kernels.gpu).path.read_text())["verdicts"]) == 2
+    assert len(json.loads(ResultFile(tmp_path, kernels.gpu).path.read_text())["results"]) == 2
 
 
 def test_no_place_to_remember_is_said(two_ops, tmp_path):
@@ -131,7 +140,7 @@ def test_no_place_to_remember_is_said(two_ops, tmp_path):
     kernels, _, said = machine()
     verify(kernels, ["float32"], tmp_path / "file")
     assert list(kernels.disabled) == ["wrong"]
-    assert any(line.startswith("cannot remember kernel verdicts") for line in said)
+    assert any(line.startswith("cannot write kernel test results") for line in said)
 
 
 def test_nothing_is_tried_without_a_gpu(tmp_path):
@@ -143,25 +152,25 @@ def test_trying_leaves_the_random_state_alone():
     expected = mx.random.normal((3,))
     mx.random.seed(7)
     for op in OPS.values():
-        cases_of(op, "float16")
+        list_cases(op, "float16")
     assert mx.array_equal(mx.random.normal((3,)), expected)
 
 
 def test_an_op_of_the_registry_is_judged_by_its_own_cases():
     op = next(iter(OPS.values()))
     gpu = make_gpu("metal", Simulator(portable=True).metal_kernel)
-    assert examine(op, gpu, "float16", most=2).agrees
+    assert run_cases(op, gpu, "float16", most=2).passed
 
     def spoiled(source, **rest):
         return Simulator(strict=False).metal_kernel(source=source.replace("simd_sum", "simd_max"), **rest)
 
-    found = examine(op, make_gpu("metal", spoiled), "float16", most=2)
-    assert not found.agrees and found.cases == 1 and found.told
+    found = run_cases(op, make_gpu("metal", spoiled), "float16", most=2)
+    assert not found.passed and found.cases == 1 and found.message
 
 
 def test_nan_and_wrong_types_are_infinitely_wrong():
     right = (mx.array([1.0, 2.0]), mx.array([3.0]))
-    assert compare(right, right, right).error == 0
+    assert compare_outputs(right, right, right).error == 0
     for spoiled in (
         (mx.array([1.0, float("nan")]), mx.array([3.0])),  # also when a later output is right
         (mx.array([1.0, 2.0]).astype(mx.float16), mx.array([3.0])),
@@ -169,20 +178,20 @@ def test_nan_and_wrong_types_are_infinitely_wrong():
         (mx.array([1.0, 2.0]),),
         (mx.array([1, 2]), mx.array([3.0])),
     ):
-        assert compare(spoiled, right, right).error == float("inf")
+        assert compare_outputs(spoiled, right, right).error == float("inf")
     far = (mx.array([1.0, float("-inf")]), mx.array([3.0]))
-    assert compare(far, far, far).error == 0
-    assert compare(right, far, far).error == float("inf")
+    assert compare_outputs(far, far, far).error == 0
+    assert compare_outputs(right, far, far).error == float("inf")
     whole = (mx.array([1, 2]),)
-    assert compare(whole, whole, whole).error == 0
-    assert compare((mx.array([1, 3]),), whole, whole).error == float("inf")
+    assert compare_outputs(whole, whole, whole).error == 0
+    assert compare_outputs((mx.array([1, 3]),), whole, whole).error == float("inf")
 
 
 def test_what_would_never_be_launched_is_not_tried():
     op = toy("slow", 2, THRICE)
     op.is_faster = lambda x: False
-    found = examine(op, make_gpu("metal", Simulator().metal_kernel), "float32")
-    assert found.agrees and found.cases == 0
+    found = run_cases(op, make_gpu("metal", Simulator().metal_kernel), "float32")
+    assert found.passed and found.cases == 0
 
 
 def test_a_kernel_is_asked_about_when_it_is_first_used(two_ops, tmp_path):
@@ -195,8 +204,8 @@ def test_a_kernel_is_asked_about_when_it_is_first_used(two_ops, tmp_path):
         for op in (wrong, right):
             assert mx.array_equal(kernels.run(op, x=x), 2 * x)
     assert [line for line in said if line.startswith("checking")] == [
-        f"checking the kernel of {name} on {Record(tmp_path, kernels.gpu).where['device'] or 'metal'}, once for this "
-        "machine and MLX"
+        f"checking the kernel of {name} on {ResultFile(tmp_path, kernels.gpu).machine['device'] or 'metal'}, once for "
+        "this machine and MLX"
         for name in ("wrong", "right")
     ]
     assert kernels.used == {"right": 2} and list(kernels.disabled) == ["wrong"]
@@ -209,17 +218,17 @@ def test_inside_a_compiled_function(two_ops, tmp_path, monkeypatch):
     asked, right = [], toy("right", 2, TWICE)
     kernels, _, _ = machine()
 
-    def judge(op, dtype):
-        asked.append(examine(op, kernels.gpu, dtype))
+    def self_test(op, dtype):
+        asked.append(run_cases(op, kernels.gpu, dtype))
 
-    kernels.judge = judge
+    kernels.self_test = self_test
 
     def traced(x):
-        kernels._ask(right, "float32")
+        kernels._test_once(right, "float32")
         return x * 2
 
     assert mx.array_equal(mx.compile(traced)(mx.ones(4)), 2 * mx.ones(4))
-    assert asked[0].agrees and asked[0].cases == 2
+    assert asked[0].passed and asked[0].cases == 2
 
 
 @pytest.mark.parametrize(
@@ -232,12 +241,12 @@ def test_inside_a_compiled_function(two_ops, tmp_path, monkeypatch):
     ],
 )
 def test_what_a_call_computes_in(arguments, dtype):
-    assert computed_in(arguments) == dtype
+    assert compute_dtype(arguments) == dtype
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_kernel_has_small_cases_that_would_be_launched(dtype):
     """A verdict on no case at all would be a good one. Only products of halves take no float32."""
-    counts = {name: len(launched(op, dtype, large=False)) for name, op in with_kernels().items()}
-    few = {name for name, n in counts.items() if n < FEW}
+    counts = {name: len(list_launched_cases(op, dtype, large=False)) for name, op in ops_with_kernels().items()}
+    few = {name for name, n in counts.items() if n < QUICK_CASES}
     assert few == ({"qmm", "moe_grouped"} if dtype == "float32" else set())

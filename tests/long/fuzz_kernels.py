@@ -16,12 +16,12 @@ import mlxrt  # noqa: F401  before MLX
 import mlx.core as mx  # isort: skip
 
 from mlxrt.kernels import OPS, Case, QuantizedMatrix, make_gpu
-from mlxrt.kernels.error_report import DTYPES, prove, truth
 from mlxrt.kernels.ops.kv_quant import CodedToken, Packed
 from mlxrt.kernels.ops.paged_attention import ALONE
 from mlxrt.kernels.ops.qkv_attention import ROOM, entered, memory, tokens_of
 from mlxrt.kernels.ops.qkv_layout import Pages, QKVLayout
 from mlxrt.kernels.ops.quantized_attention import PackedPages
+from mlxrt.kernels.selftest import DTYPES, check_case, compute_reference
 from mlxrt.kernels.testing import sample
 
 from ..support.metal_sim import ASCENDING, DESCENDING, MetalSimError, Simulator
@@ -239,10 +239,12 @@ def look(name: str, case: Case, dtype: str, order: int) -> str | None:
     """What is wrong, if anything is."""
     op = OPS[name]
     try:
-        proof = prove(op, case, make_gpu("metal", Simulator(order, portable=True).metal_kernel), truth(op, case))
+        report = check_case(
+            op, case, make_gpu("metal", Simulator(order, portable=True).metal_kernel), compute_reference(op, case)
+        )
     except MetalSimError as found:
         return str(found).splitlines()[0]
-    return None if proof.holds(op.tolerance[dtype]) else proof.told
+    return None if report.within(op.tolerance[dtype]) else report.message
 
 
 def main() -> int:

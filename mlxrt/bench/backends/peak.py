@@ -21,7 +21,7 @@ class PeakBackend:
         self.seconds, self.threads = setting.get("seconds", 2.0), setting.get("threads", 1)
 
     def info(self) -> dict[str, Any]:
-        kind = device.kind()
+        kind = device.backend()
         found = {"device": kind, "copy_bytes_per_s": self.copy_rate(COPY_BYTES[kind])}
         for dtype in ("float32",) if kind == "cpu" else ("bfloat16", "float16", "float32"):
             found[f"matmul_{dtype}_flops"] = self.matmul_rate(dtype, MATRIX_SIZE[kind])
@@ -34,7 +34,7 @@ class PeakBackend:
         """Bytes read and written a second. On a CPU with threads of our own: MLX copies with one thread."""
         import mlx.core as mx
 
-        if device.kind() == "cpu":
+        if device.backend() == "cpu":
             return 2 * size * self.threads / self.best_time(self.parallel_copy(size))
 
         x = mx.zeros((size // 4,), mx.float32)
@@ -60,7 +60,7 @@ class PeakBackend:
         import mlx.core as mx
 
         # One thread's CPU time is its wall time on a quiet machine, and leaves other processes out on a busy one.
-        clock = time.process_time if self.threads == 1 and device.kind() == "cpu" else time.perf_counter
+        clock = time.process_time if self.threads == 1 and device.backend() == "cpu" else time.perf_counter
         work()  # first touch allocates pages
         best, end = float("inf"), time.perf_counter() + self.seconds
         while time.perf_counter() < end or best == float("inf"):

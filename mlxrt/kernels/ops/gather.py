@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from ..dispatch import backend
+from ..device import backend
 
 LARGEST = (1 << 31) - 1  # bytes of a stack that MLX 0.32.4 finds its way in on CUDA, where rows are in order
 

@@ -8,10 +8,10 @@ from itertools import chain
 import mlx.core as mx
 
 from mlxrt.kernels import OPS, Case, Op, QuantizedMatrix
-from mlxrt.kernels.error_report import DTYPES, cases_of
 from mlxrt.kernels.ops.kv_quant import CodedToken, Packed
 from mlxrt.kernels.ops.qkv_layout import Pages, QKVLayout
 from mlxrt.kernels.ops.quantized_attention import PackedPages
+from mlxrt.kernels.selftest import DTYPES, list_cases
 from mlxrt.kernels.testing import sample
 
 
@@ -19,7 +19,7 @@ def all_cases(op: Op, dtype: str, wide: bool = True) -> list[Case]:
     """What the kernel takes in this dtype. `wide`: also cases of many threadgroups, which take up to a second."""
     mx.random.seed(11)
     makers = MORE.get(op.name, ()) + (WIDE.get(op.name, ()) if wide else ())
-    made = [*cases_of(op, dtype), *chain.from_iterable(make(DTYPES[dtype]) for make in makers)]
+    made = [*list_cases(op, dtype), *chain.from_iterable(make(DTYPES[dtype]) for make in makers)]
     return [case for case in made if not op.unsupported(**case.arguments())]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxrt.kernels import OPS, Case, make_gpu
-from mlxrt.kernels.error_report import compare, truth
+from mlxrt.kernels.selftest import compare_outputs, compute_reference
 
 from ..metal_sim import ASCENDING, DESCENDING, MetalCompileError, Simulator
 from .cases import all_cases
@@ -39,15 +39,15 @@ class Trial:
             return REFUSED
         if errors := sim.errors():
             return errors[0].kind
-        proof = compare(got, self.plain, self.expected)
-        return None if proof.holds(op.tolerance[self.dtype]) else "numbers"
+        report = compare_outputs(got, self.plain, self.expected)
+        return None if report.within(op.tolerance[self.dtype]) else "numbers"
 
 
 @functools.cache
 def trials(name: str, dtype: str, order: int) -> tuple[Trial, ...]:
     op = OPS[name]
     cases = all_cases(op, dtype, wide=(dtype, order) == WAYS[0])
-    return tuple(Trial(name, c, dtype, order, op.reference(**c.arguments()), truth(op, c)) for c in cases)
+    return tuple(Trial(name, c, dtype, order, op.reference(**c.arguments()), compute_reference(op, c)) for c in cases)
 
 
 def planted(mutant: Mutant, sim: Simulator) -> Callable[..., Any]:
