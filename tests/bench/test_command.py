@@ -33,6 +33,7 @@ def two_rounds(monkeypatch):
 def test_suites_against_mlx_lm(cli, two_rounds, folder, tmp_path):
     out = tmp_path / "a.json"
     asked = ("decode", "prefix", "batch", "nosuch", "-m", folder, "--peer", "mlx-lm", "--json", out)
+    pytest.importorskip("matplotlib")
     page = tmp_path / "a.html"
     result = cli("bench", *asked, "--html", page, *FAST)
     assert result.code == 2 and "Traceback" not in result.err, result
@@ -48,6 +49,21 @@ def test_suites_against_mlx_lm(cli, two_rounds, folder, tmp_path):
             assert f.agreement["compared"] == f.agreement["equal"]
     assert report.model["digest"] and report.device_peak["copy_bytes_per_s"] > 0 and "before" in report.machine
     assert "second turn, 16" in result.out and "<svg" in page.read_text()
+
+
+def test_serving_suite_against_mlx_lm(cli, two_rounds, folder, tmp_path):
+    out = tmp_path / "a.json"
+    result = cli("bench", "serving", "-m", folder, "--peer", "mlx-lm", "--json", out, *FAST)
+    assert result.code == 0, result
+    figures = {f.what: f for f in Report.load(out).figures}
+    assert all(set(f.engines) == {OURS, "mlx-lm"} for f in figures.values()) and len(figures) == 6
+    assert figures["positions computed a token"].engines[OURS].median == pytest.approx(1.0, abs=0.02)
+    assert figures["KV bytes a token"].engines[OURS].median > 0
+
+
+def test_plots_without_matplotlib_name_the_extra(cli, folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "mlxrt[bench]" in cli("bench", "decode", "-m", folder, "--html", "a.html").refused(2)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 import mlxrt
 from mlxrt.bench.backends.mlxrt import MlxrtBackend
-from mlxrt.bench.corpus import Prompts, random_prompts
+from mlxrt.bench.corpus import MAX_CHARACTERS, Prompts, random_prompts, read_corpus
 
 PROMPT = [(5 * i * i + 11) % 250 for i in range(40)]
 
@@ -40,6 +40,15 @@ def test_batch_as_it_arrives_gives_the_tokens_of_single_requests(ours):
     assert [row["tokens"] for row in reply["rows"]] == [generate_alone(ours, a["prompt"], 4) for a in asked]
     assert all(row["at"] == sorted(row["at"]) and row["at"][0] > 0 for row in reply["rows"])
     assert reply["seconds"] >= 0.06
+
+
+def test_serve_lets_late_requests_arrive_beside_a_stream(ours):
+    requests = [{"prompt": PROMPT[:n], "max_tokens": m, "late": n != 9} for n, m in ((9, 20), (30, 4), (5, 4))]
+    reply = ours.reply({"do": "serve", "requests": requests, "after": 3})
+    expected = [generate_alone(ours, r["prompt"], r["max_tokens"]) for r in requests]
+    assert [row["tokens"] for row in reply["rows"]] == expected
+    assert reply["positions"] >= 44 and 0 < reply["stall"] <= reply["stall_bound"]
+    assert reply["held"] > 0 and reply["held_tokens"] > 44
 
 
 def test_restart_reads_what_was_left_on_disk(ours):
@@ -109,3 +118,8 @@ def test_prompts_are_sections_that_differ():
     assert short(7, 5) == [1, 2, 3, 1, 2, 3, 1]
     made = random_prompts(50, "random_prompts")
     assert set(made(3000, 0)) <= set(range(50)) and made(20, 0) != made(20, 1) and random_prompts(5, "")(4, 0)
+
+
+def test_corpus_is_the_beginning_of_moby_dick():
+    text = read_corpus()
+    assert text.startswith("Call me Ishmael.") and len(text) == MAX_CHARACTERS

@@ -71,6 +71,16 @@ def test_mlx_lm_batches_give_the_tokens_of_single_requests(tiny):
     assert all(row["at"] == sorted(row["at"]) and row["at"][0] >= 0 for row in rows)
 
 
+def test_mlx_lm_serves_late_requests_beside_a_stream(tiny):
+    tiny("qwen3-0.6b")
+    backend = MlxLmBackend({"shape": "shape:tiny"})
+    requests = [{"prompt": PROMPT[:n], "max_tokens": m, "late": n != 9} for n, m in ((9, 20), (20, 4), (5, 4))]
+    reply = backend.serve(requests, 3)
+    expected = [backend.generate(r["prompt"], r["max_tokens"])["tokens"] for r in requests]
+    assert [row["tokens"] for row in reply["rows"]] == expected
+    assert reply["positions"] >= 34 and reply["stall"] > 0 and reply["held"] > 0
+
+
 def test_a_module_with_other_tensors_is_refused_by_name(tiny, monkeypatch):
     tiny("qwen3-0.6b")
     monkeypatch.setattr("mlxrt.bench.backends.mlx_lm.our_name", lambda name: our_name(name).replace("norm", "form"))
