@@ -10,8 +10,8 @@ from typing import Any
 from ..engine.load import is_packed, open_checkpoint
 from ..errors import BadRequest, WontFit
 from ..kernels import device
-from ..weights.load.fingerprint import weights_digest
-from ..weights.source.resolve import Located, locate
+from ..weights.identity import weights_digest
+from ..weights.source.resolve import ResolvedModel, resolve
 from .export import export
 from .token_cost import TokenCost, token_cost
 
@@ -27,13 +27,13 @@ class TooLarge(WontFit):
 
 @dataclass(frozen=True)
 class BenchModel:
-    located: Located
+    located: ResolvedModel
     cost: TokenCost
     digest: str
 
     @classmethod
     def find(cls, name: str, dtype: str | None = None) -> "BenchModel":
-        located = locate(name)
+        located = resolve(name)
         return cls(located, token_cost(located, dtype), weights_id(located))
 
     def check_fits(self, engines: int) -> None:
@@ -58,7 +58,7 @@ def hide_home(path: Path) -> str:
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
-def weights_id(located: Located) -> str:
+def weights_id(located: ResolvedModel) -> str:
     """Digest of the weights; of a shape, whose random weights follow from its name, that of its config."""
     if located.shape is not None:
         return hashlib.sha256(f"{located.shape} {located.shape.config}".encode()).hexdigest()
@@ -90,7 +90,7 @@ def peer_setting(name: str, model: BenchModel, context: int, parallel: int, thre
     return {"gguf": str(model.located.path), **sizes}
 
 
-def mlx_lm_setting(located: Located) -> dict[str, Any]:
+def mlx_lm_setting(located: ResolvedModel) -> dict[str, Any]:
     if located.shape is not None:
         return {"shape": located.name}
     on_cpu = device.backend() == "cpu"

@@ -17,18 +17,18 @@ from ..engine.load import open_checkpoint
 from ..errors import BadRequest
 from ..text.gguf_vocab import write_folder
 from ..weights import Checkpoint, GgufCheckpoint, build
-from ..weights.load.fingerprint import weights_digest
+from ..weights.identity import weights_digest
 from ..weights.source.alias import ALIASES, DEFAULT
 from ..weights.source.cache_dir import cache_root, writing
-from ..weights.source.resolve import Located, locate
+from ..weights.source.resolve import ResolvedModel, resolve
 
 GROUP = 32  # of GGUF's Q4_1 and Q8_0
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json")
 
 
-def export(kind: str, located: Located | None = None) -> Path:
+def export(kind: str, located: ResolvedModel | None = None) -> Path:
     """The folder of kind `plain` or `packed` of a model (default: the default model), made where it is missing."""
-    located = located or locate(DEFAULT)
+    located = located or resolve(DEFAULT)
     if located.path is None:
         raise BadRequest(f"{located.name} has no files to export")
     checkpoint = open_checkpoint(located)
@@ -45,7 +45,7 @@ def export(kind: str, located: Located | None = None) -> Path:
     return folder
 
 
-def folder_name(located: Located, checkpoint: Checkpoint) -> str:
+def folder_name(located: ResolvedModel, checkpoint: Checkpoint) -> str:
     if located.name in ALIASES:
         return f"{located.name}-{ALIASES[located.name].sha256[:12]}"
     assert located.path is not None

@@ -17,9 +17,8 @@ from ..errors import BadRequest
 from ..kernels import device
 from ..models import CausalLM, find
 from ..weights.formats.gguf.tensors import PACKED
-from ..weights.random_models import Shape
-from ..weights.randomise import packs
-from ..weights.source.resolve import Located
+from ..weights.random_models import Shape, is_quantizable
+from ..weights.source.resolve import ResolvedModel
 
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "experts_per_token")
 
@@ -46,7 +45,7 @@ class TokenCost:
         return asdict(self)
 
 
-def token_cost(located: Located, dtype: str | None = None) -> TokenCost:
+def token_cost(located: ResolvedModel, dtype: str | None = None) -> TokenCost:
     """Cost of a token of the model as an engine here would hold it."""
     if dtype is not None and dtype not in DTYPES:
         raise BadRequest(f"dtype must be {', '.join(DTYPES)}, not {dtype!r}")
@@ -67,7 +66,7 @@ def token_cost(located: Located, dtype: str | None = None) -> TokenCost:
     return count_cost(model, config_of(located), stored)
 
 
-def config_of(located: Located) -> dict[str, Any]:
+def config_of(located: ResolvedModel) -> dict[str, Any]:
     return located.shape.config if located.shape is not None else open_checkpoint(located).config
 
 
@@ -76,7 +75,7 @@ def shape_cost(shape: Shape, dtype: mx.Dtype) -> TokenCost:
     for m in (model, packed):
         m.set_dtype(dtype)
     if shape.bits is not None:  # lazy: only the packed shapes are made
-        chosen = lambda _, module: packs(module, shape.group_size)  # noqa: E731
+        chosen = lambda _, module: is_quantizable(module, shape.group_size)  # noqa: E731
         nn.quantize(packed, shape.group_size, shape.bits, mode=shape.mode, class_predicate=chosen)
     return count_cost(model, shape.config, {name: array.nbytes for name, array in parameters(packed).items()})
 

@@ -13,8 +13,8 @@ from .terminal import format_bytes, mute_log, note
 if TYPE_CHECKING:
     from ..config import EngineConfig
     from ..engine.engine import Engine
+    from ..weights.convert.calibration import Importance
     from ..weights.convert.convert import Converted
-    from ..weights.convert.importance import Importance
     from ..weights.convert.recipe import Recipe
 
 FORMATS = ("mlx", "jang", "jangtq", "codebook")
@@ -35,7 +35,9 @@ def add_flags(parser: Parser) -> None:
     text = 'JSON, for mlx: {"regex on names": {"bits": 6, "group_size": 32} or null, ...}; the first match counts'
     parser.add_argument("--rules", type=Path, help=text)
     parser.add_argument("--hadamard", action="store_true", help="of jang: Hadamard-rotate rows before quantising")
-    parser.add_argument("--codes", type=int, default=1 << 14, help="codebook size, at most (default 16384)")
+    parser.add_argument(
+        "--codes", type=int, dest="codebook_size", default=1 << 14, help="codebook size, at most (default 16384)"
+    )
     parser.add_argument("--length", type=int, default=8, help="weights per codebook vector (default 8)")
     parser.add_argument("--shard-size", type=float, default=4.0, metavar="GB", help="of one file (default 4)")
     parser.add_argument("--sample", default=SAMPLE, help="text to compare logits on, and to calibrate a codebook on")
@@ -50,10 +52,10 @@ def run(args: argparse.Namespace) -> int:
         raise BadRequest(f"--shard-size must be more than 0, not {args.shard_size}")
     from ..engine.load import open_checkpoint
     from ..weights.convert.convert import convert
-    from ..weights.source.resolve import locate
+    from ..weights.source.resolve import resolve
 
     recipe = read_recipe(args)
-    located = locate(args.source, revision=config.revision, offline=config.offline, token=config.token)
+    located = resolve(args.source, revision=config.revision, offline=config.offline, token=config.token)
     if located.shape is not None:
         raise BadRequest(f"{args.source} has no weights to convert; give an alias, a folder, a .gguf file or a hub id")
     size = int(args.shard_size * 1e9)
@@ -65,11 +67,12 @@ def run(args: argparse.Namespace) -> int:
 
 def read_recipe(args: argparse.Namespace) -> "Recipe":
     from ..weights.convert.recipe import Recipe, read_rules
-    from ..weights.formats.folder import read_json
+    from ..weights.json_object import read_json
 
     rules = read_rules(read_json(args.rules)) if args.rules else ()
     options = {
-        name: getattr(args, name) for name in ("format", "bits", "group", "profile", "hadamard", "codes", "length")
+        name: getattr(args, name)
+        for name in ("format", "bits", "group", "profile", "hadamard", "codebook_size", "length")
     }
     return Recipe(**options, rules=rules)
 
@@ -77,14 +80,13 @@ def read_recipe(args: argparse.Namespace) -> "Recipe":
 def measure_importance(args: argparse.Namespace, config: "EngineConfig") -> "Importance":
     """Calibration: how much each input matters, from the source model on the sample."""
     from ..engine.load import load
-    from ..weights.convert.calibration import importance
-    from ..weights.convert.importance import Importance
+    from ..weights.convert.calibration import Importance, calibrate
 
     if args.no_check:
-        note("--no-check: no calibration, all weights count alike, which costs accuracy")
+        note("--no-check: no calibration, all inputs count equally, which costs accuracy")
         return Importance()
     with mute_log(), load(args.source, replace(config, kernels="reference")) as engine:
-        return importance(engine, sample_tokens(engine, args.sample))
+        return calibrate(engine.model, engine.score, sample_tokens(engine, args.sample))
 
 
 def summarize(done: "Converted", comparison: dict[str, Any]) -> dict[str, Any]:

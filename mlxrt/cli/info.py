@@ -39,10 +39,10 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(name: str, config: EngineConfig, free: int) -> dict[str, Any]:
     from ..engine.load import open_checkpoint
-    from ..weights.source.resolve import locate
+    from ..weights.source.resolve import resolve
     from .inspect import inspect_checkpoint, inspect_config, inspect_shape
 
-    located = locate(name, revision=config.revision, offline=config.offline, token=config.token)
+    located = resolve(name, revision=config.revision, offline=config.offline, token=config.token)
     found: dict[str, Any] = {"name": name, "kind": located.kind}
     if located.shape is not None:
         return (
@@ -61,7 +61,7 @@ def describe(name: str, config: EngineConfig, free: int) -> dict[str, Any]:
 
 def read_config_only(folder: Path) -> dict[str, Any] | None:
     """config.json of a folder without weights, for planning before a download."""
-    from ..weights.formats.folder import read_json
+    from ..weights.json_object import read_json
 
     if (folder / "model.safetensors.index.json").exists() or any(folder.glob("*.safetensors")):
         return None

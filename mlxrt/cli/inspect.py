@@ -24,13 +24,12 @@ from ..models import CausalLM, find
 from ..models.config import unreported
 from ..weights import Checkpoint, TensorInfo
 from ..weights.formats.gguf.tensors import PACKED
-from ..weights.formats.jang.labels import jang_of
+from ..weights.formats.jang.labels import read_labels
 from ..weights.formats.quantized import refuse_methods
-from ..weights.formats.weight_format import Stored
-from ..weights.load.fill import check_depth, in_our_names
-from ..weights.load.headers import BESIDE, layouts_told, refuted, told_format
-from ..weights.random_models import Shape
-from ..weights.randomise import packs
+from ..weights.formats.weight_format import WeightFormat
+from ..weights.load.assign import check_depth, rename_quantized_modules
+from ..weights.load.detect import COMPANIONS, describe_jang, formats_from_headers, header_contradictions
+from ..weights.random_models import Shape, is_quantizable
 
 MACS = (16, 32, 64, 128)  # GB of unified memory
 GPU_SHARE = {16: 2 / 3, 32: 2 / 3, 64: 3 / 4, 128: 3 / 4}  # of it that macOS lets a GPU use
@@ -108,7 +107,7 @@ def inspect_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> ModelRep
     if not family.adapted:
         check_depth(checkpoint, family.rename)
     sizes = {family.rename(name): info for name, info in checkpoint.sizes().items()}
-    bundle = jang_of(checkpoint.config)
+    bundle = read_labels(checkpoint.config)
     dtype = choose_dtype(config, sizes.values(), family)
     model = make_outline(checkpoint.config, dtype)
     parameters = flatten(model)
@@ -117,9 +116,9 @@ def inspect_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> ModelRep
     else:
         resident = sum(loaded_bytes(info, dtype) for info in sizes.values())
     on_gpu = sum(loaded_bytes(info, mx.bfloat16) for info in sizes.values())
-    found = layouts_told({name: array.shape for name, array in parameters.items()}, sizes, bundle)
-    labels = in_our_names(checkpoint.config, family.rename)
-    format = told_format(found, bundle), tuple(refuted(found, labels, bundle))
+    found = formats_from_headers({name: array.shape for name, array in parameters.items()}, sizes, bundle)
+    labels = rename_quantized_modules(checkpoint.config, family.rename)
+    format = describe_jang(found, bundle), tuple(header_contradictions(found, labels, bundle))
     return ModelReport(model, count_parameters(parameters, sizes, found), resident, on_gpu, dtype_name(dtype), *format)
 
 
@@ -147,7 +146,7 @@ def dequantizes(checkpoint: Checkpoint, config: EngineConfig, dtype: mx.Dtype) -
 
 
 def count_parameters(
-    parameters: Mapping[str, mx.array], sizes: Mapping[str, TensorInfo], found: Mapping[str, Stored | str]
+    parameters: Mapping[str, mx.array], sizes: Mapping[str, TensorInfo], found: Mapping[str, WeightFormat | str]
 ) -> dict[str, ParameterClass]:
     parts = {name: ParameterClass() for name in PARAMETER_CLASSES}
     for name, array in parameters.items():
@@ -155,13 +154,13 @@ def count_parameters(
     for name, info in sizes.items():
         part = parts[classify(name)]
         part.nbytes += info.nbytes
-        if not name.endswith(BESIDE):
+        if not name.endswith(COMPANIONS):
             part.kinds[str(found.get(name, info.dtype))] += 1
     return {name: part for name, part in parts.items() if part.parameters or part.nbytes}
 
 
 def inspect_shape(shape: Shape, config: EngineConfig) -> ModelReport:
-    predicate = (lambda _, module: packs(module, shape.group_size)) if shape.bits is not None else None
+    predicate = (lambda _, module: is_quantizable(module, shape.group_size)) if shape.bits is not None else None
     return inspect_outline(shape.config, config, shape, predicate)
 
 
@@ -173,10 +172,12 @@ def inspect_config(raw: dict[str, Any], config: EngineConfig) -> ModelReport:
     group = quantization.get("group_size", 64)
     if method == "mxfp4":  # gpt-oss: the experts only
         shape = Shape("", 4, "mxfp4", 32)
-        return inspect_outline(raw, config, shape, lambda _, module: packs(module, 32) and module["weight"].ndim == 3)
+        return inspect_outline(
+            raw, config, shape, lambda _, module: is_quantizable(module, 32) and module["weight"].ndim == 3
+        )
     if bits in (2, 3, 4, 5, 6, 8) and group in (32, 64, 128) and method is None:
         shape = Shape("", bits, quantization.get("mode", "affine"), group)
-        return inspect_outline(raw, config, shape, lambda _, module: packs(module, group))
+        return inspect_outline(raw, config, shape, lambda _, module: is_quantizable(module, group))
     return inspect_outline(raw, config, Shape(""), None)
 
 
@@ -189,7 +190,7 @@ def inspect_outline(raw: dict[str, Any], config: EngineConfig, shape: Shape, pre
     sizes = {name: TensorInfo(array.shape, names[array.dtype], array.nbytes) for name, array in flatten(stored).items()}
     resident = sum(info.nbytes for info in sizes.values())
     on_gpu = sum(loaded_bytes(info, mx.bfloat16) for info in sizes.values())
-    found = layouts_told({name: array.shape for name, array in flatten(model).items()}, sizes, None)
+    found = formats_from_headers({name: array.shape for name, array in flatten(model).items()}, sizes, None)
     return ModelReport(model, count_parameters(flatten(model), sizes, found), resident, on_gpu, dtype_name(dtype))
 
 

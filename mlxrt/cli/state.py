@@ -12,7 +12,7 @@ from ..cache.storage.disk_index import IDENTITY, MARK, model_folders
 from ..cache.storage.record import parse_name
 from ..cache.storage.snapshot import check_header
 from ..errors import BadRequest, BadSnapshot
-from ..weights.formats.json_text import parse_object
+from ..weights.json_object import parse_object
 from .flags import Parser
 from .terminal import format_bytes, one_line
 

@@ -21,7 +21,7 @@ from ..text import Tokenizer
 from ..weights import Checkpoint, FolderCheckpoint, GgufCheckpoint, build
 from ..weights.random_models import Shape, random_weights
 from ..weights.source.cache_dir import cache_root
-from ..weights.source.resolve import Located, locate
+from ..weights.source.resolve import ResolvedModel, resolve
 from .engine import Engine, Source
 from .request import EngineEvent
 
@@ -42,7 +42,7 @@ def load(
     """
     if device.backend() == "cpu" and blas.slow():
         log.warning(f"BLAS: {blas.running()}")
-    located = locate(str(name), revision=config.revision, offline=config.offline, token=config.token)
+    located = resolve(str(name), revision=config.revision, offline=config.offline, token=config.token)
     if located.shape is not None:
         model = shaped(located.shape, config)
         return Engine(model, config, source=Source(located.name), on_event=on_event)
@@ -66,7 +66,7 @@ def suited(config: EngineConfig, model: CausalLM) -> EngineConfig:
     return replace(config, compile=False, ahead=ahead)
 
 
-def open_checkpoint(located: Located) -> Checkpoint:
+def open_checkpoint(located: ResolvedModel) -> Checkpoint:
     assert located.path is not None
     opened = FolderCheckpoint if located.kind == "folder" else GgufCheckpoint
     return opened(located.path, located.name)

@@ -1,11 +1,8 @@
-"""Where weights come from: folders, GGUF files, the hub; names, quantised layouts, filling a model.
-
-Exports only. Each file format has its own file; none of them knows an architecture.
-"""
+"""Weights: resolving model names, reading checkpoint formats, building and converting models."""
 
 from .formats.checkpoint import Checkpoint, TensorInfo
 from .formats.folder import FolderCheckpoint
 from .formats.gguf.checkpoint import GgufCheckpoint
-from .load.fill import build
+from .load.build import build
 
 __all__ = ["Checkpoint", "FolderCheckpoint", "GgufCheckpoint", "TensorInfo", "build"]

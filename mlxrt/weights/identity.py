@@ -1,7 +1,13 @@
-"""Which model a saved state belongs to. Anything different here makes the state unusable, and says which field."""
+"""Model identity: which model and settings a saved state belongs to, and digests of weight files.
 
+Digests are cached by path, size and modification times; without a writable cache folder they are computed every time.
+"""
+
+import contextlib
 import hashlib
 import json
+import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -9,10 +15,12 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..errors import BadSnapshot
+from ..cache.files import atomic_write
+from ..errors import BadSnapshot, HubError
 from ..models import CausalLM
 from ..text import Tokenizer
-from .load.fingerprint import weights_digest
+from .json_object import parse_object
+from .source.cache_dir import SHARED_MODE, cache_root, digest, writing
 
 FORMAT = "4"
 
@@ -20,7 +28,7 @@ FORMAT = "4"
 def identify(
     model: CausalLM, specs: list, tokenizer: Tokenizer | None, files: Iterable[Path], block: int
 ) -> dict[str, str]:
-    """Reads every byte of the weights, the first time: asked for only when something is kept beyond this process."""
+    """Reads all weight files the first time, so it is called only when something outlives this process."""
     files = tuple(files)
     arrays: Any = tree_flatten(model.parameters())
     return {
@@ -30,13 +38,13 @@ def identify(
         "tokenizer": tokenizer.digest if tokenizer else "none",
         "cache": "; ".join(spec.signature for spec in specs),
         "block": str(block),
-        # unpacked and packed weights of one file round differently, and so does another compute dtype
+        # dequantised weights and other compute dtypes round differently
         "dtype": ", ".join(sorted({str(array.dtype) for _, array in arrays})),
     }
 
 
 def parameters_digest(model: CausalLM, arrays: list) -> str:
-    """Of a model that came from no file."""
+    """For a model without files."""
     digest = hashlib.sha256(repr(model.config).encode())
     for name, array in arrays:
         digest.update(name.encode())
@@ -53,5 +61,58 @@ def check_same(path: Path, saved: dict[str, str], here: dict[str, str]) -> None:
         if saved.get(field) != value:
             raise BadSnapshot(
                 f"{path} was saved with another {field} ({str(saved.get(field))[:60]!r}, here {value[:60]!r}); "
-                "restore it with the model and settings it was made with"
+                "restore it with the same model and settings"
             )
+
+
+MIN_AGE = 2.0  # seconds: a file changed this recently may change again within the clock's resolution
+
+
+def weights_digest(files: Iterable[Path]) -> str:
+    """The digest of all files and their names, in order."""
+    total = hashlib.sha256()
+    for path in files:
+        total.update(f"{path.name} {file_digest(path)}\n".encode("utf-8", "surrogateescape"))
+    return total.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    real = path.resolve()
+    before = file_stamp(real)
+    cache = digest_cache_path(real)
+    if known := read_cached_digest(cache, before):
+        return known
+    with open(real, "rb") as file:
+        found = digest(file)
+    newest = max(int(before[-1]), int(before[-2])) / 1e9
+    if file_stamp(real) == before and time.time() - newest > MIN_AGE:
+        write_cached_digest(cache, before, found)
+    return found
+
+
+def file_stamp(path: Path) -> list[str]:
+    at = os.stat(path)
+    return [str(path), str(at.st_size), str(at.st_mtime_ns), str(at.st_ctime_ns)]
+
+
+def digest_cache_path(path: Path) -> Path | None:
+    """Where a file's digest is cached; None where there is no cache folder."""
+    with contextlib.suppress(HubError):
+        return cache_root() / "digests" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()}.json"
+    return None
+
+
+def read_cached_digest(cache: Path | None, now: list[str]) -> str | None:
+    try:
+        cached = parse_object(cache.read_bytes()) if cache else {}
+    except (OSError, ValueError):
+        return None  # missing or damaged: computed again
+    found = cached.get("sha256")
+    return found if cached.get("stamp") == now and isinstance(found, str) and len(found) == 64 else None
+
+
+def write_cached_digest(cache: Path | None, now: list[str], found: str) -> None:
+    if cache is None:
+        return
+    with contextlib.suppress(HubError), writing(cache.parent), atomic_write(cache, mode=SHARED_MODE) as file:
+        file.write(json.dumps({"stamp": now, "sha256": found}).encode())

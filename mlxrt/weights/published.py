@@ -1,6 +1,6 @@
-"""Configs of published models, in the spelling of the hub's config.json: what `shape:NAME` is built from.
+"""Configs of published models as in the hub's config.json, for `shape:NAME`.
 
-Only what decides the shape and the arithmetic of the text model; no towers for images or sound, no weights.
+Only what decides the shape and the arithmetic of the text model; no image or audio towers.
 """
 
 from typing import Any

@@ -17,7 +17,7 @@ from mlxrt.bench.backend import Backend, BackendFailed, environment
 from mlxrt.bench.bench_model import BenchModel
 from mlxrt.bench.result import OURS, Report
 from mlxrt.bench.statistics import StoppingRule
-from mlxrt.weights.source.resolve import locate
+from mlxrt.weights.source.resolve import resolve
 
 from .faulty_backends import CHANGED_TOKEN
 
@@ -225,9 +225,9 @@ def test_folder_in_half_precision_is_exported_for_mlx_lm(folder, tmp_path, monke
     from tests.cli.conftest import weights
 
     monkeypatch.setenv("MLXRT_CACHE", str(tmp_path / "cache"))
-    assert mlx_lm_setting(locate(str(folder))) == {"folder": str(folder)}
+    assert mlx_lm_setting(resolve(str(folder))) == {"folder": str(folder)}
     folder.store({name: array.astype(mx.bfloat16) for name, array in weights().items()})
-    made = mlx_lm_setting(locate(str(folder)))["folder"]
+    made = mlx_lm_setting(resolve(str(folder)))["folder"]
     assert made != str(folder) and os.path.exists(os.path.join(made, "tokenizer.json"))
     stored = mx.load(os.path.join(made, "model.safetensors"))
     assert {array.dtype for array in stored.values()} == {mx.float32} and stored.keys() == weights().keys()

@@ -183,7 +183,7 @@ def test_a_folder_that_may_not_be_read_is_one_line(cli, folder, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied", "/secret")
 
-    monkeypatch.setattr(loader, "locate", refuse)
+    monkeypatch.setattr(loader, "resolve", refuse)
     assert cli("generate", "-m", folder, "hi").refused(1) == "mlxrt: /secret: Permission denied"
 
 
@@ -191,12 +191,12 @@ def test_a_full_memory_is_one_line_and_a_bug_is_not(cli, folder, monkeypatch):
     def exhaust(*_, **__):
         raise RuntimeError("[metal::malloc] Unable to allocate 9 bytes")
 
-    monkeypatch.setattr(loader, "locate", exhaust)
+    monkeypatch.setattr(loader, "resolve", exhaust)
     assert "out of memory" in cli("generate", "-m", folder, "hi").refused(1)
 
     def stumble(*_, **__):
         raise RuntimeError("broken invariant")
 
-    monkeypatch.setattr(loader, "locate", stumble)
+    monkeypatch.setattr(loader, "resolve", stumble)
     with pytest.raises(RuntimeError, match="broken invariant"):
         cli("generate", "-m", folder, "hi")

@@ -1,9 +1,9 @@
 """Bundles that the public `jang` package makes of fresh tiny models, loaded here, against its own decoded matrices;
-bundles that we write of them, decoded there; and that both write the same JANGTQ codes.
+checkpoints that we write of them, decoded there; and that both write the same JANGTQ codes.
 
 usage: python -m tests.long.check_jang_package --jang PYTHON [--seed N] [--keep FOLDER]
 PYTHON is an interpreter of a venv with jang==2.5.50, safetensors==0.7.0 (0.8 writes wrong arrays), numpy, mlx[cpu],
-scikit-learn, tqdm, huggingface_hub and jinja2. Exit 1 when a bundle does not load or differs.
+scikit-learn, tqdm, huggingface_hub and jinja2. Exit 1 when a checkpoint does not load or differs.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from mlxrt.engine.load import outline
 from mlxrt.weights import FolderCheckpoint
 from mlxrt.weights.convert.convert import convert as convert_ours
 from mlxrt.weights.convert.recipe import Recipe
-from mlxrt.weights.convert.tensors import open_plain
+from mlxrt.weights.convert.tensors import open_source
 
 from ..weights.jang import sources
 from ..weights.jang.float_model import close, float_logits
@@ -51,18 +51,18 @@ MODELS = {
 }
 
 
-def convert(python: str, source: Path, bundle: Path, profile: list[str]) -> None:
+def convert(python: str, source: Path, checkpoint: Path, profile: list[str]) -> None:
     if profile[0].startswith("JANGTQ"):
-        call = [python, "-m", "jang_tools.convert_minimax_jangtq", str(source), str(bundle), profile[0]]
+        call = [python, "-m", "jang_tools.convert_minimax_jangtq", str(source), str(checkpoint), profile[0]]
     else:
-        call = [python, "-m", "jang_tools", "convert", str(source), "-o", str(bundle), "-p", *profile]
+        call = [python, "-m", "jang_tools", "convert", str(source), "-o", str(checkpoint), "-p", *profile]
     done = subprocess.run(call, capture_output=True, text=True, check=False)
-    if done.returncode or not list(bundle.glob("*.safetensors")):
+    if done.returncode or not list(checkpoint.glob("*.safetensors")):
         raise SystemExit(f"{' '.join(call)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
 def widths(config: dict) -> dict[str, int]:
-    """Inputs of every module, under the bundle's names."""
+    """Inputs of every module, under the checkpoint's names."""
     moe = "block_sparse_moe" if config["model_type"] == "minimax_m2" else "mlp"
     found = {}
     for path, module in outline(config).named_modules():
@@ -71,33 +71,33 @@ def widths(config: dict) -> dict[str, int]:
     return found
 
 
-def decoded(python: str, bundle: Path, config: dict, work: Path) -> dict[str, np.ndarray]:
+def decoded(python: str, checkpoint: Path, config: dict, work: Path) -> dict[str, np.ndarray]:
     (work / "widths.json").write_text(json.dumps(widths(config)))
     script = Path(__file__).with_name("decode_with_jang_package.py")
-    call = [python, str(script), str(bundle), str(work / "widths.json"), str(work / "decoded.npz")]
+    call = [python, str(script), str(checkpoint), str(work / "widths.json"), str(work / "decoded.npz")]
     subprocess.run(call, check=True, capture_output=True, text=True)
     return dict(np.load(work / "decoded.npz"))
 
 
-def measure(python: str, bundle: Path, work: Path, seed: int) -> float:
+def measure(python: str, checkpoint: Path, work: Path, seed: int) -> float:
     """The worse of packed and unpacked."""
-    config = json.loads((bundle / "config.json").read_text())
+    config = json.loads((checkpoint / "config.json").read_text())
     tokens = np.random.default_rng(seed).integers(3, config["vocab_size"], 12).tolist()
-    true = float_logits(config, decoded(python, bundle, config, work), tokens)
+    true = float_logits(config, decoded(python, checkpoint, config, work), tokens)
     worst = 0.0
     for unpack in (True, False):
-        with mlxrt.load(str(bundle), mlxrt.EngineConfig(dequantise=unpack)) as engine:
+        with mlxrt.load(str(checkpoint), mlxrt.EngineConfig(dequantise=unpack)) as engine:
             worst = max(worst, close(np.array(engine.score(tokens)), true))
     return worst
 
 
 def decodes_ours(python: str, source: Path, work: Path, recipe: Recipe) -> float:
-    """Our bundle's matrices as the package decodes them, against our own: the largest relative difference."""
+    """Our checkpoint's matrices as the package decodes them, against our own: the largest relative difference."""
     folder = work / "ours"
     shutil.rmtree(folder, ignore_errors=True)
     convert_ours(FolderCheckpoint(source), folder, recipe)
     config = json.loads((folder / "config.json").read_text())
-    theirs, ours = decoded(python, folder, config, work), open_plain(FolderCheckpoint(folder))
+    theirs, ours = decoded(python, folder, config, work), open_source(FolderCheckpoint(folder))
     assert set(theirs) == {ours.stored_name(name) for name in ours.shapes}
     worst = 0.0
     for name in ours.shapes:
@@ -106,7 +106,7 @@ def decodes_ours(python: str, source: Path, work: Path, recipe: Recipe) -> float
     return worst
 
 
-def same_codes(theirs: Path, source: Path, work: Path, profile: str) -> bool:
+def same_indices(theirs: Path, source: Path, work: Path, profile: str) -> bool:
     """Whether our encoder gives the package's codes and norms; its experts are padded, those are left out."""
     folder = work / "ours"
     shutil.rmtree(folder, ignore_errors=True)
@@ -125,7 +125,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jang", required=True, help="an interpreter that has the jang package")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="where the bundles stay (default: nowhere)")
+    parser.add_argument("--keep", type=Path, help="where the checkpoints stay (default: nowhere)")
     options = parser.parse_args()
     failed = 0
     with tempfile.TemporaryDirectory() as temporary:
@@ -134,13 +134,13 @@ def main() -> int:
             source = place / f"{name}-source"
             sources.write_source(source, config, options.seed + n)
             for profile in profiles:
-                bundle = place / f"{name}-{'-'.join(profile)}"
-                convert(options.jang, source, bundle, profile)
-                off = measure(options.jang, bundle, Path(temporary), options.seed)
+                checkpoint = place / f"{name}-{'-'.join(profile)}"
+                convert(options.jang, source, checkpoint, profile)
+                off = measure(options.jang, checkpoint, Path(temporary), options.seed)
                 failed += off > LIMIT
                 print(f"{name:9} {' '.join(profile):20} {off:.2e}  {'ok' if off <= LIMIT else 'FAILED'}", flush=True)
                 if profile[0].startswith("JANGTQ"):
-                    same = same_codes(bundle, source, Path(temporary), profile[0])
+                    same = same_indices(checkpoint, source, Path(temporary), profile[0])
                     failed += not same
                     print(
                         f"{name:9} {profile[0]:20} our codes are {'the same' if same else 'OTHERS: FAILED'}", flush=True

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a file, t
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests.support.fuzz.mutate import Case, cases
-from tests.support.fuzz.pool import Outcome, Pool, judge
+from tests.support.fuzz.pool import Outcome, Pool, load_all
 from tests.support.fuzz.seeds import seed_fixture, seed_folder, seed_gguf
 
 FINE = ("ok", "refused")
@@ -36,9 +36,9 @@ WHOLE = ("config.json", "llama.gguf", "qwen3.gguf", "gemma3_text.gguf", "gpt_oss
 def check_seeds(seeds: dict[str, bytes]) -> None:
     """Undamaged files must load: otherwise refusals would prove nothing."""
     whole = [Case(name, seeds[name]) for name in WHOLE]
-    for outcome in judge(seeds, whole, 1):
-        if outcome.verdict != "ok":
-            raise SystemExit(f"the undamaged {outcome.case.target} is {outcome.verdict}: {outcome.details}")
+    for outcome in load_all(seeds, whole, 1):
+        if outcome.outcome != "ok":
+            raise SystemExit(f"the undamaged {outcome.case.target} is {outcome.outcome}: {outcome.details}")
 
 
 def fuzz(seeds: dict[str, bytes], count: int, number: int, size: int = 2, only: str | None = None) -> list[Outcome]:
@@ -69,16 +69,16 @@ def fuzz(seeds: dict[str, bytes], count: int, number: int, size: int = 2, only: 
 
 def save(folder: Path, outcomes: list[Outcome]) -> None:
     for i, outcome in enumerate(outcomes):
-        place = folder / f"{i:03}-{outcome.verdict}"
+        place = folder / f"{i:03}-{outcome.outcome}"
         place.mkdir(parents=True, exist_ok=True)
         (place / outcome.case.target).write_bytes(outcome.case.blob)
         (place / "what.txt").write_text(outcome.details, errors="backslashreplace")
 
 
 def report(outcomes: list[Outcome]) -> str:
-    table = Counter((o.case.target, o.verdict) for o in outcomes)
-    lines = [f"{target:32} {verdict:8} {count:6}" for (target, verdict), count in sorted(table.items())]
-    total = Counter(o.verdict for o in outcomes)
+    table = Counter((o.case.target, o.outcome) for o in outcomes)
+    lines = [f"{target:32} {outcome:8} {count:6}" for (target, outcome), count in sorted(table.items())]
+    total = Counter(o.outcome for o in outcomes)
     return "\n".join([*lines, f"{len(outcomes)} inputs: " + ", ".join(f"{n} {v}" for v, n in sorted(total.items()))])
 
 
@@ -94,7 +94,7 @@ def main() -> int:
     check_seeds(seeds)
     outcomes = fuzz(seeds, options.count, options.seed, options.processes, options.only)
     print(report(outcomes))
-    bad = [o for o in outcomes if o.verdict not in FINE]
+    bad = [o for o in outcomes if o.outcome not in FINE]
     if bad:
         save(options.save, bad)
         print(f"{len(bad)} failures saved in {options.save}")

@@ -1,8 +1,8 @@
-"""Damage bundles and load them in a child process: a typed error in one line, or the right answer; never another.
+"""Damage checkpoints and load them in a child process: a typed error in one line, or the right answer; never another.
 
     python -m tests.long.fuzz_jang --count 1000 [--seed N] [--save FOLDER]
 
-Exit code 0: no traceback, no death, no hang, and no bundle loaded that must not or answers otherwise than it should.
+Exit code 0: no traceback, crash or hang, and no checkpoint that loads although it must not or gives wrong logits.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from ..weights.jang.mutations import Damage, damaged, sound
 
 TOKENS = np.random.default_rng(9).integers(0, 96, 12).tolist()
 LIMIT, SECONDS = 1e-4, 60
-FRESH = 100  # bundles a child loads, twice each: MLX keeps a thread for every stream an engine made
+FRESH = 100  # checkpoints a child loads, twice each: MLX keeps a thread for every stream an engine made
 
 
 def serve(pipe, log: str) -> None:
-    """Answer folders with (verdict, details) and leave logits.npy in them, until the pipe closes."""
+    """Answer folders with (outcome, details) and leave logits.npy in them, until the pipe closes."""
     import os
     import traceback
 
@@ -50,22 +50,22 @@ def serve(pipe, log: str) -> None:
 
 
 def answer(mlxrt, folder: Path) -> tuple[str, str]:
-    verdicts = set()
+    outcomes = set()
     for unpack in (False, True):
         try:
             config = mlxrt.EngineConfig(dequantise=unpack, kv_memory="64M")
             with mlxrt.load(str(folder), config) as engine:
                 np.save(folder / f"logits{int(unpack)}.npy", np.array(engine.score(TOKENS)))
-            verdicts.add("ok")
+            outcomes.add("ok")
         except mlxrt.MlxrtError as error:
             line = str(error)
             if not line.strip() or "\n" in line or len(line) > 2000:
                 return "failed", f"{type(error).__name__} is not one line: {line[:2000]!r}"
-            verdicts.add("refused")
+            outcomes.add("refused")
     return (
         ("failed", "packed and unpacked do not agree on whether it loads")
-        if len(verdicts) > 1
-        else (verdicts.pop(), "")
+        if len(outcomes) > 1
+        else (outcomes.pop(), "")
     )
 
 
@@ -80,11 +80,11 @@ def truth(kind: str, seed: int, known: dict) -> np.ndarray:
     return known[kind, seed]
 
 
-def wrong(folder: Path, damage: Damage, verdict: str, details: str, true: np.ndarray) -> str | None:
+def wrong(folder: Path, damage: Damage, outcome: str, details: str, true: np.ndarray) -> str | None:
     """What is wrong with an outcome."""
-    if verdict not in ("ok", "refused"):
-        return f"{verdict}: {details}"
-    if verdict == "refused" or damage.must == "any":
+    if outcome not in ("ok", "refused"):
+        return f"{outcome}: {details}"
+    if outcome == "refused" or damage.must == "any":
         return None
     if damage.must == "refuse":
         return "loaded, and must not"
@@ -93,22 +93,22 @@ def wrong(folder: Path, damage: Damage, verdict: str, details: str, true: np.nda
 
 
 def fuzz(count: int, number: int, save: Path | None = None) -> tuple[Counter, list[str]]:
-    """(verdicts, what was wrong)."""
-    draw, known, verdicts, bad = random.Random(number), {}, Counter(), []
+    """(outcomes, what was wrong)."""
+    draw, known, outcomes, bad = random.Random(number), {}, Counter(), []
     place = Path(tempfile.mkdtemp(prefix="mlxrt-jang-fuzz-"))
     child: Child | None = None
     try:
         for i in range(count):
-            folder = place / "bundle"
+            folder = place / "checkpoint"
             shutil.rmtree(folder, ignore_errors=True)
             kind, seed, damage = damaged(draw, i, folder)
             child = child or Child(place / "log", serve)
-            verdict, details = child.load(folder, SECONDS)
-            if verdict in ("died", "hung") or i % FRESH == FRESH - 1:
+            outcome, details = child.load(folder, SECONDS)
+            if outcome in ("died", "hung") or i % FRESH == FRESH - 1:
                 child.stop()
                 child = None
-            verdicts[damage.must, verdict] += 1
-            if problem := wrong(folder, damage, verdict, details, truth(kind, seed, known)):
+            outcomes[damage.must, outcome] += 1
+            if problem := wrong(folder, damage, outcome, details, truth(kind, seed, known)):
                 bad.append(f"{kind} {seed}, {damage.what}: {problem}")
                 if save is not None:
                     shutil.copytree(folder, save / f"{i:05}", dirs_exist_ok=True)
@@ -116,20 +116,20 @@ def fuzz(count: int, number: int, save: Path | None = None) -> tuple[Counter, li
         if child is not None:
             child.stop()
         shutil.rmtree(place, ignore_errors=True)
-    return verdicts, bad
+    return outcomes, bad
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--save", type=Path, help="where bundles that failed are kept")
+    parser.add_argument("--save", type=Path, help="where checkpoints that failed are kept")
     options = parser.parse_args()
-    verdicts, bad = fuzz(options.count, options.seed, options.save)
-    for (must, verdict), count in sorted(verdicts.items()):
-        print(f"must {must:7} {verdict:8} {count:6}")
+    outcomes, bad = fuzz(options.count, options.seed, options.save)
+    for (must, outcome), count in sorted(outcomes.items()):
+        print(f"must {must:7} {outcome:8} {count:6}")
     print("\n".join(bad[:40]))
-    print(f"{verdicts.total()} bundles, {len(bad)} wrong")
+    print(f"{outcomes.total()} checkpoints, {len(bad)} wrong")
     return 1 if bad else 0
 
 

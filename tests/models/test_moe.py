@@ -15,7 +15,7 @@ from mlxrt.models.moe import (
     softmax_then_choose,
 )
 from mlxrt.models.sanitize_moe import rename_experts, stack_experts
-from tests.support import layout_truth
+from tests.support import mlx_format_truth
 
 E, DIM, HIDDEN = 5, 64, 32
 LAYOUTS = [("affine", bits, 32) for bits in (2, 3, 4, 5, 6, 8)] + [("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)]
@@ -31,7 +31,7 @@ def matrices(module) -> np.ndarray:
         return np.array(module.weight).astype(np.float64)
     names = [name for name in ("weight", "scales", "biases") if name in module]
     layout = (module.mode, module.bits, module.group_size)
-    return np.stack([layout_truth.matrix(*layout, *(np.array(module[n][e]) for n in names)) for e in range(E)])
+    return np.stack([mlx_format_truth.matrix(*layout, *(np.array(module[n][e]) for n in names)) for e in range(E)])
 
 
 def expected(stacks, biases, x, chosen, weights):

@@ -14,7 +14,7 @@ from mlxrt.errors import BadCheckpoint, UnsupportedModel
 from mlxrt.models import find
 from mlxrt.models.moe import PackedExpertLinear
 from mlxrt.weights.formats.folder import FolderCheckpoint
-from mlxrt.weights.load.fill import build
+from mlxrt.weights.load.build import build
 from mlxrt.weights.random_models import shape_config
 from tests.parity_adapter import Stepper, batch, engine_of, logits
 from tests.support.oracle import Dense
@@ -231,7 +231,7 @@ def test_fp8_says_what_it_costs(made):
         ("down_proj_bias", mx.zeros((64,)), "not the layout of gpt_oss"),
         ("down_proj_scales", mx.zeros((3, 64, 1)), "float32 scales without biases"),
         ("down_proj", mx.zeros((3, 32, 64)), "twice"),
-        ("other", mx.zeros((3,)), "no place for 1 tensors"),
+        ("other", mx.zeros((3,)), "no parameter for 1 tensors"),
     ],
 )
 def test_damaged_gpt_oss_tensors(made, name, array, words):

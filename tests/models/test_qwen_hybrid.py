@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
 from mlxrt.models import find
 from mlxrt.weights.formats.folder import FolderCheckpoint
-from mlxrt.weights.load.fill import build
+from mlxrt.weights.load.build import build
 from mlxrt.weights.random_models import shape_config
 from tests.parity_adapter import Stepper, batch, engine_of, logits
 from tests.support.oracle import Dense

@@ -16,11 +16,11 @@ import mlx.core as mx
 from mlxrt.bench.corpus import read_corpus
 from mlxrt.cli.convert import SAMPLE
 from mlxrt.engine.load import open_checkpoint
-from mlxrt.weights.convert.calibration import importance
+from mlxrt.weights.convert.calibration import calibrate
 from mlxrt.weights.convert.convert import convert
 from mlxrt.weights.convert.recipe import Recipe
 from mlxrt.weights.source.alias import ALIASES
-from mlxrt.weights.source.resolve import locate
+from mlxrt.weights.source.resolve import resolve
 
 MODEL = "smollm2"
 GGUF = ALIASES[MODEL].path
@@ -41,7 +41,7 @@ FORMATS = {
     "affine 2 in the MLPs, 8 elsewhere": Recipe("mlx", rules=((r"\.mlp\.", {"bits": 2}), (r".", {"bits": 8}))),
     "JANG_4M": Recipe("jang", profile="JANG_4M"),
     "JANGTQ4": Recipe("jangtq", profile="JANGTQ4"),
-    "codebook": Recipe("codebook", codes=256, length=4),  # 2 bits a weight, as its neighbours
+    "codebook": Recipe("codebook", codebook_size=256, length=4),  # 2 bits a weight, as its neighbours
 }
 # format -> (what it is compared with, the largest ratio of perplexities)
 FORMAT_LIMITS = {
@@ -114,7 +114,7 @@ def test_kv_cache_kinds_stay_near_full_precision(kind, tokens, full_precision):
 @pytest.fixture(scope="module")
 def counts():
     with mlxrt.load(MODEL, mlxrt.EngineConfig(kernels="reference")) as engine:
-        return importance(engine, engine.tokenizer.encode(SAMPLE))
+        return calibrate(engine.model, engine.score, engine.tokenizer.encode(SAMPLE))
 
 
 @pytest.mark.parametrize("name", FORMAT_LIMITS)
@@ -122,7 +122,7 @@ def test_weight_formats_keep_their_perplexity(name, counts, tmp_path):
     other, limit = FORMAT_LIMITS[name]
     found = {}
     for number, each in enumerate((name, other)):
-        convert(open_checkpoint(locate(MODEL)), tmp_path / str(number), FORMATS[each], weigh=lambda: counts)
+        convert(open_checkpoint(resolve(MODEL)), tmp_path / str(number), FORMATS[each], calibrate=lambda: counts)
         with mlxrt.load(str(tmp_path / str(number))) as engine:
             found[each] = perplexity(engine)
     assert found[name] / found[other] <= limit, found

@@ -94,16 +94,16 @@ class Door(BaseHTTPRequestHandler):
 
     def describe(self, repo: str, files: dict[str, bytes], tree: bool):
         if tree:
-            listed = [self.entry(name, content) for name, content in files.items()]
+            listed = [self.file_info(name, content) for name, content in files.items()]
             return self.send_json(listed)
         siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
         return self.send_json({"id": repo, "sha": commit_of(files), "siblings": siblings})
 
-    def entry(self, name: str, content: bytes) -> dict:
-        entry = {"type": "file", "path": name, "size": len(content), "oid": etag_of("x", content)}
+    def file_info(self, name: str, content: bytes) -> dict:
+        info = {"type": "file", "path": name, "size": len(content), "oid": etag_of("x", content)}
         if name.endswith((".safetensors", ".gguf")):
-            entry["lfs"] = {"oid": etag_of(name, content), "size": len(content), "pointerSize": 130}
-        return entry
+            info["lfs"] = {"oid": etag_of(name, content), "size": len(content), "pointerSize": 130}
+        return info
 
     def resolve(self, files: dict[str, bytes], name: str, body: bool):
         if name not in files:

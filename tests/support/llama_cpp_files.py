@@ -227,6 +227,6 @@ def published_experts(name: str, array: np.ndarray, arrays: dict[str, np.ndarray
 
 def mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """[E, rows, G, 16] and [E, rows, G] as ggml's bytes [E, rows, 17 G]."""
-    codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 32)
-    halves = codes[..., :16] | codes[..., 16:] << 4
+    nibbles = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 32)
+    halves = nibbles[..., :16] | nibbles[..., 16:] << 4
     return np.concatenate([scales[..., None], halves], axis=-1).reshape(*scales.shape[:2], -1)

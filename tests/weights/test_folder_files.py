@@ -181,6 +181,6 @@ def test_weights_without_a_tokenizer(tmp_path):
 
 def test_names_out_of_a_file_stay_on_one_line(tmp_path):
     extra = {"evil\nname": np.zeros(1, np.float32), "x" * 5000: np.zeros(1, np.float32)}
-    with pytest.raises(BadCheckpoint, match="no place for 2 tensors") as raised:
+    with pytest.raises(BadCheckpoint, match="no parameter for 2 tensors") as raised:
         build(FolderCheckpoint(write_folder(tmp_path, float_weights() | extra)))
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 500

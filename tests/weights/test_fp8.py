@@ -13,23 +13,23 @@ from mlxrt.weights.formats.fp8 import unpack_fp8
 from tests.support.log_lines import capture_log
 
 
-def e4m3(codes: np.ndarray) -> np.ndarray:
+def e4m3(stored: np.ndarray) -> np.ndarray:
     """Sign, four bits of exponent with a bias of 7, three of fraction; exponent 0 has no leading one."""
-    codes = codes.astype(np.int64)
-    sign, exponent, fraction = np.where(codes >> 7, -1.0, 1.0), (codes >> 3) & 15, codes & 7
+    stored = stored.astype(np.int64)
+    sign, exponent, fraction = np.where(stored >> 7, -1.0, 1.0), (stored >> 3) & 15, stored & 7
     normal = (1 + fraction / 8) * 2.0 ** (exponent - 7)
     return sign * np.where(exponent == 0, fraction / 8 * 2.0**-6, normal)
 
 
 def drawn(shape, seed=0):
-    codes = np.random.default_rng(seed).integers(0, 256, shape).astype(np.uint8)
-    return np.where((codes & 127) == 127, 0, codes).astype(np.uint8)  # 127 and 255 are NaN
+    stored = np.random.default_rng(seed).integers(0, 256, shape).astype(np.uint8)
+    return np.where((stored & 127) == 127, 0, stored).astype(np.uint8)  # 127 and 255 are NaN
 
 
-def scaled(codes, scale, block):
-    rows, columns = codes.shape[-2:]
+def scaled(stored, scale, block):
+    rows, columns = stored.shape[-2:]
     spread = np.repeat(np.repeat(scale, block[0], -2), block[1], -1)[..., :rows, :columns]
-    return e4m3(codes) * spread
+    return e4m3(stored) * spread
 
 
 def config(**given):
@@ -38,32 +38,32 @@ def config(**given):
 
 @pytest.mark.parametrize("shape, block", [((130, 300), (128, 128)), ((64, 96), (32, 48)), ((3, 70, 130), (64, 128))])
 def test_values(shape, block):
-    codes = drawn(shape)
+    stored = drawn(shape)
     scales = (*shape[:-2], *(-(-n // b) for n, b in zip(shape[-2:], block)))
     scale = np.random.default_rng(1).random(scales).astype(np.float32) + 0.1
     said = capture_log()
-    arrays = {"a.weight": mx.array(codes), "a.weight_scale_inv": mx.array(scale), "b": mx.ones(3)}
+    arrays = {"a.weight": mx.array(stored), "a.weight_scale_inv": mx.array(scale), "b": mx.ones(3)}
     found = unpack_fp8(arrays, config(weight_block_size=list(block)), mx.float32)
     assert set(found) == {"a.weight", "b"} and found["a.weight"].dtype == mx.float32
-    want = scaled(codes, scale.astype(np.float64), block)
+    want = scaled(stored, scale.astype(np.float64), block)
     np.testing.assert_allclose(np.array(found["a.weight"]), want, rtol=1e-7)
     assert len(said) == 1 and "1 FP8 matrices" in said[0] and "float32" in said[0]
 
 
 def test_one_scale_for_all():
-    codes = drawn((5, 7))
-    arrays = {"a.weight": mx.array(codes), "a.weight_scale_inv": mx.array(0.3)}
+    stored = drawn((5, 7))
+    arrays = {"a.weight": mx.array(stored), "a.weight_scale_inv": mx.array(0.3)}
     found = unpack_fp8(arrays, config(), mx.float32)
-    np.testing.assert_allclose(np.array(found["a.weight"]), e4m3(codes) * np.float32(0.3), rtol=1e-7)
+    np.testing.assert_allclose(np.array(found["a.weight"]), e4m3(stored) * np.float32(0.3), rtol=1e-7)
 
 
 def test_powers_of_two_stay_packed():
-    codes, scale = drawn((2, 140, 192)), 2.0 ** np.random.default_rng(1).integers(-9, 5, (2, 2, 2))
-    arrays = {"a.weight": mx.array(codes), "a.weight_scale_inv": mx.array(scale.astype(np.float32))}
+    stored, scale = drawn((2, 140, 192)), 2.0 ** np.random.default_rng(1).integers(-9, 5, (2, 2, 2))
+    arrays = {"a.weight": mx.array(stored), "a.weight_scale_inv": mx.array(scale.astype(np.float32))}
     found = unpack_fp8(arrays, config(), mx.bfloat16)
     assert found["a.weight"].dtype == mx.uint32 and found["a.scales"].dtype == mx.uint8
     plain = mx.dequantize(found["a.weight"], found["a.scales"], None, 32, 8, "mxfp8", dtype=mx.float32)
-    assert np.array_equal(np.array(plain), scaled(codes, scale, (128, 128)))
+    assert np.array_equal(np.array(plain), scaled(stored, scale, (128, 128)))
 
 
 def test_one_other_scale_unpacks_all():

@@ -10,7 +10,7 @@ from mlxrt.errors import BadCheckpoint
 from tests.long.fuzz_checkpoints import FINE, WHOLE, fuzz, make_seeds
 from tests.support.fuzz import child
 from tests.support.fuzz.mutate import Case
-from tests.support.fuzz.pool import judge
+from tests.support.fuzz.pool import load_all
 
 
 @pytest.fixture(scope="module")
@@ -20,16 +20,16 @@ def seeds():
 
 def test_undamaged_files_load(seeds):
     whole = [Case(name, seeds[name]) for name in WHOLE]
-    assert [(o.case.target, o.verdict, o.details) for o in judge(seeds, whole, 1)] == [
+    assert [(o.case.target, o.outcome, o.details) for o in load_all(seeds, whole, 1)] == [
         (c.target, "ok", "") for c in whole
     ]
 
 
 def test_damaged_files_are_refused_in_one_line(seeds):
     outcomes = fuzz(seeds, count=150, number=7)
-    bad = [f"{o.case.target}: {o.verdict}: {o.details}" for o in outcomes if o.verdict not in FINE]
+    bad = [f"{o.case.target}: {o.outcome}: {o.details}" for o in outcomes if o.outcome not in FINE]
     assert not bad, "\n".join(bad[:5])
-    assert len(outcomes) == 150 and {o.verdict for o in outcomes} == set(FINE)
+    assert len(outcomes) == 150 and {o.outcome for o in outcomes} == set(FINE)
 
 
 def misbehave(pipe, log) -> None:
@@ -46,8 +46,8 @@ def misbehave(pipe, log) -> None:
 
 def test_deaths_and_hangs_belong_to_their_input():
     cases = [Case("config.json", what.encode()) for what in ("fine", "die", "fine again", "hang", "well")]
-    outcomes = judge({"config.json": b""}, cases, 1, serve=misbehave, limit=3)
-    assert [(o.case.blob.decode(), o.verdict) for o in outcomes] == [
+    outcomes = load_all({"config.json": b""}, cases, 1, serve=misbehave, limit=3)
+    assert [(o.case.blob.decode(), o.outcome) for o in outcomes] == [
         ("fine", "ok"),
         ("die", "died"),
         ("fine again", "ok"),
@@ -57,7 +57,7 @@ def test_deaths_and_hangs_belong_to_their_input():
 
 
 @pytest.mark.parametrize(
-    "error, verdict",
+    "error, outcome",
     [
         (None, "ok"),
         (BadCheckpoint("a line"), "refused"),
@@ -69,11 +69,11 @@ def test_deaths_and_hangs_belong_to_their_input():
         (SystemExit(), "failed"),
     ],
 )
-def test_only_typed_one_line_errors_pass(monkeypatch, error, verdict):
+def test_only_typed_one_line_errors_pass(monkeypatch, error, outcome):
     def stage(path):
         if error:
             raise error
 
     for name in ("weights", "text", "whole"):
         monkeypatch.setattr(child, name, stage)
-    assert child.judge(Path("x"))[0] == verdict
+    assert child.load_all(Path("x"))[0] == outcome

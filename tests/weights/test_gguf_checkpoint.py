@@ -43,10 +43,10 @@ def test_same_model_as_the_folder(tmp_path, arch, tied):
 def test_bit_exactly_what_mx_load_gives(tmp_path, kind):
     """BF16 is not here: `mx.load` rounds it to float16, we keep it (its values are checked below)."""
     path = write_gguf(tmp_path / "x.gguf", float_weights(), kind=kind)
-    directory, theirs = GgufCheckpoint(path).directory, mx.load(str(path))
+    parsed, theirs = GgufCheckpoint(path).file, mx.load(str(path))
     ours = {}
-    for record in directory.tensors.values():
-        ours |= convert(record, stored_rows(directory, record))
+    for record in parsed.tensors.values():
+        ours |= convert(record, stored_rows(parsed, record))
     assert ours.keys() == theirs.keys() and all(ours[n].dtype == a.dtype for n, a in theirs.items())
     assert all(mx.array_equal(ours[n], a) for n, a in theirs.items())
 
@@ -90,7 +90,7 @@ def test_kind_that_nobody_reads(tmp_path):
     path = write_gguf(
         tmp_path / "x.gguf", weights, extra=lambda w: w.add_tensor("output_norm.weight", np.zeros(128, np.int32))
     )
-    with pytest.raises(UnsupportedModel, match=r"output_norm.weight is of the GGUF kind I32"):
+    with pytest.raises(UnsupportedModel, match=r"output_norm.weight has the GGUF type I32"):
         GgufCheckpoint(path).load()
 
 
@@ -171,7 +171,7 @@ def test_what_changes_the_arithmetic_is_refused_or_said(tmp_path):
         keys(tmp_path, lambda w: w.add_logit_scale(2.0))
     with pytest.raises(UnsupportedModel, match=r"rope.dimension_count is 16, the head size 32"):
         keys(tmp_path, lambda w: w.add_rope_dimension_count(16))
-    with pytest.raises(UnsupportedModel, match="one of 3 parts"):
+    with pytest.raises(UnsupportedModel, match="one of 3 splits"):
         keys(tmp_path, lambda w: w.add_uint16("split.count", 3))
     window = keys(tmp_path, lambda w: w.add_sliding_window(32))
     assert window["model_type"] == "mistral" and window["sliding_window"] == 32
@@ -185,11 +185,11 @@ def test_what_changes_the_arithmetic_is_refused_or_said(tmp_path):
 
 def without(tmp_path, change: dict):
     """The metadata of a good file with some keys replaced; None deletes."""
-    from mlxrt.weights.formats.gguf.config import synthesise
+    from mlxrt.weights.formats.gguf.config import build_config
 
-    directory = GgufCheckpoint(write_gguf(tmp_path / "x.gguf", float_weights())).directory
-    metadata = {k: v for k, v in (directory.metadata | change).items() if v is not None}
-    return synthesise(metadata, directory.tensors)
+    parsed = GgufCheckpoint(write_gguf(tmp_path / "x.gguf", float_weights())).file
+    metadata = {k: v for k, v in (parsed.metadata | change).items() if v is not None}
+    return build_config(metadata, parsed.tensors)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_unknown_tensor_is_a_leftover(tmp_path):
         float_weights(),
         extra=lambda w: add_tensor(w, "blk.0.attn_sinks.weight", np.zeros(4, np.float32), "F32"),
     )
-    with pytest.raises(BadCheckpoint, match=r"no place for 1 tensors \(blk.0.attn_sinks.weight\)"):
+    with pytest.raises(BadCheckpoint, match=r"no parameter for 1 tensors \(blk.0.attn_sinks.weight\)"):
         build(GgufCheckpoint(path))
 
 
@@ -265,19 +265,19 @@ def test_no_tokenizer(tmp_path):
 
 
 def test_names_go_there_and_back():
-    from mlxrt.weights.formats.gguf.families import FAMILIES
+    from mlxrt.weights.formats.gguf.architectures import ARCHITECTURES
 
     for arch in ("llama", "qwen2", "qwen3"):
         for name in float_weights(CONFIG | {"model_type": arch}):
-            assert FAMILIES[arch].rename(gguf_name(name)) == name
+            assert ARCHITECTURES[arch].rename(gguf_name(name)) == name
 
 
 @pytest.mark.skipif("MLXRT_SMOLLM2_GGUF" not in os.environ, reason="needs the real file: MLXRT_SMOLLM2_GGUF=path")
 def test_real_smollm2_equals_mx_load():
     path = Path(os.environ["MLXRT_SMOLLM2_GGUF"])
-    directory, theirs = GgufCheckpoint(path).directory, mx.load(str(path))
-    for record in directory.tensors.values():
-        for name, array in convert(record, stored_rows(directory, record)).items():
+    parsed, theirs = GgufCheckpoint(path).file, mx.load(str(path))
+    for record in parsed.tensors.values():
+        for name, array in convert(record, stored_rows(parsed, record)).items():
             other = theirs.pop(name)
             assert array.dtype == other.dtype and mx.array_equal(array, other), name
     assert not theirs

@@ -9,7 +9,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from tests.support import layout_truth
+from tests.support import mlx_format_truth
 from tests.support.tiny_files import CONFIG, float_weights, write_folder
 
 AFFINE = [("affine", bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
@@ -39,7 +39,7 @@ def packed(config: dict, choose) -> tuple[dict[str, mx.array], dict[str, mx.arra
         parts = mx.quantize(value, group, bits, mode)
         arrays |= {f"{path}.{part}": array for part, array in zip(("weight", "scales", "biases"), parts)}
         wide = (np.array(p if p.dtype in (mx.uint32, mx.uint8) else p.astype(mx.float32)) for p in parts)
-        plain[name] = mx.array(layout_truth.matrix(mode, bits, group, *wide).astype(np.float32))
+        plain[name] = mx.array(mlx_format_truth.matrix(mode, bits, group, *wide).astype(np.float32))
     return arrays, plain
 
 

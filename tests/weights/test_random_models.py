@@ -91,10 +91,10 @@ def test_how_a_shape_is_spelled():
 
 
 TINY = {"num_hidden_layers": 2, "vocab_size": 512}
-KINDS = [(None, "affine", 64), *((bits, "affine", 64) for bits in (2, 3, 4, 5, 6, 8)), (4, "mxfp4", 32)]
+FORMATS = [(None, "affine", 64), *((bits, "affine", 64) for bits in (2, 3, 4, 5, 6, 8)), (4, "mxfp4", 32)]
 
 
-@pytest.mark.parametrize(("bits", "mode", "group"), KINDS)
+@pytest.mark.parametrize(("bits", "mode", "group"), FORMATS)
 def test_random_weights_run_and_have_the_promised_form(bits, mode, group):
     model = peer(shape_config("smollm2-135m") | TINY)
     floats = dict(tree_flatten(model.parameters()))
@@ -168,7 +168,7 @@ def test_the_packed_bits_are_even():
     assert abs(neighbours) < 5 / math.sqrt(words.size)
 
 
-def test_bfloat16_unless_told():
+def test_bfloat16_by_default():
     model = peer(shape_config("smollm2-135m") | TINY)
     random_weights(model, 4)
     kinds = {name.rpartition(".")[2]: value.dtype for name, value in tree_flatten(model.parameters())}

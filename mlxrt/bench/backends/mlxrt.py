@@ -94,12 +94,12 @@ class MlxrtBackend:
         import mlx.core as mx
 
         from mlxrt.engine.load import filled, open_checkpoint
-        from mlxrt.weights.randomise import packs
-        from mlxrt.weights.source.resolve import locate
+        from mlxrt.weights.random_models import is_quantizable
+        from mlxrt.weights.source.resolve import resolve
 
-        model = filled(open_checkpoint(locate(self.setting["model"])), self.first.config)
+        model = filled(open_checkpoint(resolve(self.setting["model"])), self.first.config)
         for module in model.modules():
-            if "weight" in module and "scales" not in module and packs(module, 64):
+            if "weight" in module and "scales" not in module and is_quantizable(module, 64):
                 weight = module.weight
                 module.weight = mx.dequantize(*mx.quantize(weight, 64, bits), 64, bits).astype(weight.dtype)
                 mx.eval(module.weight)

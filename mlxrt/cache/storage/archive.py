@@ -15,7 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from ...errors import BadRequest, BadSnapshot, shown
-from ...weights.formats.json_text import parse_object
+from ...weights.json_object import parse_object
 from ..files import atomic_write, remove_partial_files
 
 INDEX, LOCK, SUFFIX = "index.json", ".lock", ".state"

@@ -15,8 +15,8 @@ from typing import IO, Any
 import mlx.core as mx
 
 from ...errors import BadCheckpoint, BadSnapshot
-from ...weights.formats.json_text import parse_object
-from ...weights.formats.safetensors import read_entries, read_header
+from ...weights.formats.safetensors import read_metadata
+from ...weights.json_object import parse_object
 from ..files import atomic_write
 
 DTYPES = {
@@ -117,8 +117,7 @@ def verify(path: Path, file: IO[bytes]) -> tuple[str, dict[str, Any]]:
     if digest.hexdigest() != expected:
         raise BadSnapshot(f"{path} is damaged: its digest does not match; it was not used")
     try:
-        read_header(path)  # mx.load trusts what it reads
-        metadata = read_entries(path)[0]["__metadata__"]
+        metadata = read_metadata(path)  # checks the header too: mx.load trusts what it reads
         return expected, parse_object(metadata["mlxrt"].encode())
     except (BadCheckpoint, KeyError, ValueError) as error:
         raise BadSnapshot(f"{path} is no state saved by mlxrt ({error})") from None

@@ -1,1 +1,1 @@
-"""Writing a model in another format."""
+"""Converting a model to another weight format."""

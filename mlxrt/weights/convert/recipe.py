@@ -1,7 +1,4 @@
-"""Which tensor of a model is stored how: formats, JANG's profiles, and a user's own rules. Names and shapes only.
-
-Refuses to know values: encode.py makes them, convert.py writes them.
-"""
+"""Recipe: how each tensor is encoded, from the format, JANG's profiles and the user's rules. Names and shapes only."""
 
 import re
 from collections.abc import Mapping
@@ -12,51 +9,51 @@ from ...errors import BadRequest, shown
 from ..formats.quantized import AFFINE_BITS, AFFINE_GROUPS
 
 FORMATS = ("mlx", "jang", "jangtq", "codebook")
-# Bits of what a model is most, less and least sensitive to.
+# Bits of the most, less and least sensitive tensors.
 TIERS = {
     "1L": (8, 8, 2), "2S": (6, 4, 2), "2M": (8, 4, 2), "2L": (8, 6, 2), "3S": (6, 3, 3), "3M": (8, 3, 3),
     "3L": (8, 4, 3), "4S": (6, 4, 4), "4M": (8, 4, 4), "4L": (8, 6, 4), "6M": (8, 6, 6),
 }  # fmt: skip
-CODED = {
+JANGTQ_BITS = {
     "JANGTQ1": (1, 1),
     "JANGTQ2": (2, 2),
     "JANGTQ3": (3, 3),
     "JANGTQ4": (4, 4),
     "JANGTQ_K": (2, 4),
-}  # gate up, down
+}  # of gate and up, of down
 JANG_BITS = (2, 3, 4, 5, 6, 8)
 CRITICAL = re.compile(r"\.(q|k|v|o|qkv)_proj\.|(^|\.)lm_head\.|\.shared_expert\.|kv_[ab]_proj|q_[ab]_proj")
 IMPORTANT = re.compile(r"embed_tokens|\.linear_attn\.")
 MLP = re.compile(r"\.(gate|up|down)_proj\.weight$")
-NEVER = re.compile(r"\.(gate|router|proj_router|shared_expert_gate|conv1d)\.weight$|\.router\.|norm")
+UNQUANTIZED = re.compile(r"\.(gate|router|proj_router|shared_expert_gate|conv1d)\.weight$|\.router\.|norm")
 MANY_EXPERTS, MOST_EXPERTS = 150, 256
 
 
 @dataclass(frozen=True)
-class Choice:
-    """How one matrix is stored."""
+class Encoding:
+    """How one tensor is stored."""
 
-    form: str  # plain, affine, jangtq or codebook
+    kind: str  # plain, affine, jangtq or codebook
     bits: int = 16
-    group: int = 64
+    group_size: int = 64
 
 
-PLAIN = Choice("plain")
+PLAIN = Encoding("plain")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A format with its options, checked. `experts` is how many a layer of the model has, 0 for dense models."""
+    """A format with its options, validated. `experts` is the number per layer, 0 for dense models."""
 
     format: str
     bits: int | None = None
     group: int | None = None
     profile: str | None = None
-    rules: tuple[tuple[str, Mapping[str, Any] | None], ...] = ()  # (pattern, bits and group_size or None: plain)
+    rules: tuple[tuple[str, Mapping[str, Any] | None], ...] = ()  # (pattern, bits and group_size; None: plain)
     hadamard: bool = False
     experts: int = 0
-    length: int = 8  # of a codebook's vectors
-    codes: int = 1 << 14  # most vectors in a codebook
+    length: int = 8  # of codebook vectors
+    codebook_size: int = 1 << 14  # maximum number of codebook vectors
 
     def __post_init__(self) -> None:
         require(self.format in FORMATS, f"--format must be one of {', '.join(FORMATS)}, not {shown(self.format)}")
@@ -71,89 +68,91 @@ class Recipe:
             not self.hadamard or self.format == "jang", f"--hadamard applies to --format jang, not to {self.format}"
         )
         if self.profile is not None:
-            known = {"jang": [f"JANG_{t}" for t in TIERS], "jangtq": list(CODED)}.get(self.format, [])
+            known = {"jang": [f"JANG_{t}" for t in TIERS], "jangtq": list(JANGTQ_BITS)}.get(self.format, [])
             require(bool(known), f"--profile does not apply to {self.format}; see --bits")
             require(
                 self.profile in known,
                 f"--profile {shown(self.profile)} is unknown; {self.format} has {', '.join(known)}",
             )
         require(self.bits is None or self.profile is None, "give --bits or --profile, not both")
-        require(2 <= self.codes <= 1 << 16, f"--codes must be between 2 and 65536, not {self.codes}")
+        require(2 <= self.codebook_size <= 1 << 16, f"--codes must be between 2 and 65536, not {self.codebook_size}")
         require(self.length in (2, 4, 8, 16), f"--length must be 2, 4, 8 or 16, not {self.length}")
 
     @property
     def name(self) -> str:
-        """Of the profile, given or not."""
+        """The name of the profile, also where none was given."""
         if self.format == "jang":
             return self.profile or "JANG_4M"
         if self.format == "jangtq":
             return self.profile or f"JANGTQ{self.bits or 4}"
         return self.format
 
-    def choose(self, name: str, shape: tuple[int, ...]) -> Choice:
-        """`name` as our models call it."""
-        if len(shape) not in (2, 3) or not name.endswith(".weight") or NEVER.search(name):
+    def choose(self, name: str, shape: tuple[int, ...]) -> Encoding:
+        """The encoding of a tensor; `name` as in our models."""
+        if len(shape) not in (2, 3) or not name.endswith(".weight") or UNQUANTIZED.search(name):
             return PLAIN
-        own = {"mlx": self.mlx, "jang": self.jang, "jangtq": self.jangtq, "codebook": self.codebook}
-        return own[self.format](name, shape)
+        choose = {"mlx": self.mlx, "jang": self.jang, "jangtq": self.jangtq, "codebook": self.codebook}
+        return choose[self.format](name, shape)
 
-    def affine(self, bits: int, shape: tuple[int, ...], group: int | None = None) -> Choice:
-        """The widest group that fits the rows, at most what is asked for."""
-        wanted = group or self.group or (128 if self.format == "jang" and self.experts >= MANY_EXPERTS else 64)
-        fits = [g for g in sorted(AFFINE_GROUPS, reverse=True) if g <= wanted and shape[-1] % g == 0]
-        return Choice("affine", bits, fits[0]) if fits else PLAIN
+    def affine(self, bits: int, shape: tuple[int, ...], group: int | None = None) -> Encoding:
+        """Affine with the largest group size that divides the rows, up to the requested one."""
+        largest = group or self.group or (128 if self.format == "jang" and self.experts >= MANY_EXPERTS else 64)
+        fits = [g for g in sorted(AFFINE_GROUPS, reverse=True) if g <= largest and shape[-1] % g == 0]
+        return Encoding("affine", bits, fits[0]) if fits else PLAIN
 
-    def mlx(self, name: str, shape: tuple[int, ...]) -> Choice:
-        for pattern, said in self.rules:
+    def mlx(self, name: str, shape: tuple[int, ...]) -> Encoding:
+        for pattern, rule in self.rules:
             if re.search(pattern, name):
-                return PLAIN if said is None else self.affine(said["bits"], shape, said.get("group_size"))
+                return PLAIN if rule is None else self.affine(rule["bits"], shape, rule.get("group_size"))
         return self.affine(self.bits or 4, shape)
 
-    def jang(self, name: str, shape: tuple[int, ...]) -> Choice:
+    def jang(self, name: str, shape: tuple[int, ...]) -> Encoding:
         most, less, least = TIERS[self.name.removeprefix("JANG_")]
         if CRITICAL.search(name) or (self.experts and MLP.search(name) and ".experts." not in name):
             return self.affine(most, shape)
         if IMPORTANT.search(name):
             return self.affine(less, shape)
-        if self.experts >= MOST_EXPERTS:  # routed so thinly that two bits of a gate choose wrongly
+        if self.experts >= MOST_EXPERTS:  # with so many experts two bits are too few for gates
             least = max(least, 4 if ".gate_proj." in name else 3 if ".down_proj." in name else least)
         return self.affine(least, shape)
 
-    def jangtq(self, name: str, shape: tuple[int, ...]) -> Choice:
-        if not self.coded(name):
+    def jangtq(self, name: str, shape: tuple[int, ...]) -> Encoding:
+        if not self.is_bulk(name):
             return self.affine(8, shape, 64)
-        first, last = CODED.get(self.name, (self.bits or 4,) * 2)
-        return Choice("jangtq", last if ".down_proj." in name else first)
+        first, last = JANGTQ_BITS.get(self.name, (self.bits or 4,) * 2)
+        return Encoding("jangtq", last if ".down_proj." in name else first)
 
-    def codebook(self, name: str, shape: tuple[int, ...]) -> Choice:
-        if not self.coded(name) or shape[-1] % self.length:
+    def codebook(self, name: str, shape: tuple[int, ...]) -> Encoding:
+        if not self.is_bulk(name) or shape[-1] % self.length:
             return self.affine(8, shape, 64)
-        return Choice("codebook", group=self.length)
+        return Encoding("codebook", group_size=self.length)
 
-    def coded(self, name: str) -> bool:
-        """The bulk: routed experts, or where there are none the MLPs."""
+    def is_bulk(self, name: str) -> bool:
+        """Whether a tensor is of the bulk: routed experts, or in dense models the MLPs."""
         return bool(MLP.search(name)) and (".experts." in name if self.experts else ".mlp." in name)
 
 
-def require(fine: bool, problem: str) -> None:
-    if not fine:
+def require(valid: bool, problem: str) -> None:
+    if not valid:
         raise BadRequest(problem)
 
 
 def read_rules(given: Mapping[str, Any]) -> tuple[tuple[str, Mapping[str, Any] | None], ...]:
-    """A rule file: {pattern: {"bits": 4, "group_size": 64} or null, ...}; the first that is found in a name counts."""
+    """Parse a rule file: {regex: {"bits": 4, "group_size": 64} or null, ...}; the first match of a name counts."""
     rules = []
-    for pattern, said in given.items():
+    for pattern, rule in given.items():
         try:
             re.compile(pattern)
         except re.error as bad:
-            raise BadRequest(f"rules: {shown(pattern)} is no regular expression ({bad})") from None
-        if said is not None:
-            fine = isinstance(said, Mapping) and set(said) <= {"bits", "group_size"} and said.get("bits") in AFFINE_BITS
-            if not fine or said.get("group_size", 64) not in AFFINE_GROUPS:
+            raise BadRequest(f"rules: {shown(pattern)} is not a regular expression ({bad})") from None
+        if rule is not None:
+            valid = (
+                isinstance(rule, Mapping) and set(rule) <= {"bits", "group_size"} and rule.get("bits") in AFFINE_BITS
+            )
+            if not valid or rule.get("group_size", 64) not in AFFINE_GROUPS:
                 raise BadRequest(
                     f"rules: {shown(pattern)} must be null or have bits {list(AFFINE_BITS)} and group_size "
-                    f"{list(AFFINE_GROUPS)}, found {shown(said)}"
+                    f"{list(AFFINE_GROUPS)}, found {shown(rule)}"
                 )
-        rules.append((pattern, said))
+        rules.append((pattern, rule))
     return tuple(rules)

@@ -1,6 +1,6 @@
-"""A model's tensors as plain numbers, one by one and only when asked for: what a conversion starts from.
+"""The source of a conversion: a model's tensors, dequantised one by one on demand.
 
-Experts are stacks, everything else lies as in the checkpoint: norms and convolutions keep the form their file had.
+Experts are stacked; everything else (norms, convolutions) stays as in the checkpoint.
 """
 
 import re
@@ -20,24 +20,24 @@ from ...models.sanitize_moe import stack_experts
 from ..formats.checkpoint import Checkpoint
 from ..formats.fp8 import has_fp8, unpack_fp8
 from ..formats.jang import labels as jang
-from ..formats.quantized import FLOATS, refuse_methods
-from ..formats.weight_format import Stored
-from ..load.fill import in_our_names, load, main_dtype, others, select
-from ..load.layouts import Hints, find_layouts, read_mlx
+from ..formats.quantized import refuse_methods
+from ..formats.weight_format import FLOATS, WeightFormat
+from ..load.assign import load_tensors, main_dtype, rename_quantized_modules, select_tensors, without_formats
+from ..load.detect import Hints, detect_formats, read_mlx
 
-JOINED = re.compile(r".*\.linear_attn\.in_proj_(qkvz|ba)\.scales")  # in the file one matrix, in our model several
-BRANCHES = ("minimax_m2", "mixtral")  # whose experts are in block_sparse_moe
+FUSED = re.compile(r".*\.linear_attn\.in_proj_(qkvz|ba)\.scales")  # one matrix in the file, several in our model
+BLOCK_SPARSE = ("minimax_m2", "mixtral")  # model types with experts in block_sparse_moe
 
 
 @dataclass(frozen=True)
-class PlainModel:
-    """`arrays` are as stored; `tensor` unpacks one. Names are our models'."""
+class SourceModel:
+    """`arrays` are as stored, `tensor` dequantises one. Names are those of our models."""
 
     family: type[CausalLM]
     config: ModelConfig
     raw: Mapping[str, Any]
     arrays: Mapping[str, mx.array]
-    layouts: Mapping[str, Stored]
+    formats: Mapping[str, WeightFormat]
     shapes: Mapping[str, tuple[int, ...]]
     dtype: mx.Dtype
 
@@ -46,26 +46,27 @@ class PlainModel:
         return self.config.num_experts if isinstance(self.config, MoEConfig) else 0
 
     def tensor(self, name: str) -> mx.array:
-        """Floats come in the model's dtype, unpacked ones in float32."""
-        layout = self.layouts.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
-        return self.arrays[name] if layout is None else layout.matrix(name.removesuffix(".weight"), self.arrays)
+        """A plain tensor as it is, a quantised one dequantised to float32."""
+        path = name.removesuffix(".weight")
+        fmt = self.formats.get(path) if name.endswith(".weight") else None
+        return self.arrays[name] if fmt is None else fmt.dequantize(path, self.arrays)
 
     def stored_name(self, name: str) -> str:
-        """As others who read such folders expect it, where our loader finds it under that name too."""
+        """The name that other readers expect, if our loader accepts it too."""
         other = name.replace(".experts.", ".switch_mlp.")
-        if self.raw.get("model_type") in BRANCHES:
+        if self.raw.get("model_type") in BLOCK_SPARSE:
             other = other.replace(".mlp.", ".block_sparse_moe.")
         return other if self.family.rename(other) == name else name
 
-    def stamps(self) -> dict[str, Any]:
-        """What the tensors alone do not tell."""
+    def norm_flag(self) -> dict[str, Any]:
+        """Whether norm weights include the added one, which tensors alone do not tell."""
         if not isinstance(self.config, HybridConfig):
             return {}
         return {"jang_norms_pre_shifted": gains_are_whole(self.config, dict(self.arrays))}
 
 
-def open_plain(checkpoint: Checkpoint) -> PlainModel:
-    """Reads headers; tensors come when they are used."""
+def open_source(checkpoint: Checkpoint) -> SourceModel:
+    """Lazy: tensors are read when they are used."""
     family = find(checkpoint.config)
     if family.adapted:
         kind = shown(checkpoint.config.get("model_type"))
@@ -73,31 +74,31 @@ def open_plain(checkpoint: Checkpoint) -> PlainModel:
     refuse_methods(checkpoint.config)
     with unreported():
         config = family.parse(checkpoint.config)
-    bundle = jang.jang_of(checkpoint.config)
-    loaded, dtype = load(checkpoint, None)
-    arrays = select(family, loaded, jang.DROPS if bundle else ())
+    labels = jang.read_labels(checkpoint.config)
+    loaded, dtype = load_tensors(checkpoint, None)
+    arrays = select_tensors(family, loaded, jang.IGNORED_TENSORS if labels else ())
     dtype = dtype or main_dtype(arrays)
     if has_fp8(arrays):
         arrays = unpack_fp8(arrays, checkpoint.config, dtype)
     if isinstance(config, MoEConfig):
         arrays = stack_experts(arrays, config.num_experts)
-    hints = Hints(in_our_names(checkpoint.config, family.rename), bundle)
+    hints = Hints(rename_quantized_modules(checkpoint.config, family.rename), labels)
     model = family(config)  # type: ignore[call-arg]
-    layouts = find_layouts(model, arrays, hints)
-    wholes = {path: dict(model.named_modules())[path]["weight"].shape for path in layouts}
-    for path in [n.removesuffix(".scales") for n in arrays if JOINED.fullmatch(n)]:
-        wholes[path] = (arrays[f"{path}.scales"].shape[0], config.hidden_size)
-        layouts[path] = read_mlx(path, wholes[path], arrays, hints)
-    shapes = {name: array.shape for name, array in others(arrays, layouts).items()}
+    formats = detect_formats(model, arrays, hints)
+    quantized = {path: dict(model.named_modules())[path]["weight"].shape for path in formats}
+    for path in [n.removesuffix(".scales") for n in arrays if FUSED.fullmatch(n)]:
+        quantized[path] = (arrays[f"{path}.scales"].shape[0], config.hidden_size)
+        formats[path] = read_mlx(path, quantized[path], arrays, hints)
+    shapes = {name: array.shape for name, array in without_formats(arrays, formats).items()}
     if packed := [name for name in shapes if name.endswith((".scales", "_packed", ".codes"))]:
-        raise UnsupportedModel(f"{shown(packed[0])} is packed in an order of its own; convert from the unpacked model")
-    shapes |= {f"{path}.weight": shape for path, shape in wholes.items()}
-    return PlainModel(family, config, checkpoint.config, arrays, layouts, shapes, dtype)
+        raise UnsupportedModel(f"{shown(packed[0])} is packed in an unknown order; convert from the unquantised model")
+    shapes |= {f"{path}.weight": shape for path, shape in quantized.items()}
+    return SourceModel(family, config, checkpoint.config, arrays, formats, shapes, dtype)
 
 
 def check_finite(name: str, array: mx.array) -> mx.array:
     if array.dtype in FLOATS and not bool(mx.isfinite(array).all()):
         raise BadCheckpoint(
-            f"{shown(name)} holds NaN, infinities or numbers beyond {array.dtype}; it cannot be stored so"
+            f"{shown(name)} holds NaN, infinities or values beyond {array.dtype}; it cannot be stored in it"
         )
     return array

@@ -1,1 +1,1 @@
-"""How weights are stored: one file per format. None of them knows an architecture."""
+"""Checkpoint file formats and weight formats, one file each. None knows an architecture."""

@@ -1,7 +1,4 @@
-"""What a model is built from, however it is stored: a config, named tensors, maybe a tokenizer.
-
-Knows no file format and no architecture: folder.py and gguf.py supply the first, mlxrt.models the second.
-"""
+"""Checkpoint: config, named tensors and perhaps a tokenizer, whatever the file format."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -22,7 +19,7 @@ class TensorInfo:
     """A stored tensor as its file's header describes it."""
 
     shape: tuple[int, ...]
-    dtype: str  # the format's own word: BF16, U32, Q4_1 ...
+    dtype: str  # the format's own name: BF16, U32, Q4_1 ...
     nbytes: int
 
 
@@ -36,24 +33,24 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def sizes(self) -> dict[str, TensorInfo]:
-        """Every tensor as stored, from the headers; nothing is loaded."""
+        """All tensors as the headers describe them; nothing is loaded."""
 
     @abstractmethod
     def load(self) -> dict[str, mx.array]:
-        """Every tensor; a quantised X.weight comes packed with X.scales and, when affine, X.biases."""
+        """All tensors; a quantised X.weight is packed and comes with X.scales and, when affine, X.biases."""
 
-    def beside(self, name: str) -> dict[str, mx.array] | None:
-        """The tensors of a file that lies beside the weights and is none of them; None where there is none."""
+    def load_sidecar(self, name: str) -> dict[str, mx.array] | None:
+        """The tensors of an extra file beside the weights; None where there is none."""
         return None
 
     @abstractmethod
     def tokenizer(self) -> "Tokenizer":
-        """The tokenizer stored with the weights; NoTokenizer when there is none."""
+        """The tokenizer stored with the weights; NoTokenizer where there is none."""
 
     @abstractmethod
     def save_tokenizer(self, folder: Path) -> None:
-        """The tokenizer's files into another folder, for a converter; a line where they cannot be had."""
+        """Write the tokenizer's files into another folder; logs a line where that is impossible."""
 
     @abstractmethod
     def files(self) -> list[Path]:
-        """Every file that defines the model, in a fixed order."""
+        """All files that define the model, in a fixed order."""

@@ -1,7 +1,7 @@
-"""Matrices as numbers of short vectors (codebook VQ): X.codes and X.codebook, from either of the two ways of storing.
+"""Codebook vector quantisation: X.codes index the vectors of X.codebook.
 
-One file per layer and projection (codebook-layer-003-up_proj.safetensors), or one codebook_config.json that lists the
-matrices. Refuses to guess: a code without a vector is an error.
+Stored as one file per layer and projection (codebook-layer-003-up_proj.safetensors), or listed in one
+codebook_config.json. An index without a vector is an error.
 """
 
 import logging
@@ -18,9 +18,7 @@ from ...kernels.ops.codebook import dequantize_codebook
 from ...models.moe import ExpertLinear
 from ...models.quantized.codebook_linear import VectorExpertLinear, VectorLinear
 from .checkpoint import LARGEST_DIMENSION
-from .int_matrix import described
-from .quantized import FLOATS
-from .weight_format import Stored
+from .weight_format import FLOATS, WeightFormat, describe
 
 log = logging.getLogger("mlxrt")
 
@@ -28,15 +26,15 @@ Arrays = dict[str, mx.array]
 
 FILE = re.compile(r"codebook-layer-(\d{1,5})-((?:gate|up|down)_proj)\.safetensors")
 CONFIG = "codebook_config.json"
-LISTS = "codebook_config"  # where folder.py puts what that file says, in the config
-WHOLE = (mx.uint8, mx.uint16, mx.uint32, mx.int32, mx.int64)
+CONFIG_KEY = "codebook_config"  # where folder.py puts that file's content in the config
+INTEGERS = (mx.uint8, mx.uint16, mx.uint32, mx.int32, mx.int64)
 
 
 @dataclass(frozen=True)
-class Vectors(Stored):
+class CodebookFormat(WeightFormat):
     size: int  # vectors in the codebook
     length: int  # of each
-    codes: mx.array
+    indices: mx.array
     codebook: mx.array
 
     def __str__(self) -> str:
@@ -46,37 +44,41 @@ class Vectors(Stored):
     def parts(self) -> tuple[str, ...]:
         return ("codes", "codebook")
 
-    def module(self, plain: nn.Module, dtype: mx.Dtype) -> nn.Module:
+    def build_module(self, plain: nn.Module, dtype: mx.Dtype) -> nn.Module:
         kind = VectorExpertLinear if isinstance(plain, ExpertLinear) else VectorLinear
-        return kind(self.codes, self.codebook, bias="bias" in plain)
+        return kind(self.indices, self.codebook, bias="bias" in plain)
 
-    def tensors(self, path: str, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
-        return {"codes": self.codes, "codebook": self.codebook}
+    def module_tensors(self, path: str, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
+        return {"codes": self.indices, "codebook": self.codebook}
 
-    def matrix(self, path: str, arrays: Mapping[str, mx.array]) -> mx.array:
-        return dequantize_codebook(self.codes, self.codebook.astype(mx.float32))
+    def dequantize(self, path: str, arrays: Mapping[str, mx.array]) -> mx.array:
+        return dequantize_codebook(self.indices, self.codebook.astype(mx.float32))
 
 
-def read_vectors(path: str, shape: tuple[int, ...], arrays: Mapping[str, mx.array]) -> Vectors:
-    codes, codebook = arrays.get(f"{path}.codes"), arrays.get(f"{path}.codebook")
+def read_codebook_matrix(path: str, shape: tuple[int, ...], arrays: Mapping[str, mx.array]) -> CodebookFormat:
+    indices, codebook = arrays.get(f"{path}.codes"), arrays.get(f"{path}.codebook")
     if codebook is None or codebook.dtype not in FLOATS or codebook.ndim != 2 or not codebook.size:
-        raise BadCheckpoint(f"{path}.codebook: expected floats [vectors, length], found {described(codebook)}")
+        raise BadCheckpoint(f"{path}.codebook: expected floats [vectors, length], found {describe(codebook)}")
     size, length = codebook.shape
     expected = [*shape[:-1], shape[-1] // length]
-    fits = codes is not None and codes.dtype in WHOLE and list(codes.shape) == expected and shape[-1] % length == 0
-    if codes is None or not fits:
-        raise BadCheckpoint(
-            f"{path}.codes: vectors of {length} for a matrix {list(shape)} are {expected} whole numbers, "
-            f"found {described(codes)}"
-        )
-    check_values(path, codes, codebook)
-    return Vectors(
-        size, length, codes if mx.issubdtype(codes.dtype, mx.unsignedinteger) else codes.astype(mx.uint32), codebook
+    fits = (
+        indices is not None
+        and indices.dtype in INTEGERS
+        and list(indices.shape) == expected
+        and shape[-1] % length == 0
     )
+    if indices is None or not fits:
+        raise BadCheckpoint(
+            f"{path}.codes: vectors of {length} for a matrix {list(shape)} are {expected} integers, "
+            f"found {describe(indices)}"
+        )
+    check_values(path, indices, codebook)
+    unsigned = mx.issubdtype(indices.dtype, mx.unsignedinteger)
+    return CodebookFormat(size, length, indices if unsigned else indices.astype(mx.uint32), codebook)
 
 
-def check_values(path: str, codes: mx.array, codebook: mx.array) -> None:
-    low, high = int(codes.min()), int(codes.max())
+def check_values(path: str, indices: mx.array, codebook: mx.array) -> None:
+    low, high = int(indices.min()), int(indices.max())
     if low < 0 or high >= codebook.shape[0]:
         raise BadCheckpoint(
             f"{path}.codes hold {low if low < 0 else high}, the codebook has {codebook.shape[0]} vectors"
@@ -86,7 +88,7 @@ def check_values(path: str, codes: mx.array, codebook: mx.array) -> None:
 
 
 def module_path(file: str, indices: tuple[int, ...]) -> str:
-    """The module a file named codebook-layer-... belongs to: experts where its indices are of many matrices."""
+    """The module of a file codebook-layer-...; experts where its indices are three-dimensional."""
     found = FILE.fullmatch(file)
     assert found is not None
     inside = "switch_mlp." if len(indices) == 3 else ""
@@ -94,45 +96,45 @@ def module_path(file: str, indices: tuple[int, ...]) -> str:
 
 
 def tensor_names(file: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """The tensors of such a file -> their names among those of all files."""
+    """The tensors of such a file -> their names in the checkpoint."""
     if set(shapes) != {"codebook", "indices"}:
         raise BadCheckpoint(f"{file}: expected the tensors codebook and indices, found {shown(sorted(shapes))}")
     path = module_path(file, shapes["indices"])
     return {"codebook": f"{path}.codebook", "indices": f"{path}.codes"}
 
 
-def listed(config: Mapping[str, Any], arrays: Arrays) -> Arrays:
-    """The matrices that codebook_config.json lists, as X.codes [out, in / g] and X.codebook."""
-    given = config.get(LISTS)
-    if given is None:
+def apply_codebook_config(config: Mapping[str, Any], arrays: Arrays) -> Arrays:
+    """The tensors with the matrices that codebook_config.json lists as X.codes [out, in / g] and X.codebook."""
+    listing = config.get(CONFIG_KEY)
+    if listing is None:
         return arrays
-    if not isinstance(given, Mapping) or given.get("type") != "codebook" or given.get("format", "vq") != "vq":
-        raise UnsupportedModel(f"{CONFIG}: expected type codebook and format vq, found {shown(given)}")
-    entries = given.get("tensors")
-    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
-        raise BadCheckpoint(f"{CONFIG}: tensors must be a list of objects, found {shown(entries)}")
+    if not isinstance(listing, Mapping) or listing.get("type") != "codebook" or listing.get("format", "vq") != "vq":
+        raise UnsupportedModel(f"{CONFIG}: expected type codebook and format vq, found {shown(listing)}")
+    items = listing.get("tensors")
+    if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
+        raise BadCheckpoint(f"{CONFIG}: tensors must be a list of objects, found {shown(items)}")
     made: Arrays = {}
     used: set[str] = set()
-    for entry in entries:
-        path, codes, codebook, names = listed_matrix(entry, arrays)
-        made |= arranged(path, codes, codebook, sizes_of(path, entry))
+    for item in items:
+        path, indices, codebook, names = find_matrix(item, arrays)
+        made |= reshape_indices(path, indices, codebook, read_shape(path, item))
         used |= names
     return {name: array for name, array in arrays.items() if name not in used} | made
 
 
-def listed_matrix(entry: Mapping[str, Any], arrays: Arrays) -> tuple[str, mx.array, mx.array, set[str]]:
-    name = entry.get("name")
+def find_matrix(item: Mapping[str, Any], arrays: Arrays) -> tuple[str, mx.array, mx.array, set[str]]:
+    name = item.get("name")
     if not isinstance(name, str) or not name:
         raise BadCheckpoint(f"{CONFIG}: a tensor needs a name, found {shown(name)}")
-    names = [entry.get(part, f"{name}.{part}") for part in ("codes", "codebook")]
+    names = [item.get(part, f"{name}.{part}") for part in ("codes", "codebook")]
     found = [arrays.get(n) if isinstance(n, str) else None for n in names]
-    if (lost := [n for n, array in zip(names, found) if array is None]) or found[0] is None or found[1] is None:
-        raise BadCheckpoint(f"{CONFIG}: {shown(name)} is in {shown(lost[0])}, which the weights do not hold")
+    if (missing := [n for n, array in zip(names, found) if array is None]) or found[0] is None or found[1] is None:
+        raise BadCheckpoint(f"{CONFIG}: {shown(name)} is in {shown(missing[0])}, which the weights do not hold")
     return name.removesuffix(".weight"), found[0], found[1], set(names)
 
 
-def sizes_of(path: str, entry: Mapping[str, Any]) -> tuple[int, int]:
-    shape = entry.get("shape")
+def read_shape(path: str, item: Mapping[str, Any]) -> tuple[int, int]:
+    shape = item.get("shape")
     if (
         not isinstance(shape, list)
         or len(shape) != 2
@@ -142,19 +144,19 @@ def sizes_of(path: str, entry: Mapping[str, Any]) -> tuple[int, int]:
     return shape[0], shape[1]
 
 
-def arranged(path: str, codes: mx.array, codebook: mx.array, shape: tuple[int, int]) -> Arrays:
-    """Codes row by row; a matrix whose vectors reach across rows is unpacked, since no row can be read alone."""
+def reshape_indices(path: str, indices: mx.array, codebook: mx.array, shape: tuple[int, int]) -> Arrays:
+    """Indices as [rows, vectors of a row]; a matrix whose vectors cross rows is dequantised."""
     rows, columns = shape
-    if codebook.ndim != 2 or not codebook.size or codes.dtype not in WHOLE:
+    if codebook.ndim != 2 or not codebook.size or indices.dtype not in INTEGERS:
         raise BadCheckpoint(
-            f"{path}: expected codes as whole numbers and a codebook [vectors, length], "
-            f"found {described(codes)} and {described(codebook)}"
+            f"{path}: expected integer codes and a codebook [vectors, length], "
+            f"found {describe(indices)} and {describe(codebook)}"
         )
     length = codebook.shape[1]
-    if codes.size * length != rows * columns:
-        raise BadCheckpoint(f"{path}: {codes.size} vectors of {length} do not make a matrix {[rows, columns]}")
+    if indices.size * length != rows * columns:
+        raise BadCheckpoint(f"{path}: {indices.size} vectors of {length} do not make a matrix {[rows, columns]}")
     if columns % length == 0:
-        return {f"{path}.codes": codes.reshape(rows, columns // length), f"{path}.codebook": codebook}
-    check_values(path, codes, codebook)
-    log.info(f"{path}: vectors of {length} reach across rows of {columns}; it is kept unpacked")
-    return {f"{path}.weight": codebook[codes.flatten()].reshape(rows, columns)}
+        return {f"{path}.codes": indices.reshape(rows, columns // length), f"{path}.codebook": codebook}
+    check_values(path, indices, codebook)
+    log.info(f"{path}: vectors of {length} cross rows of {columns}; it is dequantised")
+    return {f"{path}.weight": codebook[indices.flatten()].reshape(rows, columns)}

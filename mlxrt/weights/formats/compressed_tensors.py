@@ -1,7 +1,7 @@
-"""compressed-tensors: whole numbers packed along the input, or one number a byte (int8, float8), with float scales.
+"""Reads compressed-tensors: integers packed along the input, or one value per byte (int8, float8), with float scales.
 
-Packed numbers are stored above zero, by half their range. How activations would be quantised is not done here: they
-stay as they are, which is closer to the original model.
+Packed integers are offset by half their range. Activations are not quantised here, which is closer to the original
+model.
 """
 
 from collections.abc import Mapping
@@ -11,25 +11,27 @@ import mlx.core as mx
 
 from ...errors import BadCheckpoint, UnsupportedModel, shown
 from ...kernels.ops.bitpack import unpack_bits
-from .int_matrix import Arrays, Codes, checked_groups, described, require, scales_of, words_of
-from .quantized import FLOATS
+from .int_matrix import Arrays, IntMatrix, check_groups, find_packed, find_scales, require
+from .weight_format import FLOATS, describe
 
 PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
-PACKED, BYTES = ("pack-quantized",), ("float-quantized", "int-quantized", "naive-quantized")
+PACKED_FORMATS, BYTE_FORMATS = ("pack-quantized",), ("float-quantized", "int-quantized", "naive-quantized")
 BITS = (2, 3, 4, 5, 6, 8)
 
 
-def read_packed(path: str, given: Mapping[str, Any], arrays: Arrays) -> Codes:
+def read_packed(path: str, config: Mapping[str, Any], arrays: Arrays) -> IntMatrix:
     """A matrix of format pack-quantized."""
-    words, scale = words_of(path, "weight_packed", arrays), scales_of(path, "weight_scale", arrays)
+    packed, scale = find_packed(path, "weight_packed", arrays), find_scales(path, "weight_scale", arrays)
     shape = arrays.get(f"{path}.weight_shape")
     if shape is None or shape.shape != (2,) or not mx.issubdtype(shape.dtype, mx.integer):
-        raise BadCheckpoint(f"{path}.weight_shape: expected two whole numbers, found {described(shape)}")
+        raise BadCheckpoint(f"{path}.weight_shape: expected two integers, found {describe(shape)}")
     out, columns = int(shape[0]), int(shape[1])
-    bits = next((b for b in BITS if b in stated_bits(given) and words.shape == (out, -(-columns // (32 // b)))), None)
+    bits = next(
+        (b for b in BITS if b in configured_bits(config) and packed.shape == (out, -(-columns // (32 // b)))), None
+    )
     if bits is None:
         raise BadCheckpoint(
-            f"{path}: words {list(words.shape)} do not hold {out} x {columns} numbers of the bits config.json names"
+            f"{path}: weight_packed {list(packed.shape)} does not hold {out} x {columns} values of config.json's bits"
         )
     if 32 % bits:
         raise UnsupportedModel(f"{path} is packed in {bits} bit; compressed-tensors is read with 2, 4 and 8")
@@ -40,37 +42,35 @@ def read_packed(path: str, given: Mapping[str, Any], arrays: Arrays) -> Codes:
         require(
             index.shape == (columns,) and mx.issubdtype(index.dtype, mx.integer),
             path,
-            f"weight_g_idx is {described(index)}",
+            f"weight_g_idx is {describe(index)}",
         )
-        group_of = checked_groups(path, index, groups)
+        group_of = check_groups(path, index, groups)
     else:
         require(columns % groups == 0, path, f"{groups} groups for {columns} inputs")
         group_of = None
-    q = unpack_bits(words, bits)[:, :columns]
-    return Codes(q, zeros(path, arrays, (out, groups), bits), scale, bits, group_of)
+    q = unpack_bits(packed, bits)[:, :columns]
+    return IntMatrix(q, read_zeros(path, arrays, (out, groups), bits), scale, bits, group_of)
 
 
-def zeros(path: str, arrays: Arrays, shape: tuple[int, int], bits: int) -> mx.array:
+def read_zeros(path: str, arrays: Arrays, shape: tuple[int, int], bits: int) -> mx.array:
     half = 1 << (bits - 1)
     found = arrays.get(f"{path}.weight_zero_point")
     if found is None:
         return mx.full(shape, half, mx.float32)
-    if found.dtype == mx.int8:  # not packed: around zero
-        require(found.shape == shape, path, f"weight_zero_point is {described(found)}")
+    if found.dtype == mx.int8:  # not packed, signed
+        require(found.shape == shape, path, f"weight_zero_point is {describe(found)}")
         return found.astype(mx.float32) + half
-    words = words_of(path, "weight_zero_point", arrays)
+    packed = find_packed(path, "weight_zero_point", arrays)
     out, groups = shape
-    require(words.shape == (-(-out // (32 // bits)), groups), path, f"weight_zero_point is {described(found)}")
-    return unpack_bits(words.T, bits)[:, :out].T.astype(mx.float32)
+    require(packed.shape == (-(-out // (32 // bits)), groups), path, f"weight_zero_point is {describe(found)}")
+    return unpack_bits(packed.T, bits)[:, :out].T.astype(mx.float32)
 
 
-def stated_bits(given: Mapping[str, Any]) -> set[int]:
-    """The widths that config.json names, for whichever modules."""
-    groups = given.get("config_groups")
+def configured_bits(config: Mapping[str, Any]) -> set[int]:
+    """The bits that config.json names, for any module."""
+    groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
-        raise BadCheckpoint(
-            "config.json: quantization_config.config_groups must be an object that says how weights are kept"
-        )
+        raise BadCheckpoint("config.json: quantization_config.config_groups must be an object with the groups' weights")
     found = set()
     for group in groups.values():
         weights = group.get("weights") if isinstance(group, Mapping) else None
@@ -83,11 +83,11 @@ def stated_bits(given: Mapping[str, Any]) -> set[int]:
     return found
 
 
-def read_bytes(path: str, arrays: Arrays) -> mx.array:
-    """A matrix of one number a byte, float32: int8, or float8 (e4m3), which MLX loads as bytes."""
+def read_byte_matrix(path: str, arrays: Arrays) -> mx.array:
+    """A matrix of one value per byte, float32: int8, or float8 (e4m3), which MLX loads as uint8."""
     stored, scale = arrays[f"{path}.weight"], arrays[f"{path}.weight_scale"]
     if stored.ndim != 2 or stored.dtype not in (mx.int8, mx.uint8) or scale.dtype not in FLOATS:
-        raise BadCheckpoint(f"{path}.weight: expected a matrix of bytes with float scales, found {described(stored)}")
+        raise BadCheckpoint(f"{path}.weight: expected a matrix of bytes with float scales, found {describe(stored)}")
     out, columns = stored.shape
     scale = scale.astype(mx.float32)
     scale = scale.reshape(1, 1) if scale.size == 1 else scale.reshape(-1, 1) if scale.ndim == 1 else scale
@@ -95,11 +95,11 @@ def read_bytes(path: str, arrays: Arrays) -> mx.array:
     require(
         rows > 0 and groups > 0 and out % rows == 0 and columns % groups == 0,
         path,
-        f"weight_scale is {described(scale)}",
+        f"weight_scale is {describe(scale)}",
     )
     scale = mx.repeat(mx.repeat(scale, out // rows, axis=0), columns // groups, axis=1)
     zero = arrays.get(f"{path}.weight_zero_point")
     if zero is not None and zero.any().item():
-        raise UnsupportedModel(f"{path}.weight_zero_point is not zero, which is not supported for {described(stored)}")
+        raise UnsupportedModel(f"{path}.weight_zero_point is not zero, which is not supported for {describe(stored)}")
     values = stored.astype(mx.float32) if stored.dtype == mx.int8 else mx.from_fp8(stored, dtype=mx.float32)
     return values * scale

@@ -1,7 +1,4 @@
-"""A folder as the Hub and mlx-lm write it: config.json, safetensors in one file or many, tokenizer files.
-
-Knows file names and how an index maps to shards. Refuses to know architectures and quantised layouts.
-"""
+"""A checkpoint folder of the hub or mlx-lm: config.json, safetensors shards with an index, tokenizer files."""
 
 import re
 import shutil
@@ -12,11 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 import mlx.core as mx
 
 from ...errors import BadCheckpoint, ModelNotFound, UnsupportedModel, shown
+from ..json_object import read_json
 from . import codebook
 from .checkpoint import Checkpoint, TensorInfo
 from .fp8 import SCALE
 from .jang import labels as jang
-from .json_text import parse_object
 from .safetensors import read_header
 
 if TYPE_CHECKING:
@@ -25,58 +22,43 @@ if TYPE_CHECKING:
 INDEX = "model.safetensors.index.json"
 INDEXES = (INDEX, "model.jang.index.json", "model.jjqf.index.json", "model.mxq.index.json")  # the others: JANG 1
 SINGLE = "model.safetensors"
-LARGEST_JSON = 64 << 20
-TEXT_FILES = (
+TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, or one line that says why not."""
-    try:
-        if path.stat().st_size > LARGEST_JSON:
-            raise BadCheckpoint(f"{path}: larger than {LARGEST_JSON} bytes, which no {path.name} is")
-        return parse_object(path.read_bytes())
-    except FileNotFoundError:
-        raise BadCheckpoint(f"{path.parent}: no {path.name}; give a folder with config.json and safetensors") from None
-    except OSError as bad:
-        raise BadCheckpoint(f"{path}: cannot be read ({bad.strerror})") from None
-    except ValueError as bad:
-        raise BadCheckpoint(f"{path}: not usable JSON ({str(bad)[:120]}); download it again") from None
-
-
 class FolderCheckpoint(Checkpoint):
-    """A local folder. Its headers are read and checked when first asked for."""
+    """A local folder. Headers are read and checked on first use."""
 
     def __init__(self, path: Path | str, name: str | None = None):
         self.path = Path(path)
         if not self.path.is_dir():
             raise ModelNotFound(f"{self.path}: no such folder")
         self.name = name or self.path.resolve().name
-        self.config = read_json(self.path / "config.json") | self.labels()
+        self.config = read_json(self.path / "config.json") | self.read_labels()
         generation = self.path / "generation_config.json"
         self.generation = read_json(generation) if generation.exists() else {}
 
-    def labels(self) -> dict[str, Any]:
-        """What files beside config.json say of the weights, under the names it has inside."""
-        said = {}
+    def read_labels(self) -> dict[str, Any]:
+        """The JANG and codebook configs beside config.json, under the keys they have inside it."""
+        labels = {}
         if name := next((name for name in jang.FILES if (self.path / name).is_file()), None):
-            said[jang.EMBEDDED[0]] = read_json(self.path / name)
+            labels[jang.EMBEDDED[0]] = read_json(self.path / name)
         if (self.path / codebook.CONFIG).is_file():
-            said[codebook.LISTS] = read_json(self.path / codebook.CONFIG)
-        return said
+            labels[codebook.CONFIG_KEY] = read_json(self.path / codebook.CONFIG)
+        return labels
 
     @cached_property
     def shards(self) -> dict[str, dict[str, TensorInfo]]:
-        """File name -> its tensors, every file checked."""
-        mapped = read_index(self.path)
-        names = sorted(set(mapped.values())) or find_weights(self.path)
+        """File name -> its tensors, from checked headers."""
+        weight_map = read_index(self.path)
+        names = sorted(set(weight_map.values())) or find_weights(self.path)
         shards = {name: read_header(self.path / name) for name in names}
-        for tensor, name in mapped.items():
+        for tensor, name in weight_map.items():
             if tensor not in shards[name]:
                 raise BadCheckpoint(
-                    f"{self.path / index_of(self.path)}: puts {shown(tensor)} in {name}, which does not hold it"
+                    f"{self.path / find_index(self.path)}: puts {shown(tensor)} in {name}, which does not hold it"
                 )
         return shards | {name: self.codebook_header(name) for name in self.codebook_files() if name not in shards}
 
@@ -107,25 +89,25 @@ class FolderCheckpoint(Checkpoint):
                 raise UnsupportedModel(f"{shown(tensor)} is stored as {info.dtype}; convert it to F32, F16 or BF16")
         arrays: dict[str, mx.array] = {}
         for name in self.shards:
-            found = self.read(name)
+            found = self.load_file(name)
             if codebook.FILE.fullmatch(name):
                 names = codebook.tensor_names(name, {key: array.shape for key, array in found.items()})
                 found = {names[key]: array for key, array in found.items()}
             arrays |= found
         return arrays
 
-    def read(self, name: str) -> dict[str, mx.array]:
+    def load_file(self, name: str) -> dict[str, mx.array]:
         """The tensors of one file."""
         try:
             return cast(dict[str, mx.array], mx.load(str(self.path / name)))
-        except RuntimeError as bad:  # our check passed, MLX's did not
+        except RuntimeError as bad:  # sound for the safetensors library, not for MLX
             raise BadCheckpoint(f"{self.path / name}: MLX refuses the file ({bad})") from None
 
-    def beside(self, name: str) -> dict[str, mx.array] | None:
+    def load_sidecar(self, name: str) -> dict[str, mx.array] | None:
         if not (self.path / name).is_file():
             return None
         read_header(self.path / name)
-        return self.read(name)
+        return self.load_file(name)
 
     def tokenizer(self) -> "Tokenizer":
         from ...text import Tokenizer
@@ -133,40 +115,40 @@ class FolderCheckpoint(Checkpoint):
         return Tokenizer.from_folder(self.path)
 
     def save_tokenizer(self, folder: Path) -> None:
-        for name in TEXT_FILES:
+        for name in TOKENIZER_FILES:
             if (self.path / name).is_file():
                 shutil.copyfile(self.path / name, folder / name)
 
     def files(self) -> list[Path]:
-        beside = ("config.json", "generation_config.json", *INDEXES, *jang.FILES, codebook.CONFIG, *TEXT_FILES)
-        return [self.path / n for n in (*beside, *self.shards) if (self.path / n).is_file()]
+        others = ("config.json", "generation_config.json", *INDEXES, *jang.FILES, codebook.CONFIG, *TOKENIZER_FILES)
+        return [self.path / n for n in (*others, *self.shards) if (self.path / n).is_file()]
 
 
-def index_of(folder: Path) -> str:
-    """The name of a folder's index; the usual one where there is none."""
+def find_index(folder: Path) -> str:
+    """The name of a folder's index; the standard one where there is none."""
     return next((name for name in INDEXES if (folder / name).exists()), INDEX)
 
 
 def read_index(folder: Path) -> dict[str, str]:
-    """Tensor -> shard; empty when one file holds everything."""
-    index = folder / index_of(folder)
+    """Tensor -> shard; empty when there is a single file."""
+    index = folder / find_index(folder)
     if not index.exists():
         return {}
-    mapped = read_json(index).get("weight_map")
-    if not isinstance(mapped, dict) or not mapped:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise BadCheckpoint(f"{index}: weight_map must be an object of tensor -> file")
-    for shard in mapped.values():
-        # Only plain names: an index must not make us read outside its folder.
+    for shard in weight_map.values():
+        # Plain names only: an index must not make us read outside its folder.
         if not isinstance(shard, str) or not re.fullmatch(r"[\w][\w.+-]*\.safetensors", shard):
             raise BadCheckpoint(f"{index}: {shown(shard)} is not the name of a safetensors file")
-    shards = set(mapped.values())
+    shards = set(weight_map.values())
     if SINGLE not in shards and (folder / SINGLE).is_file():
-        return {}  # an index left over from before the shards were joined; Hugging Face takes the single file too
-    if lost := sorted(s for s in shards if not (folder / s).is_file()):
+        return {}  # a stale index, from before the shards were merged; Hugging Face takes the single file too
+    if missing := sorted(s for s in shards if not (folder / s).is_file()):
         raise BadCheckpoint(
-            f"{folder}: {len(lost)} of {len(shards)} shards are missing: {', '.join(lost[:3])}; download them"
+            f"{folder}: {len(missing)} of {len(shards)} shards are missing: {', '.join(missing[:3])}; download them"
         )
-    return mapped
+    return weight_map
 
 
 def find_weights(folder: Path) -> list[str]:
@@ -183,7 +165,7 @@ def find_weights(folder: Path) -> list[str]:
 
 
 def check_complete(folder: Path, names: list[str]) -> None:
-    """Shards that count themselves (-00001-of-00003) are all there."""
+    """Check that shards named -00001-of-00003 are all there."""
     for name in names:
         found = re.search(r"-\d{1,5}-of-(\d{1,5})(?:\.jang|\.jjqf|\.mxq)?\.safetensors$", name)
         if found and int(found[1]) != len(names):

@@ -1,6 +1,6 @@
 """FP8 checkpoints: E4M3 bytes with a float scale per block of rows and columns (X_scale_inv beside X).
 
-Knows names, bytes and scales; refuses to know which module a matrix belongs to.
+Which module a matrix belongs to is not known here.
 """
 
 import logging
@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import BadCheckpoint, UnsupportedModel, shown
+from .weight_format import FLOATS, describe, dtype_name
 
 log = logging.getLogger("mlxrt")
 
@@ -27,31 +28,33 @@ def has_fp8(arrays: Arrays) -> bool:
 
 
 def unpack_fp8(arrays: Arrays, config: Mapping[str, Any], dtype: mx.Dtype) -> Arrays:
-    """Every FP8 matrix in a form MLX computes with, exactly: mxfp8 where all scales are powers of two, else `dtype`."""
-    block = block_of(config)
+    """FP8 matrices as mxfp8, exactly, where all scales are powers of two; else dequantised to `dtype`."""
+    block = read_block_size(config)
     names = [name.removesuffix(SCALE) for name in arrays if name.endswith(SCALE)]
     for name in names:
-        check(name, arrays.get(name), arrays[name + SCALE], block)
+        check_matrix(name, arrays.get(name), arrays[name + SCALE], block)
     stored = sum(arrays[name].size for name in names)
-    fits = all(packs(name, arrays[name], arrays[name + SCALE], block) for name in names)
+    fits = all(fits_mxfp8(name, arrays[name], arrays[name + SCALE], block) for name in names)
     for name in names:
-        codes, scale = arrays.pop(name), arrays.pop(name + SCALE).astype(mx.float32)
+        values, scale = arrays.pop(name), arrays.pop(name + SCALE).astype(mx.float32)
         if fits:
-            arrays |= packed(name, codes, scale, block)
+            arrays |= to_mxfp8(name, values, scale, block)
         else:
-            arrays[name] = (mx.from_fp8(codes, mx.float32) * spread(scale, codes.shape, block)).astype(dtype)
-    word, size = ("mxfp8", 33 / 32) if fits else (str(dtype).removeprefix("mlx.core."), dtype.size)
-    log.info(f"{len(names)} FP8 matrices, {stored / 1e9:.2f} GB, are held as {word}, {stored * size / 1e9:.2f} GB")
+            arrays[name] = (mx.from_fp8(values, mx.float32) * expand_scale(scale, values.shape, block)).astype(dtype)
+    fmt, size = ("mxfp8", 33 / 32) if fits else (str(dtype).removeprefix("mlx.core."), dtype.size)
+    log.info(f"{len(names)} FP8 matrices, {stored / 1e9:.2f} GB, are kept as {fmt}, {stored * size / 1e9:.2f} GB")
     return arrays
 
 
-def block_of(config: Mapping[str, Any]) -> tuple[int, int]:
+def read_block_size(config: Mapping[str, Any]) -> tuple[int, int]:
     """Rows and columns that share a scale."""
-    given = config.get("quantization_config")
-    given = given if isinstance(given, Mapping) else {}
-    if given.get("fmt") not in FORMATS:
-        raise UnsupportedModel(f"config.json: quantization_config.fmt = {shown(given['fmt'])}; only e4m3 is read")
-    sizes = given.get("weight_block_size")
+    quantization = config.get("quantization_config")
+    quantization = quantization if isinstance(quantization, Mapping) else {}
+    if quantization.get("fmt") not in FORMATS:
+        raise UnsupportedModel(
+            f"config.json: quantization_config.fmt = {shown(quantization['fmt'])}; only e4m3 is read"
+        )
+    sizes = quantization.get("weight_block_size")
     if sizes is None:
         return BLOCK
     if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and 0 < n <= 1 << 20 for n in sizes):
@@ -59,35 +62,36 @@ def block_of(config: Mapping[str, Any]) -> tuple[int, int]:
     return sizes[0], sizes[1]
 
 
-def check(name: str, codes: mx.array | None, scale: mx.array, block: tuple[int, int]) -> None:
-    if codes is None or codes.dtype != mx.uint8 or codes.ndim not in (2, 3):
-        found = "nothing" if codes is None else f"{codes.dtype} {list(codes.shape)}"
-        raise BadCheckpoint(f"{shown(name + SCALE)} is there, so {shown(name)} must be an FP8 matrix; found {found}")
-    if scale.dtype not in (mx.float32, mx.bfloat16, mx.float16):
-        raise UnsupportedModel(f"{shown(name + SCALE)}: expected float scales, found {scale.dtype}")
-    expected = (*codes.shape[:-2], *(-(-n // b) for n, b in zip(codes.shape[-2:], block)))
+def check_matrix(name: str, values: mx.array | None, scale: mx.array, block: tuple[int, int]) -> None:
+    if values is None or values.dtype != mx.uint8 or values.ndim not in (2, 3):
+        raise BadCheckpoint(
+            f"{shown(name + SCALE)} is there, so {shown(name)} must be an FP8 matrix; found {describe(values)}"
+        )
+    if scale.dtype not in FLOATS:
+        raise UnsupportedModel(f"{shown(name + SCALE)}: expected float scales, found {dtype_name(scale)}")
+    expected = (*values.shape[:-2], *(-(-n // b) for n, b in zip(values.shape[-2:], block)))
     if scale.size != 1 and scale.shape != expected:
         raise BadCheckpoint(
-            f"{shown(name + SCALE)}: expected {list(expected)} scales for {list(codes.shape)} in blocks of "
+            f"{shown(name + SCALE)}: expected {list(expected)} scales for {list(values.shape)} in blocks of "
             f"{list(block)}, or one for all; found {list(scale.shape)}"
         )
 
 
-def packs(name: str, codes: mx.array, scale: mx.array, block: tuple[int, int]) -> bool:
-    """Whether mxfp8, whose scales are powers of two for 32 columns of a row, holds it exactly."""
-    if not name.endswith(".weight") or codes.shape[-1] % GROUP or block[1] % GROUP:
+def fits_mxfp8(name: str, values: mx.array, scale: mx.array, block: tuple[int, int]) -> bool:
+    """Whether mxfp8 (power-of-two scales for 32 columns of a row) holds the matrix exactly."""
+    if not name.endswith(".weight") or values.shape[-1] % GROUP or block[1] % GROUP:
         return False
     fraction, exponent = np.frexp(np.array(scale.astype(mx.float32)))
     return bool(np.all(fraction == 0.5) and np.all(np.abs(exponent - 1) <= 126))
 
 
-def packed(name: str, codes: mx.array, scale: mx.array, block: tuple[int, int]) -> Arrays:
+def to_mxfp8(name: str, values: mx.array, scale: mx.array, block: tuple[int, int]) -> Arrays:
     exponents = (mx.log2(scale).round() + 127).astype(mx.uint8)
-    groups = spread(exponents, (*codes.shape[:-1], codes.shape[-1] // GROUP), (block[0], block[1] // GROUP))
-    return {name: codes.view(mx.uint32), f"{name.removesuffix('.weight')}.scales": groups}
+    groups = expand_scale(exponents, (*values.shape[:-1], values.shape[-1] // GROUP), (block[0], block[1] // GROUP))
+    return {name: values.view(mx.uint32), f"{name.removesuffix('.weight')}.scales": groups}
 
 
-def spread(scale: mx.array, shape: tuple[int, ...], block: tuple[int, int]) -> mx.array:
+def expand_scale(scale: mx.array, shape: tuple[int, ...], block: tuple[int, int]) -> mx.array:
     """A scale for every element."""
     if scale.size == 1:
         return mx.broadcast_to(scale.reshape(()), shape)

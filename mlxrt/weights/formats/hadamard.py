@@ -1,7 +1,4 @@
-"""MLX's affine layout of rows that were turned before they were quantised, or whose inputs are divided first.
-
-JANG's `hadamard_rotation` and AWQ scales. Knows which tensors the first applies to; refuses to know files.
-"""
+"""MLX's affine format behind an input transform: a Hadamard rotation (JANG's `hadamard_rotation`) or AWQ scales."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,84 +10,87 @@ from ...errors import BadCheckpoint
 from ...models.moe import ExpertLinear
 from ...models.quantized.hadamard_linear import TurnedExpertLinear, TurnedLinear
 from ...models.quantized.rotation import Rotation, binary_blocks, unrotate
-from .int_matrix import described
-from .quantized import FLOATS, Layout
-from .weight_format import Stored
+from .quantized import MLXFormat
+from .weight_format import FLOATS, WeightFormat, describe
 
-DIVISORS = ("awq_scale", "awq_scales")  # the two spellings there are
-UNTURNED = ("embed", "lm_head", "norm", ".gate.")
-FEWEST_BITS = 3  # what is narrower was not turned
-SEED = 42  # of hadamard_rotation; no file says another
+AWQ_SCALES = ("awq_scale", "awq_scales")  # both names occur
+NOT_ROTATED = ("embed", "lm_head", "norm", ".gate.")
+MIN_ROTATED_BITS = 3  # matrices of fewer bits are not rotated
+SEED = 42  # of hadamard_rotation; no file gives another
 
 
 @dataclass(frozen=True)
-class Divisor:
-    """A tensor that an input is divided by: [in], or [E, in] where experts were stored one by one."""
+class AwqScale:
+    """A tensor that divides the input: [in], or [E, in] where experts were stored one by one."""
 
     name: str
     shape: tuple[int, ...]
 
-    def undo(self, rows: mx.array, path: str, arrays: Mapping[str, mx.array]) -> mx.array:
-        """The rows [..., out, in] that meet the undivided input."""
+    def fold(self, rows: mx.array, path: str, arrays: Mapping[str, mx.array]) -> mx.array:
+        """The rows [..., out, in] for the undivided input."""
         by = arrays[f"{path}.{self.name}"].astype(mx.float32)
         return rows / (by if by.ndim == 1 else by[:, None, :])
 
 
-def divisor_of(path: str, shape: tuple[int, ...], arrays: Mapping[str, mx.array]) -> Divisor | None:
-    """The divisor stored with a matrix of this shape."""
-    names = [name for name in DIVISORS if f"{path}.{name}" in arrays]
+def find_awq_scale(path: str, shape: tuple[int, ...], arrays: Mapping[str, mx.array]) -> AwqScale | None:
+    """The AWQ scale stored with a matrix of this shape."""
+    names = [name for name in AWQ_SCALES if f"{path}.{name}" in arrays]
     if len(names) > 1:
         raise BadCheckpoint(f"{path} has both {names[0]} and {names[1]}; keep one")
     if not names:
         return None
     found, width = arrays[f"{path}.{names[0]}"], shape[-1]
     if found.dtype not in FLOATS or found.shape not in ((width,), (shape[0], width) if len(shape) == 3 else (width,)):
-        raise BadCheckpoint(f"{path}.{names[0]}: expected {width} floats, found {described(found)}")
+        raise BadCheckpoint(f"{path}.{names[0]}: expected {width} floats, found {describe(found)}")
     if not bool((mx.isfinite(found) & (found != 0)).all()):
-        raise BadCheckpoint(f"{path}.{names[0]} divides inputs and holds zeros, NaN or infinities")
-    return Divisor(names[0], found.shape)
+        raise BadCheckpoint(f"{path}.{names[0]} divides the input and holds zeros, NaN or infinities")
+    return AwqScale(names[0], found.shape)
 
 
 @dataclass(frozen=True)
-class Turned(Stored):
-    layout: Layout
+class HadamardFormat(WeightFormat):
+    affine: MLXFormat
     rotation: Rotation | None
-    divisor: Divisor | None
+    awq_scale: AwqScale | None
 
     def __str__(self) -> str:
-        return f"{self.layout}" + (" turned" if self.rotation else "") + (" with awq scales" if self.divisor else "")
+        return f"{self.affine}" + (" rotated" if self.rotation else "") + (" with awq scales" if self.awq_scale else "")
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return (*self.layout.parts, self.divisor.name) if self.divisor else self.layout.parts
+        return (*self.affine.parts, self.awq_scale.name) if self.awq_scale else self.affine.parts
 
-    def module(self, plain: nn.Module, dtype: mx.Dtype) -> nn.Module:
-        shape = self.divisor.shape if self.divisor else ()
+    def build_module(self, plain: nn.Module, dtype: mx.Dtype) -> nn.Module:
+        shape = self.awq_scale.shape if self.awq_scale else ()
         if isinstance(plain, ExpertLinear):
-            return TurnedExpertLinear(plain, self.layout.group, self.layout.bits, self.rotation, shape)
-        return TurnedLinear(plain, self.layout.group, self.layout.bits, self.rotation, shape)
+            return TurnedExpertLinear(plain, self.affine.group_size, self.affine.bits, self.rotation, shape)
+        return TurnedLinear(plain, self.affine.group_size, self.affine.bits, self.rotation, shape)
 
-    def tensors(self, path: str, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
-        own = {f"inner.{part}": array for part, array in self.layout.tensors(path, arrays).items()}
-        return own | {"divisor": arrays[f"{path}.{self.divisor.name}"]} if self.divisor else own
+    def module_tensors(self, path: str, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
+        own = {f"inner.{part}": array for part, array in self.affine.module_tensors(path, arrays).items()}
+        return own | {"divisor": arrays[f"{path}.{self.awq_scale.name}"]} if self.awq_scale else own
 
-    def matrix(self, path: str, arrays: Mapping[str, mx.array]) -> mx.array:
-        rows = self.layout.matrix(path, arrays)
+    def dequantize(self, path: str, arrays: Mapping[str, mx.array]) -> mx.array:
+        rows = self.affine.dequantize(path, arrays)
         if self.rotation is not None:
             rows = unrotate(rows, self.rotation.blocks, self.rotation.signs())
-        return self.divisor.undo(rows, path, arrays) if self.divisor else rows
+        return self.awq_scale.fold(rows, path, arrays) if self.awq_scale else rows
 
 
-def turned(
-    path: str, shape: tuple[int, ...], layout: Layout, arrays: Mapping[str, mx.array], *, hadamard: bool
-) -> Stored:
-    """The layout, with what happens to its input before."""
-    divisor = divisor_of(path, shape, arrays)
-    narrow = layout.bits < FEWEST_BITS or any(word in f"{path}.weight".lower() for word in UNTURNED)
-    turns = hadamard and not narrow
-    if divisor is None and not turns:
-        return layout
-    if layout.mode != "affine":
-        what = "hadamard_rotation is set" if turns else f"{path} has awq scales"
-        raise BadCheckpoint(f"{what}, but {path} is {layout}, which is not written so; expected affine")
-    return Turned(layout, Rotation(binary_blocks(shape[-1]), SEED) if turns else None, divisor)
+def with_input_transform(
+    path: str, shape: tuple[int, ...], fmt: MLXFormat, arrays: Mapping[str, mx.array], *, hadamard: bool
+) -> WeightFormat:
+    """The format, with the rotation and the AWQ scale of its input where there are any."""
+    awq_scale = find_awq_scale(path, shape, arrays)
+    rotated = hadamard and is_rotated(f"{path}.weight", fmt.bits)
+    if awq_scale is None and not rotated:
+        return fmt
+    if fmt.mode != "affine":
+        what = "hadamard_rotation is set" if rotated else f"{path} has awq scales"
+        raise BadCheckpoint(f"{what}, but {path} is {fmt}; expected affine")
+    return HadamardFormat(fmt, Rotation(binary_blocks(shape[-1]), SEED) if rotated else None, awq_scale)
+
+
+def is_rotated(name: str, bits: int) -> bool:
+    """Whether `hadamard_rotation` applies to the tensor."""
+    return bits >= MIN_ROTATED_BITS and not any(word in name.lower() for word in NOT_ROTATED)

@@ -1,7 +1,4 @@
-"""How a matrix is kept when it is not plain numbers: what every such layout can do.
-
-Refuses to know any layout: quantised.py has MLX's, jangtq.py, jangh.py, codebook.py and turning.py the others.
-"""
+"""WeightFormat: how a matrix is stored when it is not plain floats, and what every such format can do."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -10,24 +7,34 @@ import mlx.core as mx
 import mlx.nn as nn
 
 Arrays = Mapping[str, mx.array]
+FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 
-class Stored(ABC):
-    """One matrix, or one stack of experts, of a checkpoint. `str()` of it says what it is in a few words."""
+class WeightFormat(ABC):
+    """The format of one matrix, or of one stack of experts. `str()` describes it in a few words."""
 
     @property
     @abstractmethod
     def parts(self) -> tuple[str, ...]:
-        """The tensors the matrix is made of, as they are called behind the module's path."""
+        """The tensors of the matrix, by their names below the module's path."""
 
     @abstractmethod
-    def module(self, plain: nn.Module, dtype: mx.Dtype) -> nn.Module:
-        """What computes the same as `plain` from the stored form."""
+    def build_module(self, plain: nn.Module, dtype: mx.Dtype) -> nn.Module:
+        """The module that computes the same as `plain` from the stored form."""
 
     @abstractmethod
-    def tensors(self, path: str, arrays: Arrays) -> dict[str, mx.array]:
-        """What that module takes, by the names of its parameters; a bias beside the matrix keeps its own."""
+    def module_tensors(self, path: str, arrays: Arrays) -> dict[str, mx.array]:
+        """That module's parameters but the bias, which keeps its name."""
 
     @abstractmethod
-    def matrix(self, path: str, arrays: Arrays) -> mx.array:
-        """The numbers themselves, float32."""
+    def dequantize(self, path: str, arrays: Arrays) -> mx.array:
+        """The matrix, float32."""
+
+
+def dtype_name(array: mx.array) -> str:
+    return str(array.dtype).removeprefix("mlx.core.")
+
+
+def describe(array: mx.array | None) -> str:
+    """dtype and shape, for messages."""
+    return "nothing" if array is None else f"{dtype_name(array)} {list(array.shape)}"

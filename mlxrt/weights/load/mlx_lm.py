@@ -1,6 +1,6 @@
-"""Filling a module that mlx-lm computes: it names its tensors itself, so every name is asked of its own `sanitize`.
+"""Builds a model that mlx-lm computes: tensor names come from its module's own `sanitize`.
 
-Knows no architecture. What is left over or missing afterwards is an error, as for our own models.
+No architecture is known here. A missing or unexpected tensor is an error, as for our own models.
 """
 
 import logging
@@ -15,60 +15,61 @@ from mlx.utils import tree_unflatten
 from ...errors import BadCheckpoint, UnsupportedModel, shown
 from ...models.mlx_lm_adapter import REFUSALS, MlxLm
 from ..formats.checkpoint import Checkpoint
-from ..formats.hadamard import Turned, turned
-from ..formats.jang.labels import DROPS, jang_of
-from ..formats.quantized import Layout, PackedEmbedding, contradictions, layout_of
-from ..formats.weight_format import Stored
-from .fill import Arrays, dequantised, load, main_dtype, place
+from ..formats.hadamard import HadamardFormat, with_input_transform
+from ..formats.jang.labels import IGNORED_TENSORS, read_labels
+from ..formats.quantized import MLXFormat, QuantizedEmbedding, contradictions, detect_mlx
+from ..formats.weight_format import WeightFormat
+from .assign import Arrays, assign, dequantize, load_tensors, main_dtype
 
 log = logging.getLogger("mlxrt")
 
 PREFIX = "module."
-CODED = (".tq_packed", ".tq2_packed", ".jt_packed", ".codes")  # only our own modules compute with these
+LUT_SUFFIXES = (".tq_packed", ".tq2_packed", ".jt_packed", ".codes")  # only our own modules compute with these
 
 
-def fill_foreign(checkpoint: Checkpoint, *, dtype: mx.Dtype | None, dequantise: bool) -> MlxLm:
+def build_mlx_lm(checkpoint: Checkpoint, *, dtype: mx.Dtype | None, dequantise: bool) -> MlxLm:
     model = MlxLm(MlxLm.parse(checkpoint.config))
-    loaded, dtype = load(checkpoint, dtype)
-    loaded = checked(checkpoint, loaded)
-    named = sanitised(model.module, checkpoint.name, loaded)
-    arrays = {f"{PREFIX}{name}": array for name, array in named.items()}
+    loaded, dtype = load_tensors(checkpoint, dtype)
+    loaded = check_tensors(checkpoint, loaded)
+    sanitized = sanitize(model.module, checkpoint.name, loaded)
+    arrays = {f"{PREFIX}{name}": array for name, array in sanitized.items()}
     dtype = dtype or main_dtype(arrays)
-    bundle = jang_of(checkpoint.config)
-    stored = find_layouts(model, arrays, hadamard=bundle is not None and bundle.hadamard)
-    layouts = {path: layout for path, layout in stored.items() if isinstance(layout, Layout)}
-    if line := contradictions(checkpoint.config, {p.removeprefix(PREFIX): layout for p, layout in layouts.items()}):
+    labels = read_labels(checkpoint.config)
+    formats = detect_formats(model, arrays, hadamard=labels is not None and labels.hadamard)
+    mlx = {path: fmt for path, fmt in formats.items() if isinstance(fmt, MLXFormat)}
+    if line := contradictions(checkpoint.config, {p.removeprefix(PREFIX): fmt for p, fmt in mlx.items()}):
         log.warning(line)
-    if unpacked := stored if dequantise else {p: x for p, x in stored.items() if isinstance(x, Turned)}:
+    if unpacked := formats if dequantise else {p: x for p, x in formats.items() if isinstance(x, HadamardFormat)}:
         if not dequantise:
             log.info(
-                f"{len(unpacked)} matrices are {unpacked[min(unpacked)]}; mlx-lm's modules do not turn: kept unpacked"
+                f"{len(unpacked)} matrices are {unpacked[min(unpacked)]}, which mlx-lm's modules do not support: "
+                "they are dequantised"
             )
-        arrays = dequantised(arrays, unpacked, dtype)
-    pack(model, {path: layout for path, layout in layouts.items() if path not in unpacked}, dtype)
-    place(model, arrays, dtype)
+        arrays = dequantize(arrays, unpacked, dtype)
+    quantize_modules(model, {path: fmt for path, fmt in mlx.items() if path not in unpacked}, dtype)
+    assign(model, arrays, dtype)
     model.update(tree_unflatten(list(uncast(model.module, arrays).items())))
     log.info(model.told())
     return model
 
 
-def checked(checkpoint: Checkpoint, arrays: Arrays) -> Arrays:
-    """The tensors without a JANG bundle's extras, or why mlx-lm's module cannot compute with them."""
-    if coded := sorted(name for name in arrays if name.endswith(CODED)):
+def check_tensors(checkpoint: Checkpoint, arrays: Arrays) -> Arrays:
+    """The tensors without JANG's extras; an error where mlx-lm's module cannot compute with them."""
+    if lut := sorted(name for name in arrays if name.endswith(LUT_SUFFIXES)):
         raise UnsupportedModel(
-            f"{shown(coded[0])} is coded (JANGTQ or codebook), and {shown(checkpoint.config.get('model_type'))} is "
+            f"{shown(lut[0])} is JANGTQ or codebook VQ, and {shown(checkpoint.config.get('model_type'))} is "
             "computed by mlx-lm's module, which has no such layers; take an affine JANG or MLX version"
         )
-    if jang_of(checkpoint.config) is None:
+    if read_labels(checkpoint.config) is None:
         return arrays
     check_multipliers(checkpoint, arrays)
-    return {n: a for n, a in arrays.items() if not any(re.search(pattern, n) for pattern, _ in DROPS)}
+    return {n: a for n, a in arrays.items() if not any(re.search(pattern, n) for pattern, _ in IGNORED_TENSORS)}
 
 
 def check_multipliers(checkpoint: Checkpoint, arrays: Arrays) -> None:
-    """mlx-lm multiplies muP's factors into weights whose convolutions are the original's, and JANG may have done so.
+    """mlx-lm folds muP's multipliers into weights whose convolutions have the original layout; JANG may have too.
 
-    Exactly one of both must; which, only JANG's stamp and the shape tell.
+    Exactly one of both must; which one only JANG's flag and the shape tell.
     """
     config = checkpoint.config
     factors = [key for key, v in config.items() if key.endswith(("_multiplier", "_multipliers")) and v not in (None, 1)]
@@ -80,54 +81,55 @@ def check_multipliers(checkpoint: Checkpoint, arrays: Arrays) -> None:
         what = "twice" if folded else "never"
         raise BadCheckpoint(
             f"{checkpoint.name}: {shown(factors[0])} would be applied {what}: config.json "
-            f"{'has' if folded else 'lacks'} jang_mup_folded; take a bundle of a newer converter"
+            f"{'has' if folded else 'lacks'} jang_mup_folded; take a checkpoint of a newer converter"
         )
 
 
-def sanitised(module: nn.Module, name: str, arrays: Arrays) -> Arrays:
+def sanitize(module: nn.Module, name: str, arrays: Arrays) -> Arrays:
     """The checkpoint's tensors under the module's names."""
-    rename = getattr(module, "sanitize", None)  # mlx-lm asks in the same way: not every module has one
+    rename = getattr(module, "sanitize", None)  # as mlx-lm does: not every module has one
     if rename is None:
         return arrays
     try:
         return rename(arrays)
     except REFUSALS as bad:
         raise BadCheckpoint(
-            f"{name}: mlx-lm cannot bring the tensors in order ({type(bad).__name__}: {str(bad)[:120]}); "
+            f"{name}: mlx-lm cannot sanitize the tensors ({type(bad).__name__}: {str(bad)[:120]}); "
             "some are missing or have another shape than it expects"
         ) from None
 
 
 def uncast(module: nn.Module, arrays: Arrays) -> Arrays:
-    """The tensors that mlx-lm leaves as they are when it changes a model's dtype."""
+    """The tensors that mlx-lm does not cast when it changes a model's dtype."""
     casts = getattr(module, "cast_predicate", None)
     return {n: a for n, a in arrays.items() if not casts(n.removeprefix(PREFIX))} if casts is not None else {}
 
 
-def find_layouts(model: MlxLm, arrays: Mapping[str, mx.array], *, hadamard: bool) -> dict[str, Stored]:
-    """The packed modules, stacks of experts among them."""
+def detect_formats(model: MlxLm, arrays: Mapping[str, mx.array], *, hadamard: bool) -> dict[str, WeightFormat]:
+    """The quantised modules, stacks of experts among them."""
     modules = dict(model.named_modules())
-    layouts: dict[str, Stored] = {}
+    formats: dict[str, WeightFormat] = {}
     for path in [name.removesuffix(".scales") for name in arrays if name.endswith(".scales")]:
         if path not in modules or "weight" not in modules[path]:
-            continue  # listed among the leftovers
+            continue  # `assign` reports it
         parts = {f"{path}.{part}": arrays.get(f"{path}.{part}") for part in ("weight", "scales", "biases")}
         one = {name: a[0] if a.ndim == 3 else a for name, a in parts.items() if a is not None}
         shape = modules[path]["weight"].shape
-        layouts[path] = turned(path, shape, layout_of(path, shape[-1], one), arrays, hadamard=hadamard)
-    return layouts
+        fmt = detect_mlx(path, shape[-1], one)
+        formats[path] = with_input_transform(path, shape, fmt, arrays, hadamard=hadamard)
+    return formats
 
 
-def pack(model: MlxLm, layouts: Mapping[str, Layout], dtype: mx.Dtype) -> None:
-    def choice(path: str, module: nn.Module) -> bool | dict[str, Any]:
-        layout = layouts.get(path)
-        if layout is None or isinstance(module, nn.Embedding):
+def quantize_modules(model: MlxLm, formats: Mapping[str, MLXFormat], dtype: mx.Dtype) -> None:
+    def choose(path: str, module: nn.Module) -> bool | dict[str, Any]:
+        fmt = formats.get(path)
+        if fmt is None or isinstance(module, nn.Embedding):
             return False
-        return {"group_size": layout.group, "bits": layout.bits, "mode": layout.mode}
+        return {"group_size": fmt.group_size, "bits": fmt.bits, "mode": fmt.mode}
 
-    tables = {p: m for p, m in model.named_modules() if p in layouts and isinstance(m, nn.Embedding)}
-    nn.quantize(model, class_predicate=choice)
-    for path, table in tables.items():
+    embeddings = {p: m for p, m in model.named_modules() if p in formats and isinstance(m, nn.Embedding)}
+    nn.quantize(model, class_predicate=choose)
+    for path, embedding in embeddings.items():
         owner, _, leaf = path.rpartition(".")
-        rows, width = table["weight"].shape
-        dict(model.named_modules())[owner][leaf] = PackedEmbedding(rows, width, layouts[path], dtype)
+        rows, width = embedding["weight"].shape
+        dict(model.named_modules())[owner][leaf] = QuantizedEmbedding(rows, width, formats[path], dtype)

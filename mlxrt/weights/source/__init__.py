@@ -1,1 +1,1 @@
-"""Where a model comes from: aliases, the hub, packages, local folders and files."""
+"""Where a model comes from: local files, aliases, the hub."""

@@ -1,7 +1,4 @@
-"""Where mlxrt keeps what it fetched: one folder per user, movable by an environment variable.
-
-It knows nothing of models; whoever stores something here chooses the name below the root.
-"""
+"""The user's cache folder (MLXRT_CACHE) with a lock per folder."""
 
 import contextlib
 import hashlib
@@ -18,7 +15,7 @@ from ...errors import HubError
 
 log = logging.getLogger("mlxrt")
 
-SHARED_MODE = 0o644  # mode of files that other users of this cache may read
+SHARED_MODE = 0o644  # of files that other users of this cache may read
 
 
 def cache_root() -> Path:
@@ -26,13 +23,13 @@ def cache_root() -> Path:
     if chosen := os.environ.get("MLXRT_CACHE"):
         return Path(chosen).expanduser().absolute()
     if sys.platform == "darwin":
-        return home() / "Library" / "Caches" / "mlxrt"
+        return home_dir() / "Library" / "Caches" / "mlxrt"
     shared = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification says a relative value is to be ignored.
-    return (Path(shared) if os.path.isabs(shared) else home() / ".cache") / "mlxrt"
+    # The XDG specification: a relative value is ignored.
+    return (Path(shared) if os.path.isabs(shared) else home_dir() / ".cache") / "mlxrt"
 
 
-def home() -> Path:
+def home_dir() -> Path:
     try:
         return Path.home()
     except RuntimeError:
@@ -41,7 +38,7 @@ def home() -> Path:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn what the disk refuses (full, read-only, not ours) into one line that names the folder."""
+    """Turn OSErrors of the disk (full, read-only, no permission) into a HubError that names the folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
@@ -51,22 +48,22 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """One process at a time; what a killed predecessor left half-written is swept away."""
+def exclusive(folder: Path) -> Iterator[None]:
+    """One process at a time; partial files of a killed process are deleted."""
     import fcntl
 
     with open(folder / ".lock", "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.info(f"another process is filling {folder}; waiting for it")
+            log.info(f"another process is writing to {folder}; waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        for left in folder.glob(PARTIAL + "*"):
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        for partial in folder.glob(PARTIAL + "*"):
+            shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
         yield
 
 
-def size(path: Path) -> int | None:
+def file_size(path: Path) -> int | None:
     try:
         return path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):

@@ -1,8 +1,9 @@
-"""A model's files from the hub, through huggingface_hub: its cache, its resuming, its environment variables.
+"""Downloads a model's files from the hub through huggingface_hub: its cache, its resuming, its environment variables.
 
-Only the files a model is built from are asked for. It does not know what is inside them.
+Errors of the hub, the network and the disk become one typed line that says what to do.
 """
 
+import contextlib
 import glob
 import hashlib
 import json
@@ -10,18 +11,19 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from ...errors import BadCheckpoint, HubError, ModelNotFound, UnsupportedModel
-from .hub_errors import check_endpoint, translated
+from ...errors import BadCheckpoint, HubError, MlxrtError, ModelNotFound, UnsupportedModel
 
 log = logging.getLogger("mlxrt")
 
 
-WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
-# Folders hold other formats (onnx/, original/); consolidated* is a second copy of the same weights in another spelling.
-UNWANTED = ("*/*", "consolidated*")
+ALLOWED_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
+# Folders hold other formats (onnx/, original/); consolidated* is a second copy of the same weights.
+IGNORED_FILES = ("*/*", "consolidated*")
 NAME = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[^:\s]+))?([:/](?P<file>[^:@]+\.gguf))?", re.ASCII)
 
 
@@ -42,25 +44,27 @@ class Repository:
         return self.id + (f"@{self.revision}" if self.revision else "") + (f":{self.file}" if self.file else "")
 
     @property
-    def allowed(self) -> list[str]:
-        return [glob.escape(self.file)] if self.file else list(WANTED)
+    def allow_patterns(self) -> list[str]:
+        return [glob.escape(self.file)] if self.file else list(ALLOWED_FILES)
 
     @property
-    def ignored(self) -> list[str]:
-        return [] if self.file else list(UNWANTED)
+    def ignore_patterns(self) -> list[str]:
+        return [] if self.file else list(IGNORED_FILES)
 
 
 def download(repo: Repository, *, offline: bool, token: str | None, refresh: bool = False) -> Path:
-    """The folder of the snapshot, or the GGUF file in it. What is cached whole is used as it is unless `refresh`."""
+    """The snapshot's folder, or the GGUF file in it. A complete cached snapshot is used as it is unless `refresh`."""
     check_endpoint()
-    with translated(repo.id, str(repo)):
-        folder = cached(repo) if offline or not refresh else None
+    with translate_errors(repo.id, str(repo)):
+        folder = find_cached(repo) if offline or not refresh else None
         if folder is not None:
             log.info(f"{repo}: from the cache, commit {folder.name[:12]} (`mlxrt pull {repo}` looks for a newer one)")
         elif offline:
-            raise HubError(f"{repo} is not (all) in the cache and mlxrt is offline; run `mlxrt pull {repo}` online")
+            raise HubError(
+                f"{repo} is not (completely) in the cache and mlxrt is offline; run `mlxrt pull {repo}` online"
+            )
         else:
-            announce(repo, *listing(repo, token))
+            log_download(repo, *list_files(repo, token))
             folder = snapshot(repo, token=token)
     return folder / repo.file if repo.file else folder
 
@@ -70,7 +74,7 @@ def snapshot(repo: Repository, *, token: str | None = None, local: bool = False)
     from huggingface_hub.utils import tqdm
 
     class Bar(tqdm):
-        """The library draws one of its bars even where nobody watches."""
+        """A progress bar on terminals only; the library shows one of its bars always."""
 
         def __init__(self, *arguments, **options):
             super().__init__(*arguments, **(options | ({} if sys.stderr.isatty() else {"disable": True})))
@@ -80,26 +84,26 @@ def snapshot(repo: Repository, *, token: str | None = None, local: bool = False)
         revision=repo.revision,
         token=token,
         local_files_only=local,
-        allow_patterns=repo.allowed,
-        ignore_patterns=repo.ignored,
+        allow_patterns=repo.allow_patterns,
+        ignore_patterns=repo.ignore_patterns,
         tqdm_class=Bar,
     )
     return Path(folder)
 
 
-def cached(repo: Repository) -> Path | None:
-    """The snapshot's folder when everything needed is on the disk."""
+def find_cached(repo: Repository) -> Path | None:
+    """The snapshot's folder when all needed files are in the cache."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         folder = snapshot(repo, local=True)
     except LocalEntryNotFoundError:
         return None
-    return folder if whole(folder, repo.file) else None
+    return folder if is_complete(folder, repo.file) else None
 
 
-def whole(folder: Path, file: str | None) -> bool:
-    """Older versions of huggingface_hub answer with a snapshot of which only a part arrived."""
+def is_complete(folder: Path, file: str | None) -> bool:
+    """Older versions of huggingface_hub return partial snapshots."""
     if file:
         return (folder / file).is_file()
     if not (folder / "config.json").is_file():
@@ -110,70 +114,132 @@ def whole(folder: Path, file: str | None) -> bool:
     try:
         shards = set(json.loads(index.read_bytes())["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return True  # complete, but damaged: the reader of the folder says so with its own words
+        return True  # complete but damaged, which the folder's reader reports
     return all(isinstance(shard, str) and (folder / shard).is_file() for shard in shards)
 
 
-def listing(repo: Repository, token: str | None) -> tuple[str, dict[str, int]]:
-    """The hub's address and the needed files with their sizes. Asked for by itself: an error here is exact,
-    while snapshot_download answers some of them with whatever it has on the disk."""
+def list_files(repo: Repository, token: str | None) -> tuple[str, dict[str, int]]:
+    """The hub's address and the needed files with their sizes.
+
+    A request of its own, because snapshot_download hides some errors by what it has on the disk.
+    """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.utils import filter_repo_objects
 
     try:
-        asked = HfApi(token=token).model_info(
+        info = HfApi(token=token).model_info(
             repo.id, revision=repo.revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
         )
-        files = {file.rfilename: file.size or 0 for file in asked.siblings or ()}
+        files = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, OSError):
-            raise  # an answer with a status, which happens to be a ValueError too
+            raise  # an HTTP error, which is a ValueError too
         raise HubError(f"{constants.ENDPOINT} does not answer like the hub ({error!r}); check HF_ENDPOINT") from error
-    chosen = filter_repo_objects(files, allow_patterns=repo.allowed, ignore_patterns=repo.ignored)
-    needed = {name: files[name] for name in chosen}
+    selected = filter_repo_objects(files, allow_patterns=repo.allow_patterns, ignore_patterns=repo.ignore_patterns)
+    needed = {name: files[name] for name in selected}
     check_weights(repo, files, needed)
     return constants.ENDPOINT, needed
 
 
 def check_weights(repo: Repository, files: dict[str, int], needed: dict[str, int]) -> None:
-    """Before anything is downloaded: does the repository hold weights we can read?"""
+    """Refuse a repository without readable weights before anything is downloaded."""
     ggufs = sorted(name for name in files if name.endswith(".gguf"))
     if repo.file:
         if repo.file not in files:
-            raise ModelNotFound(f"{repo.id} has no file {repo.file}; its GGUF files: {some(ggufs)}")
+            raise ModelNotFound(f"{repo.id} has no file {repo.file}; its GGUF files: {list_some(ggufs)}")
         return
     if any(name.endswith(".safetensors") for name in needed):
         return
     if ggufs:
-        raise ModelNotFound(f"{repo} holds GGUF files; name one as {repo}:FILE, FILE one of: {some(ggufs)}")
-    raise UnsupportedModel(f"{repo} has neither .safetensors nor .gguf, but {some(sorted(files))}; convert it first")
+        raise ModelNotFound(f"{repo} holds GGUF files; name one as {repo}:FILE, FILE one of: {list_some(ggufs)}")
+    raise UnsupportedModel(
+        f"{repo} has neither .safetensors nor .gguf, but {list_some(sorted(files))}; convert it first"
+    )
 
 
-def some(names: list[str], most: int = 12) -> str:
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return (", ".join(names[:most]) or "none") + rest
+def list_some(names: list[str], limit: int = 12) -> str:
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return (", ".join(names[:limit]) or "none") + rest
 
 
-def announce(repo: Repository, endpoint: str, files: dict[str, int]) -> None:
+def log_download(repo: Repository, endpoint: str, files: dict[str, int]) -> None:
     log.info(f"{repo}: fetching {len(files)} files, {sum(files.values()) / 1e6:.1f} MB in all, from {endpoint}")
 
 
 def verify(path: Path) -> None:
-    """Read every file again. The cache names a file's content by its digest: sha256, or git's sha1 for small ones."""
+    """Check every file. The cache names contents by their digest: sha256, or git's sha1 for small files."""
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     for file in files:
         expected = file.resolve().name
         if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", expected) is None:
-            log.info(f"{file}: the cache kept no digest of it; not verified")
+            log.info(f"{file}: the cache has no digest of it; not verified")
         elif content_digest(file, expected) != expected:
-            raise BadCheckpoint(f"{file} is damaged: not what the hub sent; delete {file.resolve()} and pull again")
+            raise BadCheckpoint(f"{file} is damaged: its digest does not match; delete {file.resolve()} and pull again")
 
 
-def content_digest(file: Path, like: str) -> str:
+def content_digest(file: Path, expected: str) -> str:
     with open(file, "rb") as stream:
-        if len(like) == 64:
+        if len(expected) == 64:
             return hashlib.file_digest(stream, "sha256").hexdigest()
-        seen = hashlib.sha1(b"blob %d\0" % os.fstat(stream.fileno()).st_size, usedforsecurity=False)
+        sha1 = hashlib.sha1(b"blob %d\0" % os.fstat(stream.fileno()).st_size, usedforsecurity=False)
         while chunk := stream.read(1 << 20):
-            seen.update(chunk)
-        return seen.hexdigest()
+            sha1.update(chunk)
+        return sha1.hexdigest()
+
+
+def check_endpoint() -> None:
+    address = os.environ.get("HF_ENDPOINT", "https://")
+    try:
+        split = urlsplit(address)
+        usable = split.scheme in ("http", "https") and (split.port is None or split.port > 0)
+    except ValueError:
+        usable = False
+    if not usable or (split.netloc == "" and address != "https://"):
+        raise HubError(f"HF_ENDPOINT is {address!r}, expected http(s)://host[:port]; correct it or unset it")
+
+
+@contextlib.contextmanager
+def translate_errors(repo: str, request: str) -> Iterator[None]:
+    """Errors of the network, the hub and the disk as MlxrtErrors."""
+    from huggingface_hub import errors
+
+    xet_error = getattr(errors, "XetDownloadError", errors.HTTPError)  # huggingface_hub 1.x has no such class
+    try:
+        yield
+    except errors.HFValidationError as error:
+        raise ModelNotFound(f"{repo!r} cannot be a model on the hub: {first_line(error)}") from error
+    except errors.HfHubHTTPError as error:
+        raise http_error(repo, request, error, error.response.status_code) from error
+    except (errors.LocalEntryNotFoundError, errors.HTTPError, ConnectionError, xet_error) as error:
+        raise HubError(
+            f"no connection to the hub for {request} ({type(error).__name__}: {first_line(error)}); complete files "
+            "are kept: check the network and HF_ENDPOINT and run it again, or use --offline with a model that is cached"
+        ) from error
+    except OSError as error:
+        raise HubError(f"cannot store {request}: {first_line(error)}; free space or set HF_HOME elsewhere") from error
+
+
+def http_error(repo: str, request: str, error: Exception, status: int) -> MlxrtError:
+    """The error for an HTTP status of the hub."""
+    from huggingface_hub import errors
+
+    token = "give a token that may read it (--token or HF_TOKEN)"
+    if isinstance(error, errors.GatedRepoError):
+        return HubError(f"{repo} is gated (status {status}): accept its terms on its page at the hub, then {token}")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return ModelNotFound(f"{repo} has no such revision (requested: {request}); give a branch, a tag or a commit")
+    if isinstance(error, errors.EntryNotFoundError):
+        return ModelNotFound(
+            f"the hub lists a file of {request} that it does not have: {first_line(error)}; run it again"
+        )
+    if status == 404:
+        return ModelNotFound(f"the hub has no model {repo}; check the spelling, or {token} if it is private")
+    if status == 401:
+        return HubError(f"the hub answered 401 for {repo}: no such model, or a private one; check the name or {token}")
+    if status == 403:
+        return HubError(f"the hub answered 403 for {repo}: this token may not read it; {token}")
+    return HubError(f"the hub answered {status} for {request}; try again later")
+
+
+def first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")

@@ -1,7 +1,4 @@
-"""From the name a user types to something that can be opened: a folder, a GGUF file or a published shape.
-
-It knows the forms a name can take and in which order they are tried; it opens nothing.
-"""
+"""Resolves a model name to a folder, a GGUF file or a random model of a published shape, downloading if needed."""
 
 import logging
 import os
@@ -11,8 +8,8 @@ from typing import Literal
 
 from ...errors import BadRequest, ModelNotFound
 from ..random_models import Shape
-from . import hub, pinned
-from .alias import ALIASES
+from . import hub
+from .alias import ALIASES, fetch_alias
 from .hub import Repository
 
 log = logging.getLogger("mlxrt")
@@ -21,8 +18,8 @@ FORMS = "a folder, a .gguf file, owner/name[@revision] or owner/name:FILE.gguf o
 
 
 @dataclass(frozen=True)
-class Located:
-    """Where a model is. `name` is what the user typed; `path` is None exactly for a shape."""
+class ResolvedModel:
+    """`name` is what the user gave; `path` is None exactly for a shape."""
 
     name: str
     kind: Literal["folder", "gguf", "shape"]
@@ -31,25 +28,23 @@ class Located:
 
 
 @dataclass(frozen=True)
-class Terms:
-    """How a name may be turned into files."""
-
+class FetchOptions:
     revision: str | None = None
     offline: bool = False
     token: str | None = None
-    refresh: bool = False  # ask the hub even when the cache has an answer
-    verify: bool = False  # read every byte again
+    refresh: bool = False  # ask the hub even when the model is cached
+    verify: bool = False  # check all digests
 
 
-def locate(
+def resolve(
     name: str,
     *,
     revision: str | None = None,
     offline: bool = False,
     token: str | None = None,
-) -> Located:
-    """Find a model, fetching it when it is not here. What the cache holds is used without asking anybody."""
-    return find(name, Terms(revision, offline or offline_by_environment(), token))
+) -> ResolvedModel:
+    """Resolve a model, downloading it if it is not cached. A cached model needs no network."""
+    return resolve_with(name, FetchOptions(revision, offline or offline_by_environment(), token))
 
 
 def fetch(
@@ -60,12 +55,12 @@ def fetch(
     token: str | None = None,
     verify: bool = False,
 ) -> tuple[Path, int]:
-    """What `mlxrt pull` does: the newest version into the cache, if wanted every byte verified; its path and bytes."""
-    terms = Terms(revision, offline or offline_by_environment(), token, refresh=True, verify=verify)
-    located = find(name, terms)
-    if located.path is None:
-        raise BadRequest(f"{name} is made from random numbers when it is loaded; there is nothing to pull")
-    path = located.path
+    """`mlxrt pull`: the newest version into the cache, with `verify` all digests checked; its path and size."""
+    options = FetchOptions(revision, offline or offline_by_environment(), token, refresh=True, verify=verify)
+    model = resolve_with(name, options)
+    if model.path is None:
+        raise BadRequest(f"{name} has random weights made at load time; there is nothing to pull")
+    path = model.path
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return path, sum(file.stat().st_size for file in files)
 
@@ -75,57 +70,59 @@ def offline_by_environment() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
-def find(name: str, terms: Terms) -> Located:
+def resolve_with(name: str, options: FetchOptions) -> ResolvedModel:
     if not isinstance(name, str) or not name.strip():
-        raise ModelNotFound(f"the model's name is {name!r}; {known()}")
+        raise ModelNotFound(f"the model's name is {name!r}; {name_help()}")
     repo = Repository.parse(name)
     path = Path(os.path.expanduser(name))
-    # os.path answers False for names no file system takes (too long, a NUL); pathlib raises.
+    # os.path returns False for impossible names (too long, a NUL); pathlib raises.
     if os.path.isdir(path) or os.path.isfile(path):
-        return local(name, path, terms)
+        return resolve_local(name, path, options)
     if name in ALIASES:
-        refuse_hub_options(name, terms)
-        found = pinned.obtain(ALIASES[name], offline=terms.offline, verify=terms.verify)
-        return Located(name, "gguf", found)
+        refuse_hub_options(name, options)
+        path = fetch_alias(ALIASES[name], offline=options.offline, verify=options.verify)
+        return ResolvedModel(name, "gguf", path)
     if name.startswith("shape:"):
-        refuse_hub_options(name, terms)
-        return Located(name, "shape", shape=Shape.parse(name))
+        refuse_hub_options(name, options)
+        return ResolvedModel(name, "shape", shape=Shape.parse(name))
     if repo is None or name.startswith((".", "~")):
-        raise ModelNotFound(f"no model goes by {name!r}; {known()}")
-    return remote(name, repo, terms)
+        raise ModelNotFound(f"no model goes by {name!r}; {name_help()}")
+    return resolve_hub(name, repo, options)
 
 
-def known() -> str:
+def name_help() -> str:
     return f"give an alias ({', '.join(sorted(ALIASES))}), {FORMS}"
 
 
-def local(name: str, path: Path, terms: Terms) -> Located:
-    refuse_hub_options(name, terms)
+def resolve_local(name: str, path: Path, options: FetchOptions) -> ResolvedModel:
+    refuse_hub_options(name, options)
     if name in ALIASES:
-        log.warning(f"{name} is a file or folder here and an alias; taking {path.absolute()}")
+        log.warning(f"{name} is a file or folder here and an alias; using {path.absolute()}")
     if path.is_file():
         if path.suffix.lower() != ".gguf":
-            raise ModelNotFound(f"{name} is a file, but no .gguf; for safetensors give the folder with config.json")
-        return Located(name, "gguf", path)
+            raise ModelNotFound(f"{name} is a file, but not a .gguf; for safetensors give the folder with config.json")
+        return ResolvedModel(name, "gguf", path)
     ggufs = sorted(path.glob("*.gguf"))
     if (path / "config.json").exists() or not ggufs:
-        return Located(name, "folder", path)
+        return ResolvedModel(name, "folder", path)
     if len(ggufs) > 1:
-        raise ModelNotFound(f"{name} holds several GGUF files; give one: {hub.some([str(file) for file in ggufs])}")
-    return Located(name, "gguf", ggufs[0])
+        raise ModelNotFound(
+            f"{name} holds several GGUF files; give one: {hub.list_some([str(file) for file in ggufs])}"
+        )
+    return ResolvedModel(name, "gguf", ggufs[0])
 
 
-def remote(name: str, repo: Repository, terms: Terms) -> Located:
-    if terms.revision and repo.revision and terms.revision != repo.revision:
-        raise BadRequest(f"{name} names revision {repo.revision}, but {terms.revision} was given too; give one")
-    repo = Repository(repo.id, repo.revision or terms.revision, repo.file)
-    path = hub.download(repo, offline=terms.offline, token=terms.token, refresh=terms.refresh)
-    if terms.verify:
+def resolve_hub(name: str, repo: Repository, options: FetchOptions) -> ResolvedModel:
+    if options.revision and repo.revision and options.revision != repo.revision:
+        raise BadRequest(f"{name} names revision {repo.revision}, but {options.revision} was given too; give one")
+    repo = Repository(repo.id, repo.revision or options.revision, repo.file)
+    path = hub.download(repo, offline=options.offline, token=options.token, refresh=options.refresh)
+    if options.verify:
         hub.verify(path)
-    return Located(name, "gguf" if repo.file else "folder", path)
+    return ResolvedModel(name, "gguf" if repo.file else "folder", path)
 
 
-def refuse_hub_options(name: str, terms: Terms) -> None:
-    for option, value in (("revision", terms.revision), ("token", terms.token)):
+def refuse_hub_options(name: str, options: FetchOptions) -> None:
+    for option, value in (("revision", options.revision), ("token", options.token)):
         if value is not None:
             raise BadRequest(f"{name} does not come from the hub: {option} does not apply; leave it out")

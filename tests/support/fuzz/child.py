@@ -11,7 +11,7 @@ PROMPT = "the quick Ünïcode 日本 <s> 12 </s>"
 
 
 def serve(pipe: Connection, log: str) -> None:
-    """Answer paths with (verdict, details) until the pipe closes."""
+    """Answer paths with (outcome, details) until the pipe closes."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)  # Rust panics print there even when they are caught
@@ -24,7 +24,7 @@ def serve(pipe: Connection, log: str) -> None:
             path = pipe.recv()
         except EOFError:
             return
-        pipe.send(judge(Path(path)))
+        pipe.send(load_all(Path(path)))
 
 
 def limit_memory() -> None:
@@ -34,11 +34,11 @@ def limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
 
-def judge(path: Path) -> tuple[str, str]:
-    """ok, refused (typed errors only) or failed, with what was said."""
+def load_all(path: Path) -> tuple[str, str]:
+    """ok, refused (typed errors only) or failed, with the messages."""
     from mlxrt.errors import MlxrtError
 
-    said = []
+    errors = []
     for stage in (weights, text, whole):
         try:
             stage(path)
@@ -46,10 +46,10 @@ def judge(path: Path) -> tuple[str, str]:
             line = str(error)
             if not line.strip() or "\n" in line or len(line) > 2000:
                 return "failed", f"{stage.__name__}: {type(error).__name__} is not one line: {line[:3000]!r}"
-            said.append(f"{stage.__name__}: {type(error).__name__}: {line}")
-        except BaseException:  # the verdict of the whole test: anything that is not ours is a failure
+            errors.append(f"{stage.__name__}: {type(error).__name__}: {line}")
+        except BaseException:  # the purpose of the test: anything that is not ours is a failure
             return "failed", f"{stage.__name__}: {traceback.format_exc()[-4000:]}"
-    return ("refused" if said else "ok"), "\n".join(said)
+    return ("refused" if errors else "ok"), "\n".join(errors)
 
 
 def opened(path: Path):

@@ -20,7 +20,7 @@ Serve = Callable[[Any, str], None]
 @dataclass(frozen=True)
 class Outcome:
     case: Case
-    verdict: str  # ok | refused | failed | died | hung
+    outcome: str  # ok | refused | failed | died | hung
     details: str
 
 
@@ -73,9 +73,9 @@ class Pool:
         try:
             while (case := self.queue.get()) is not None:
                 child = child or Child(self.folder / f"log{number}", self.serve)
-                verdict, details = child.load(self.write(case, self.folder / str(number)), self.limit)
-                self.outcomes.append(Outcome(case, verdict, details))
-                if verdict in ("died", "hung"):
+                outcome, details = child.load(self.write(case, self.folder / str(number)), self.limit)
+                self.outcomes.append(Outcome(case, outcome, details))
+                if outcome in ("died", "hung"):
                     child.stop()
                     child = None
         except BaseException as error:
@@ -108,7 +108,7 @@ class Pool:
         return self.outcomes
 
 
-def judge(seeds: dict[str, bytes], cases: Iterable[Case], size: int = 2, **options) -> list[Outcome]:
+def load_all(seeds: dict[str, bytes], cases: Iterable[Case], size: int = 2, **options) -> list[Outcome]:
     pool = Pool(seeds, size, **options)
     for case in cases:
         pool.queue.put(case)

@@ -11,7 +11,7 @@ import gguf
 import mlx.core as mx
 import numpy as np
 
-from mlxrt.weights.formats.gguf.header import KINDS, read_directory
+from mlxrt.weights.formats.gguf.reader import GGML_TYPES, read_gguf
 from tests.support.llama_cpp_files import convert
 from tests.support.tiny_files import CONFIG, add_tensor, float_weights, write_folder, write_gguf
 
@@ -23,11 +23,11 @@ SMALL = CONFIG | {
     "eos_token_id": [1, 2],
     "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
 }
-TURNS = "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>{% endfor %}"
-TEMPLATE = TURNS + "{% if add_generation_prompt %}<s>{% endif %}"
+MESSAGES = "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>{% endfor %}"
+TEMPLATE = MESSAGES + "{% if add_generation_prompt %}<s>{% endif %}"
 TEXT = "the quick brown fox jumps over the lazy dog, then the dog sleeps in the sun. Ünïcode 日本 1234."
 FIXTURES = Path(__file__).parents[2] / "parity"
-IDS = {name: number for number, (name, _, _) in KINDS.items()}
+IDS = {name: number for number, (name, _, _) in GGML_TYPES.items()}
 
 
 def seed_folder(folder: Path) -> dict[str, bytes]:
@@ -125,14 +125,19 @@ class Gguf:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "x.gguf"
             path.write_bytes(blob)
-            directory = read_directory(path)
-        self.start = min(r.offset for r in directory.tensors.values())
+            parsed = read_gguf(path)
+        self.start = min(r.offset for r in parsed.tensors.values())
         self.blob, self.data = blob, blob[self.start :]
         self.tree: dict[str, Any] = {
-            "metadata": directory.metadata,
+            "metadata": parsed.metadata,
             "tensors": [
-                {"name": r.name, "dims": list(reversed(r.shape)), "kind": IDS[r.kind], "offset": r.offset - self.start}
-                for r in directory.tensors.values()
+                {
+                    "name": r.name,
+                    "dims": list(reversed(r.shape)),
+                    "kind": IDS[r.ggml_type],
+                    "offset": r.offset - self.start,
+                }
+                for r in parsed.tensors.values()
             ],
         }
 
@@ -176,9 +181,9 @@ def signed(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
 
 
-def record(entry: dict) -> bytes:
-    dims = entry.get("dims") if isinstance(entry.get("dims"), list) else []
+def record(tensor: dict) -> bytes:
+    dims = tensor.get("dims") if isinstance(tensor.get("dims"), list) else []
     numbers = [d % 2**64 if isinstance(d, int) else 0 for d in dims]
-    kind, offset = (entry.get(k) if isinstance(entry.get(k), int) else 0 for k in ("kind", "offset"))
-    blob = text(entry.get("name")) + struct.pack("<I", len(numbers)) + struct.pack(f"<{len(numbers)}Q", *numbers)
+    kind, offset = (tensor.get(k) if isinstance(tensor.get(k), int) else 0 for k in ("kind", "offset"))
+    blob = text(tensor.get("name")) + struct.pack("<I", len(numbers)) + struct.pack(f"<{len(numbers)}Q", *numbers)
     return blob + struct.pack("<IQ", kind % 2**32, offset % 2**64)

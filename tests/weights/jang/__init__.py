@@ -1,1 +1,1 @@
-"""JANG, JANGTQ and codebook bundles: read exactly, refused in one line, written so that others read them."""
+"""JANG, JANGTQ and codebook checkpoints: read exactly, refused in one line, written so that others read them."""

@@ -18,7 +18,7 @@ def hadamard(n: int) -> np.ndarray:
 
 
 def rotation(width: int, seed: int | None = 42, blocks: list[int] | None = None) -> np.ndarray:
-    """R with R v = the turned v."""
+    """R with R v = the rotated v."""
     blocks = blocks or [1 << b for b in range(31, -1, -1) if width >> b & 1]
     r, at = np.zeros((width, width)), 0
     for n in blocks:
@@ -28,32 +28,32 @@ def rotation(width: int, seed: int | None = 42, blocks: list[int] | None = None)
     return r * signs
 
 
-def stream(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Codes [..., n] as one stream of bits per row: bytes."""
-    each = (codes[..., None].astype(np.int64) >> np.arange(bits)) & 1
-    return np.packbits(each.reshape(*codes.shape[:-1], -1).astype(np.uint8), axis=-1, bitorder="little")
+def stream(q: np.ndarray, bits: int) -> np.ndarray:
+    """Quantised values [..., n] as one stream of bits per row: bytes."""
+    each = (q[..., None].astype(np.int64) >> np.arange(bits)) & 1
+    return np.packbits(each.reshape(*q.shape[:-1], -1).astype(np.uint8), axis=-1, bitorder="little")
 
 
-def whole_words(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Codes [..., n] in words that none of them crosses."""
+def pack_aligned(q: np.ndarray, bits: int) -> np.ndarray:
+    """Quantised values [..., n] packed into uint32, none crossing a border."""
     per = 32 // bits
-    words = np.zeros((*codes.shape[:-1], -(-codes.shape[-1] // per)), np.uint32)
-    for k in range(codes.shape[-1]):
-        words[..., k // per] |= codes[..., k].astype(np.uint32) << np.uint32(k % per * bits)
+    words = np.zeros((*q.shape[:-1], -(-q.shape[-1] // per)), np.uint32)
+    for k in range(q.shape[-1]):
+        words[..., k // per] |= q[..., k].astype(np.uint32) << np.uint32(k % per * bits)
     return words
 
 
-def affine(w: np.ndarray, bits: int, group: int, turned: bool = False) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def affine(w: np.ndarray, bits: int, group: int, rotated: bool = False) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """(tensors, the matrix they stand for)."""
-    r = rotation(w.shape[-1]) if turned else np.eye(w.shape[-1])
+    r = rotation(w.shape[-1]) if rotated else np.eye(w.shape[-1])
     rows = (w.astype(np.float64) @ r.T).reshape(*w.shape[:-1], -1, group)
     low, high = rows.min(-1), rows.max(-1)
     scale = np.maximum((high - low) / (2**bits - 1), 1e-4).astype(np.float16)
     bias = low.astype(np.float16)
     wide = scale.astype(np.float64)[..., None], bias.astype(np.float64)[..., None]
-    codes = np.clip(np.rint((rows - wide[1]) / wide[0]), 0, 2**bits - 1)
-    true = (codes * wide[0] + wide[1]).reshape(w.shape) @ r
-    words = np.ascontiguousarray(stream(codes.reshape(w.shape), bits)).view(np.uint32)
+    q = np.clip(np.rint((rows - wide[1]) / wide[0]), 0, 2**bits - 1)
+    true = (q * wide[0] + wide[1]).reshape(w.shape) @ r
+    words = np.ascontiguousarray(stream(q.reshape(w.shape), bits)).view(np.uint32)
     return {"weight": words, "scales": scale, "biases": bias}, true
 
 
@@ -65,20 +65,20 @@ def jangtq(w: np.ndarray, bits: int, seed: int = 42, awq: np.ndarray | None = No
     rows = (w.astype(np.float64) * by) @ r.T
     norms = np.sqrt((rows**2).sum(-1)).astype(np.float16)
     unit = rows / np.maximum(np.sqrt((rows**2).sum(-1)), 1e-10)[..., None]
-    codes = (unit[..., None] > (levels[:-1] + levels[1:]) / 2).sum(-1)
-    true = (levels[codes] * norms.astype(np.float64)[..., None]) @ r / by
-    tensors = {"tq_packed": whole_words(codes, bits), "tq_norms": norms, "tq_bits": np.array([bits], np.uint8)}
+    q = (unit[..., None] > (levels[:-1] + levels[1:]) / 2).sum(-1)
+    true = (levels[q] * norms.astype(np.float64)[..., None]) @ r / by
+    tensors = {"tq_packed": pack_aligned(q, bits), "tq_norms": norms, "tq_bits": np.array([bits], np.uint8)}
     return tensors | ({"awq_scale": awq} if awq is not None else {}), true
 
 
-def jangh(w: np.ndarray, bits: int, turned: bool = True):
-    r = rotation(w.shape[-1], None, [32] * (w.shape[-1] // 32)) if turned else np.eye(w.shape[-1])
+def jangh(w: np.ndarray, bits: int, rotated: bool = True):
+    r = rotation(w.shape[-1], None, [32] * (w.shape[-1] // 32)) if rotated else np.eye(w.shape[-1])
     levels, rows = odd_cubic(bits).astype(np.float64), w.astype(np.float64) @ r.T
     scale = (np.abs(rows).max(-1) / levels[-1]).astype(np.float16)
     unit = rows / scale.astype(np.float64)[..., None]
-    codes = np.abs(unit[..., None] - levels).argmin(-1)
-    true = (levels[codes] * scale.astype(np.float64)[..., None]) @ r
-    return {"tq2_packed": np.ascontiguousarray(stream(codes, bits)).view(np.uint32), "tq2_scales": scale}, true
+    q = np.abs(unit[..., None] - levels).argmin(-1)
+    true = (levels[q] * scale.astype(np.float64)[..., None]) @ r
+    return {"tq2_packed": np.ascontiguousarray(stream(q, bits)).view(np.uint32), "tq2_scales": scale}, true
 
 
 def jangh_config(rotation: str = "hadamard32") -> dict:
@@ -91,9 +91,9 @@ def vectors(w: np.ndarray, count: int, length: int, seed: int = 0, dtype=np.uint
     """Random vectors out of the matrix itself; every run of the rows takes the nearest."""
     runs = w.reshape(-1, length).astype(np.float64)
     book = runs[np.random.default_rng(seed).choice(len(runs), count)].astype(np.float16)
-    codes = ((runs[:, None] - book.astype(np.float64)) ** 2).sum(-1).argmin(-1).astype(dtype)
-    true = book.astype(np.float64)[codes].reshape(w.shape)
-    return {"codes": codes if w.shape[-1] % length else codes.reshape(*w.shape[:-1], -1), "codebook": book}, true
+    q = ((runs[:, None] - book.astype(np.float64)) ** 2).sum(-1).argmin(-1).astype(dtype)
+    true = book.astype(np.float64)[q].reshape(w.shape)
+    return {"codes": q if w.shape[-1] % length else q.reshape(*w.shape[:-1], -1), "codebook": book}, true
 
 
 def first_version(w: np.ndarray, widths: np.ndarray, *, zeros: bool, maps: bool):
@@ -107,9 +107,9 @@ def first_version(w: np.ndarray, widths: np.ndarray, *, zeros: bool, maps: bool)
         z = np.float16(np.rint(-run.min() / np.float64(s)))
         b = np.float16(run.min())
         low = -np.float64(s) * np.float64(z) if zeros else np.float64(b)
-        codes = np.clip(np.rint((run - low) / np.float64(s)), 0, 2**bits - 1)
-        true[64 * i : 64 * i + 64] = codes * np.float64(s) + low
-        parts.append(((codes[:, None].astype(np.int64) >> np.arange(bits)) & 1).reshape(-1).astype(np.uint8))
+        q = np.clip(np.rint((run - low) / np.float64(s)), 0, 2**bits - 1)
+        true[64 * i : 64 * i + 64] = q * np.float64(s) + low
+        parts.append(((q[:, None].astype(np.int64) >> np.arange(bits)) & 1).reshape(-1).astype(np.uint8))
         scale.append(s)
         bias.append(z if zeros else b)
     data = np.packbits(np.concatenate(parts), bitorder="little")

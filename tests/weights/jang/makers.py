@@ -1,4 +1,4 @@
-"""Tiny bundles of every kind, each with the float tensors it stands for: what tests and the fuzz run load."""
+"""Tiny checkpoints of every kind, each with the float tensors it stands for: what tests and the fuzz run load."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ AFFINE_LABELS = {"format": "jang", "format_version": "2.0", "quantization": {"pr
 
 
 @dataclass
-class Bundle:
+class JangCheckpoint:
     """The tensors and labels of a folder to be, and the truth about it."""
 
     config: dict
@@ -43,31 +43,31 @@ class Bundle:
 PLAIN = {*sources.qwen3(), *sources.qwen3_moe(), *sources.minimax(), "attention_bias"}
 
 
-def bundle(config: dict, seed: int, labels: dict | None) -> tuple[Bundle, dict[str, np.ndarray]]:
-    """An empty bundle, and the weights to put into it; norms, routers and biases are in it already."""
+def checkpoint(config: dict, seed: int, labels: dict | None) -> tuple[JangCheckpoint, dict[str, np.ndarray]]:
+    """An empty checkpoint, and the weights to put into it; norms, routers and biases are in it already."""
     made = sources.weights(config, seed)
     plain = {n: a for n, a in made.items() if a.ndim == 1 or n.endswith(".gate.weight")}
     true = {n: a.astype(np.float64) for n, a in made.items()}
-    return Bundle(dict(config), dict(plain), true, labels, {}, {}, {}), {
+    return JangCheckpoint(dict(config), dict(plain), true, labels, {}, {}, {}), {
         n: a for n, a in made.items() if n not in plain
     }
 
 
-def put(b: Bundle, name: str, made: tuple[dict[str, np.ndarray], np.ndarray], under: str | None = None) -> None:
+def put(b: JangCheckpoint, name: str, made: tuple[dict[str, np.ndarray], np.ndarray], under: str | None = None) -> None:
     """The tensors of one matrix, and the matrix."""
     path = (under or name).removesuffix(".weight")
     b.tensors |= {f"{path}.{part}": array for part, array in made[0].items()}
     b.true[name] = made[1]
 
 
-def put_affine(b: Bundle, weights: dict[str, np.ndarray], bits: dict[str, int], turned: bool = False) -> None:
+def put_affine(b: JangCheckpoint, weights: dict[str, np.ndarray], bits: dict[str, int], rotated: bool = False) -> None:
     """Everything that is left; `bits` by a part of the name, 4 for what has none."""
     entries = {}
     for name, w in weights.items():
         width = next((n for part, n in bits.items() if part in name), 4)
         group = next(g for g in (64, 32) if w.shape[-1] % g == 0)
-        turns = turned and width >= 3 and not any(part in name for part in ("embed", "lm_head", "norm", ".gate."))
-        put(b, name, of.affine(w, width, group, turns))
+        rotates = rotated and width >= 3 and not any(part in name for part in ("embed", "lm_head", "norm", ".gate."))
+        put(b, name, of.affine(w, width, group, rotates))
         entries[name.removesuffix(".weight")] = {"bits": width, "group_size": group, "mode": "affine"}
     b.config["quantization"] = {"bits": min(bits.values(), default=4), "group_size": 64, "mode": "affine", **entries}
 
@@ -84,27 +84,29 @@ def experts(weights: dict[str, np.ndarray], names=("gate_proj", "up_proj", "down
             yield layer, name, np.stack([weights.pop(n) for n in single]), single
 
 
-def put_experts(b: Bundle, single: list[str], path: str, made: tuple[dict[str, np.ndarray], np.ndarray]) -> None:
+def put_experts(
+    b: JangCheckpoint, single: list[str], path: str, made: tuple[dict[str, np.ndarray], np.ndarray]
+) -> None:
     b.tensors |= {f"{path}.{part}": array for part, array in made[0].items()}
     for i, name in enumerate(single):
         b.true[name] = made[1][i]
 
 
-def mixed(seed: int) -> Bundle:
-    b, weights = bundle(sources.qwen3(hidden=96, inner=160, head=32), seed, AFFINE_LABELS)
+def mixed(seed: int) -> JangCheckpoint:
+    b, weights = checkpoint(sources.qwen3(hidden=96, inner=160, head=32), seed, AFFINE_LABELS)
     put_affine(b, weights, {"embed": 6, "lm_head": 8, "q_proj": 5, "o_proj": 8, "up_proj": 2, "down_proj": 3})
     b.tensors["model.layers.0.mlp.up_proj.importance"] = np.ones(3, np.float16)
     return b
 
 
-def one_bit(seed: int) -> Bundle:
-    b, weights = bundle(sources.llama(hidden=128, inner=256), seed, AFFINE_LABELS)
+def one_bit(seed: int) -> JangCheckpoint:
+    b, weights = checkpoint(sources.llama(hidden=128, inner=256), seed, AFFINE_LABELS)
     put_affine(b, weights, {"embed": 8, "mlp": 1, "self_attn": 4})
     return b
 
 
-def wrong_config(seed: int) -> Bundle:
-    b, weights = bundle(sources.qwen3(hidden=128, inner=256, head=32), seed, AFFINE_LABELS)
+def wrong_config(seed: int) -> JangCheckpoint:
+    b, weights = checkpoint(sources.qwen3(hidden=128, inner=256, head=32), seed, AFFINE_LABELS)
     put_affine(b, weights, {"mlp": 2, "self_attn": 8})
     for path, entry in b.config["quantization"].items():
         if isinstance(entry, dict) and "self_attn" in path:
@@ -112,40 +114,40 @@ def wrong_config(seed: int) -> Bundle:
     return b
 
 
-def legacy_config(seed: int) -> Bundle:
-    b, weights = bundle(sources.qwen3(hidden=128, inner=192, head=32), seed, {"format": "mxq", "version": 2})
+def legacy_config(seed: int) -> JangCheckpoint:
+    b, weights = checkpoint(sources.qwen3(hidden=128, inner=192, head=32), seed, {"format": "mxq", "version": 2})
     put_affine(b, weights, {"mlp": 3, "self_attn": 6})
     b.config["quantization"] = {"bits": 3, "group_size": 64}
     b.names["labels_file"] = "mxq_config.json"
     return b
 
 
-def stacked_affine(seed: int, turned: bool = False) -> Bundle:
-    labels = {**AFFINE_LABELS, "quantization": {"hadamard_rotation": turned}}
-    b, weights = bundle(sources.qwen3_moe(hidden=96, inner=64, experts=5), seed, labels)
+def stacked_affine(seed: int, rotated: bool = False) -> JangCheckpoint:
+    labels = {**AFFINE_LABELS, "quantization": {"hadamard_rotation": rotated}}
+    b, weights = checkpoint(sources.qwen3_moe(hidden=96, inner=64, experts=5), seed, labels)
     for layer, name, w, single in experts(weights):
         bits = {"gate_proj": 4, "up_proj": 2, "down_proj": 3}[name]
-        made = of.affine(w, bits, 32, turned and bits >= 3)
+        made = of.affine(w, bits, 32, rotated and bits >= 3)
         put_experts(b, single, f"model.layers.{layer}.mlp.switch_mlp.{name}", made)
-    put_affine(b, weights, {"self_attn": 8, "embed": 4}, turned)
+    put_affine(b, weights, {"self_attn": 8, "embed": 4}, rotated)
     return b
 
 
-def turned_affine(seed: int) -> Bundle:
-    return stacked_affine(seed, turned=True)
+def rotated_affine(seed: int) -> JangCheckpoint:
+    return stacked_affine(seed, rotated=True)
 
 
-def turned_dense(seed: int) -> Bundle:
+def rotated_dense(seed: int) -> JangCheckpoint:
     """With biases on all projections of attention."""
     labels = {**AFFINE_LABELS, "quantization": {"hadamard_rotation": True}}
-    b, weights = bundle(sources.llama(hidden=96, inner=224, attention_bias=True), seed, labels)
+    b, weights = checkpoint(sources.llama(hidden=96, inner=224, attention_bias=True), seed, labels)
     put_affine(b, weights, {"self_attn": 6, "up_proj": 2, "mlp": 3, "embed": 8}, True)
     return b
 
 
-def streams(seed: int, zeros: bool = False, maps: bool = False, inner: int = 192) -> Bundle:
+def streams(seed: int, zeros: bool = False, maps: bool = False, inner: int = 192) -> JangCheckpoint:
     labels = {"format": "jang", "format_version": "1.0" if maps else "1.1", "quantization": {"block_size": 64}}
-    b, weights = bundle(sources.qwen3(hidden=128, inner=inner, head=32), seed, labels)
+    b, weights = checkpoint(sources.qwen3(hidden=128, inner=inner, head=32), seed, labels)
     random = np.random.default_rng(seed)
     for i, (name, w) in enumerate(weights.items()):
         count = -(-w.size // 64)
@@ -155,15 +157,15 @@ def streams(seed: int, zeros: bool = False, maps: bool = False, inner: int = 192
     return b
 
 
-def streams_of_zeros(seed: int) -> Bundle:
+def streams_of_zeros(seed: int) -> JangCheckpoint:
     return streams(seed, zeros=True)
 
 
-def streams_with_maps(seed: int) -> Bundle:
+def streams_with_maps(seed: int) -> JangCheckpoint:
     return streams(seed, zeros=True, maps=True)
 
 
-def streams_across_rows(seed: int) -> Bundle:
+def streams_across_rows(seed: int) -> JangCheckpoint:
     return streams(seed, inner=160)  # down_proj has 160 inputs, no multiple of a block
 
 
@@ -172,9 +174,11 @@ MINIMAX = ("w1", "w3", "w2")
 PROJECTIONS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 
-def coded(seed: int, bits=(2, 2, 4), hidden: int = 96, inner: int = 80, signs: int = 42) -> Bundle:
+def jangtq(seed: int, bits=(2, 2, 4), hidden: int = 96, inner: int = 80, signs: int = 42) -> JangCheckpoint:
     """Prestacked; bits of gate, up and down."""
-    b, weights = bundle(sources.minimax(hidden=hidden, inner=inner, experts=4), seed, {**TQ_LABELS, "mxtq_seed": signs})
+    b, weights = checkpoint(
+        sources.minimax(hidden=hidden, inner=inner, experts=4), seed, {**TQ_LABELS, "mxtq_seed": signs}
+    )
     for (layer, name, w, single), width in zip(experts(weights, MINIMAX), bits * 2):
         path = f"model.layers.{layer}.block_sparse_moe.switch_mlp.{PROJECTIONS[name]}"
         put_experts(b, single, path, of.jangtq(w, width, signs))
@@ -183,21 +187,21 @@ def coded(seed: int, bits=(2, 2, 4), hidden: int = 96, inner: int = 80, signs: i
     return b
 
 
-def coded_one_bit(seed: int) -> Bundle:
-    return coded(seed, (1, 1, 2), hidden=64, inner=36)
+def jangtq_one_bit(seed: int) -> JangCheckpoint:
+    return jangtq(seed, (1, 1, 2), hidden=64, inner=36)
 
 
-def coded_three_bits(seed: int) -> Bundle:
-    return coded(seed, (3, 3, 3), hidden=96, inner=52)
+def jangtq_three_bits(seed: int) -> JangCheckpoint:
+    return jangtq(seed, (3, 3, 3), hidden=96, inner=52)
 
 
-def coded_eight_bits(seed: int) -> Bundle:
-    return coded(seed, (8, 8, 3), hidden=96, inner=44, signs=7)
+def jangtq_eight_bits(seed: int) -> JangCheckpoint:
+    return jangtq(seed, (8, 8, 3), hidden=96, inner=44, signs=7)
 
 
-def coded_singly(seed: int, fused: bool = False) -> Bundle:
+def jangtq_singly(seed: int, fused: bool = False) -> JangCheckpoint:
     """Expert by expert, as the older converters wrote; labels that say something else, and inside config.json."""
-    b, weights = bundle(sources.minimax(hidden=96, inner=48, experts=4), seed, None)
+    b, weights = checkpoint(sources.minimax(hidden=96, inner=48, experts=4), seed, None)
     for _, name, w, single in experts(weights, MINIMAX):
         for i, at in enumerate(single):
             put(b, at, of.jangtq(w[i], 4 if name == "w2" else 2))
@@ -206,8 +210,8 @@ def coded_singly(seed: int, fused: bool = False) -> Bundle:
     return b
 
 
-def coded_fused(seed: int) -> Bundle:
-    b, weights = bundle(sources.qwen3_moe(hidden=64, inner=48, experts=3), seed, TQ_LABELS)
+def jangtq_fused(seed: int) -> JangCheckpoint:
+    b, weights = checkpoint(sources.qwen3_moe(hidden=64, inner=48, experts=3), seed, TQ_LABELS)
     found = list(experts(weights))
     for gate, up, down in zip(found[::3], found[1::3], found[2::3]):
         both = of.jangtq(np.concatenate([gate[2], up[2]], axis=1), 3)
@@ -220,16 +224,16 @@ def coded_fused(seed: int) -> Bundle:
     return b
 
 
-def coded_dense(seed: int) -> Bundle:
+def jangtq_dense(seed: int) -> JangCheckpoint:
     """Every matrix of the layers, the head and the embedding."""
-    b, weights = bundle(sources.qwen3(hidden=96, inner=104, head=24), seed, TQ_LABELS)
+    b, weights = checkpoint(sources.qwen3(hidden=96, inner=104, head=24), seed, TQ_LABELS)
     for i, name in enumerate(sorted(weights)):
         put(b, name, of.jangtq(weights[name], (2, 3, 4)[i % 3]))
     return b
 
 
-def coded_with_awq(seed: int) -> Bundle:
-    b, weights = bundle(sources.qwen3_moe(hidden=64, inner=40, experts=3), seed, TQ_LABELS)
+def jangtq_with_awq(seed: int) -> JangCheckpoint:
+    b, weights = checkpoint(sources.qwen3_moe(hidden=64, inner=40, experts=3), seed, TQ_LABELS)
     random = np.random.default_rng(seed)
     for layer, name, w, single in experts(weights):
         by = random.uniform(0.5, 2, w.shape[-1]).astype(np.float16)
@@ -243,8 +247,8 @@ def coded_with_awq(seed: int) -> Bundle:
     return b
 
 
-def second(seed: int, rotation: str = "hadamard32") -> Bundle:
-    b, weights = bundle(sources.qwen3_moe(hidden=96, inner=64, experts=3), seed, {"format": "jangtq2"})
+def jangtq2(seed: int, rotation: str = "hadamard32") -> JangCheckpoint:
+    b, weights = checkpoint(sources.qwen3_moe(hidden=96, inner=64, experts=3), seed, {"format": "jangtq2"})
     entries = {}
     for layer, name, w, single in experts(weights):
         path, bits = f"model.layers.{layer}.mlp.switch_mlp.{name}", {"gate_proj": 2, "up_proj": 2, "down_proj": 3}[name]
@@ -260,12 +264,12 @@ def second(seed: int, rotation: str = "hadamard32") -> Bundle:
     return b
 
 
-def second_unturned(seed: int) -> Bundle:
-    return second(seed, "none")
+def jangtq2_unrotated(seed: int) -> JangCheckpoint:
+    return jangtq2(seed, "none")
 
 
-def vector_files(seed: int) -> Bundle:
-    b, weights = bundle(
+def codebook_files(seed: int) -> JangCheckpoint:
+    b, weights = checkpoint(
         sources.qwen3_moe(hidden=64, inner=48, experts=3), seed, {"quantization": {"codebook_vq": True}}
     )
     for layer, name, w, single in experts(weights):
@@ -278,8 +282,8 @@ def vector_files(seed: int) -> Bundle:
     return b
 
 
-def vector_files_dense(seed: int) -> Bundle:
-    b, weights = bundle(sources.qwen3(hidden=64, inner=96, head=16), seed, {"quantization": {"codebook_vq": True}})
+def codebook_files_dense(seed: int) -> JangCheckpoint:
+    b, weights = checkpoint(sources.qwen3(hidden=64, inner=96, head=16), seed, {"quantization": {"codebook_vq": True}})
     for name in [n for n in weights if ".mlp." in n]:
         tensors, b.true[name] = of.vectors(weights.pop(name), 64, 8, seed)
         file = f"codebook-layer-{int(name.split('.')[2]):03d}-{name.split('.')[4]}.safetensors"
@@ -288,33 +292,33 @@ def vector_files_dense(seed: int) -> Bundle:
     return b
 
 
-def vector_list(seed: int) -> Bundle:
+def codebook_list(seed: int) -> JangCheckpoint:
     """codebook_config.json: codes of 8, 16 and 32 bits, flat or not, a codebook for two, vectors across rows."""
-    b, weights = bundle(sources.llama(hidden=60, inner=84, tied=False, head_dim=16), seed, None)
-    entries = []
+    b, weights = checkpoint(sources.llama(hidden=60, inner=84, tied=False, head_dim=16), seed, None)
+    items = []
     for i, name in enumerate([n for n in weights if "embed" not in n and "lm_head" not in n]):
         length = 8 if i == 3 else 4  # 8 does not divide 60: runs go on in the next row
         made = of.vectors(weights.pop(name), 30, length, seed, (np.uint8, np.uint16, np.uint32)[i % 3])
-        shape, codes = list(made[1].shape), made[0]["codes"]
-        entry = {"name": name, "shape": shape}
+        shape, indices = list(made[1].shape), made[0]["codes"]
+        item = {"name": name, "shape": shape}
         if i % 2:
-            entry |= {"codes": f"c{i}", "codebook": f"b{i}"}
-        b.tensors[entry.get("codes", f"{name}.codes")] = codes.reshape(-1) if i % 4 < 2 else codes
-        b.tensors[entry.get("codebook", f"{name}.codebook")] = made[0]["codebook"]
+            item |= {"codes": f"c{i}", "codebook": f"b{i}"}
+        b.tensors[item.get("codes", f"{name}.codes")] = indices.reshape(-1) if i % 4 < 2 else indices
+        b.tensors[item.get("codebook", f"{name}.codebook")] = made[0]["codebook"]
         b.true[name] = made[1]
-        entries.append(entry)
+        items.append(item)
     b.tensors |= weights
-    said = {"type": "codebook", "format": "vq", "codebook_size": 30, "code_dim": 4, "index_bits": 8, "tensors": entries}
+    said = {"type": "codebook", "format": "vq", "codebook_size": 30, "code_dim": 4, "index_bits": 8, "tensors": items}
     b.files["codebook_config.json"] = json.dumps(said)
     return b
 
 
-KINDS: dict[str, Callable[[int], Bundle]] = {
+MAKERS: dict[str, Callable[[int], JangCheckpoint]] = {
     f.__name__: f
     for f in (
-        mixed, one_bit, wrong_config, legacy_config, stacked_affine, turned_affine, turned_dense, streams,
-        streams_of_zeros, streams_with_maps, streams_across_rows, coded, coded_one_bit, coded_three_bits,
-        coded_eight_bits, coded_singly, coded_fused, coded_dense, coded_with_awq, second, second_unturned,
-        vector_files, vector_files_dense, vector_list,
+        mixed, one_bit, wrong_config, legacy_config, stacked_affine, rotated_affine, rotated_dense, streams,
+        streams_of_zeros, streams_with_maps, streams_across_rows, jangtq, jangtq_one_bit, jangtq_three_bits,
+        jangtq_eight_bits, jangtq_singly, jangtq_fused, jangtq_dense, jangtq_with_awq, jangtq2, jangtq2_unrotated,
+        codebook_files, codebook_files_dense, codebook_list,
     )
 }  # fmt: skip

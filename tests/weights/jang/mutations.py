@@ -1,6 +1,6 @@
-"""Faults in bundles, drawn at random, each with what must follow: refused, the same answer, or either of both.
+"""Faults in checkpoints, drawn at random, each with what must follow: refused, the same answer, or either of both.
 
-refuse: nothing may load. same: loads with the answer of the sound bundle, or is refused. any: values themselves
+refuse: nothing may load. same: loads with the answer of the sound checkpoint, or is refused. any: values themselves
 changed, so no loader can know; it loads or is refused, and nothing else happens.
 """
 
@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from .makers import KINDS, Bundle
+from .makers import MAKERS, JangCheckpoint
 
 JUNK = [None, True, -1, 0, 3, 10**12, 0.5, "", "x", "JANG_9Z", [], [1], {}, {"a": 1}, [[{}]], "2.0", "bf16", 1e308]
 HINTS = ("profile", "format", "weight_format", "version", "format_version", "mxtq_bits", "capabilities", "turboquant",
          "source_model", "runtime", "architecture", "routed_expert_layout", "expert_padding", "mtp")  # fmt: skip
-SILENT = ("awq_scale", "awq_scales", "importance", "block_offsets")  # without them a bundle is another, sound one
+SILENT = ("awq_scale", "awq_scales", "importance", "block_offsets")  # without them a checkpoint is another, sound one
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class Damage:
     must: str  # refuse | same | any
 
 
-def pick(draw: random.Random, bundle: Bundle) -> tuple[dict[str, np.ndarray], str]:
-    """A file of the bundle and a tensor in it."""
-    places = [(bundle.tensors, name) for name in bundle.tensors]
-    places += [(tensors, name) for tensors in bundle.extra.values() for name in tensors]
-    return draw.choice(places)
+def pick(draw: random.Random, checkpoint: JangCheckpoint) -> tuple[dict[str, np.ndarray], str]:
+    """A file of the checkpoint and a tensor in it."""
+    targets = [(checkpoint.tensors, name) for name in checkpoint.tensors]
+    targets += [(tensors, name) for tensors in checkpoint.extra.values() for name in tensors]
+    return draw.choice(targets)
 
 
-def relabel(draw: random.Random, b: Bundle) -> tuple[str, str]:
+def relabel(draw: random.Random, b: JangCheckpoint) -> tuple[str, str]:
     key, value = draw.choice(HINTS), copy.deepcopy(draw.choice(JUNK))
     place = b.config if b.labels is None or draw.random() < 0.3 else b.labels
     if place is b.config and key not in ("weight_format", "mxtq_bits"):
@@ -44,7 +44,7 @@ def relabel(draw: random.Random, b: Bundle) -> tuple[str, str]:
     return f"label {key} = {value!r}", "same"
 
 
-def lie_about_bits(draw: random.Random, b: Bundle) -> tuple[str, str]:
+def lie_about_bits(draw: random.Random, b: JangCheckpoint) -> tuple[str, str]:
     said = b.config.setdefault("quantization", {})
     path = draw.choice([*said, "bits", "group_size"])
     value = draw.choice([{"bits": draw.choice([1, 2, 4, 8]), "group_size": draw.choice([32, 64, 128])}, *JUNK])
@@ -56,7 +56,7 @@ def lie_about_bits(draw: random.Random, b: Bundle) -> tuple[str, str]:
     return f"quantization.{path} = {value!r}", "any" if rotated else "same"
 
 
-def count_words(draw: random.Random, b: Bundle) -> tuple[str, str]:
+def count_words(draw: random.Random, b: JangCheckpoint) -> tuple[str, str]:
     """Words that count: they are read, so junk in them is refused or means what it says."""
     key = draw.choice(["mxtq_seed", "hadamard_rotation", "quantization"])
     value = copy.deepcopy(draw.choice(JUNK))
@@ -69,13 +69,13 @@ def count_words(draw: random.Random, b: Bundle) -> tuple[str, str]:
     return f"{key} = {value!r}", "any"
 
 
-def drop(draw: random.Random, b: Bundle) -> tuple[str, str]:
+def drop(draw: random.Random, b: JangCheckpoint) -> tuple[str, str]:
     place, name = pick(draw, b)
     del place[name]
     return f"without {name}", "any" if name.endswith(SILENT) else "refuse"
 
 
-def rename(draw: random.Random, b: Bundle) -> tuple[str, str]:
+def rename(draw: random.Random, b: JangCheckpoint) -> tuple[str, str]:
     place, name = pick(draw, b)
     other = draw.choice([f"{name}x", f"x.{name}", name.replace("0", "7", 1), name.replace("_", "", 1), name.upper()])
     if other == name or other in place:
@@ -84,7 +84,7 @@ def rename(draw: random.Random, b: Bundle) -> tuple[str, str]:
     return f"{name} is called {other}", "any" if name.endswith(SILENT) else "refuse"
 
 
-def add(draw: random.Random, b: Bundle) -> tuple[str, str]:
+def add(draw: random.Random, b: JangCheckpoint) -> tuple[str, str]:
     _, name = pick(draw, b)
     path = name.rpartition(".")[0] or "model"
     parts = ["weight", "scales", "tq_packed", "tq2_packed", "codes", "qweight", "extra", "jt_packed"]
@@ -95,7 +95,7 @@ def add(draw: random.Random, b: Bundle) -> tuple[str, str]:
     return f"more: {other}", "refuse"
 
 
-def reshape(draw: random.Random, b: Bundle) -> tuple[str, str]:
+def reshape(draw: random.Random, b: JangCheckpoint) -> tuple[str, str]:
     place, name = pick(draw, b)
     old = place[name]
     changes: list[Callable] = [
@@ -108,7 +108,7 @@ def reshape(draw: random.Random, b: Bundle) -> tuple[str, str]:
     return f"{name}: {old.shape} -> {place[name].shape}", "any" if wider or name.endswith(SILENT) else "same"
 
 
-def retype(draw: random.Random, b: Bundle) -> tuple[str, str]:
+def retype(draw: random.Random, b: JangCheckpoint) -> tuple[str, str]:
     place, name = pick(draw, b)
     dtype = draw.choice(
         [np.float16, np.float32, np.float64, np.uint8, np.int8, np.uint16, np.int32, np.uint32, np.int64]
@@ -120,7 +120,7 @@ def retype(draw: random.Random, b: Bundle) -> tuple[str, str]:
     return f"{name} as {np.dtype(dtype)}", "same" if kept else "any"
 
 
-def poison(draw: random.Random, b: Bundle) -> tuple[str, str]:
+def poison(draw: random.Random, b: JangCheckpoint) -> tuple[str, str]:
     floats = [(p, n) for p, n in [pick(draw, b) for _ in range(50)] if p[n].dtype == np.float16 and p[n].size]
     if not floats:
         return "nothing", "same"
@@ -132,18 +132,18 @@ def poison(draw: random.Random, b: Bundle) -> tuple[str, str]:
     return f"{name} poisoned", "refuse"
 
 
-def overrun(draw: random.Random, b: Bundle) -> tuple[str, str]:
-    """Codes that no vector has, widths that no code has."""
+def overrun(draw: random.Random, b: JangCheckpoint) -> tuple[str, str]:
+    """Indices beyond the codebook, bit widths the format does not have."""
     names = ("indices", ".codes", "tq_bits", ".bits", "bit_map", *(f"c{i}" for i in range(20)))
-    places = [(b.tensors, n) for n in b.tensors if n.endswith(names)]
-    places += [(t, n) for t in b.extra.values() for n in t if n.endswith(names)]
-    if not places:
+    targets = [(b.tensors, n) for n in b.tensors if n.endswith(names)]
+    targets += [(t, n) for t in b.extra.values() for n in t if n.endswith(names)]
+    if not targets:
         return "nothing", "same"
-    place, name = draw.choice(places)
-    array = place[name].copy()
+    target, name = draw.choice(targets)
+    array = target[name].copy()
     old = array.reshape(-1)[0]
     array.reshape(-1)[0] = draw.choice([0, 1, 3, 5, 7, 9, 100, 200, 255])
-    place[name] = array
+    target[name] = array
     if array.reshape(-1)[0] == old:
         return "nothing", "same"
     return f"{name}[0] = {array.reshape(-1)[0]}", "any" if name.endswith(("codes", "indices")) or name[
@@ -208,22 +208,22 @@ OUTSIDE = (cut_file, flip_bytes, spoil_json, spoil_json, lose_file)
 
 
 def damaged(draw: random.Random, number: int, folder: Path) -> tuple[str, int, Damage]:
-    """Write one damaged bundle; (kind, seed, damage)."""
-    kind, seed = draw.choice(sorted(KINDS)), draw.randrange(2)
-    bundle = copy.deepcopy(sound(kind, seed))
+    """Write one damaged checkpoint; (kind, seed, damage)."""
+    kind, seed = draw.choice(sorted(MAKERS)), draw.randrange(2)
+    checkpoint = copy.deepcopy(sound(kind, seed))
     inside = draw.random() < 0.7
     if inside:
-        what, must = draw.choice(INSIDE)(draw, bundle)
-    bundle.write(folder)
+        what, must = draw.choice(INSIDE)(draw, checkpoint)
+    checkpoint.write(folder)
     if not inside:
         what, must = draw.choice(OUTSIDE)(draw, folder)
     return kind, seed, Damage(kind, what, must)
 
 
-MADE: dict[tuple[str, int], Bundle] = {}
+MADE: dict[tuple[str, int], JangCheckpoint] = {}
 
 
-def sound(kind: str, seed: int) -> Bundle:
+def sound(kind: str, seed: int) -> JangCheckpoint:
     if (kind, seed) not in MADE:
-        MADE[kind, seed] = KINDS[kind](seed)
+        MADE[kind, seed] = MAKERS[kind](seed)
     return MADE[kind, seed]

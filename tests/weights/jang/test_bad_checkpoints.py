@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 
 import mlxrt
 
-from .makers import KINDS, Bundle
+from .makers import MAKERS, JangCheckpoint
 
 AT = "model.layers.0.block_sparse_moe.switch_mlp.down_proj"
 
@@ -20,14 +20,14 @@ def spoil(array: np.ndarray, value: float) -> np.ndarray:
 
 
 def set_tensor(name, change):
-    def apply(b: Bundle) -> None:
+    def apply(b: JangCheckpoint) -> None:
         b.tensors[name] = change(b.tensors[name])
 
     return apply
 
 
 def set_file(name, part, change):
-    def apply(b: Bundle) -> None:
+    def apply(b: JangCheckpoint) -> None:
         b.extra[name][part] = change(b.extra[name][part])
 
     return apply
@@ -48,56 +48,56 @@ def config(**said):
 BOOK = "codebook-layer-000-up_proj.safetensors"
 STREAM = "model.layers.0.mlp.up_proj"
 FAULTS = {
-    "norms are NaN": ("coded", set_tensor(f"{AT}.tq_norms", lambda a: spoil(a, np.nan)), "down_proj.tq_norms"),
-    "norms are infinite": ("coded", set_tensor(f"{AT}.tq_norms", lambda a: spoil(a, np.inf)), "down_proj.tq_norms"),
-    "a layer norm is NaN": ("coded", set_tensor("model.norm.weight", lambda a: spoil(a, np.nan)), "model.norm.weight"),
+    "norms are NaN": ("jangtq", set_tensor(f"{AT}.tq_norms", lambda a: spoil(a, np.nan)), "down_proj.tq_norms"),
+    "norms are infinite": ("jangtq", set_tensor(f"{AT}.tq_norms", lambda a: spoil(a, np.inf)), "down_proj.tq_norms"),
+    "a layer norm is NaN": ("jangtq", set_tensor("model.norm.weight", lambda a: spoil(a, np.nan)), "model.norm.weight"),
     "scales are NaN": ("mixed", set_tensor("lm_head.scales", lambda a: spoil(a, np.nan)), "lm_head.scales"),
-    "no norms": ("coded", drop(f"{AT}.tq_norms"), "tq_norms"),
-    "no bits": ("coded", drop(f"{AT}.tq_bits"), "tq_bits"),
-    "no words": ("coded", drop(f"{AT}.tq_packed"), "down_proj"),
-    "bits of no such width": ("coded", set_tensor(f"{AT}.tq_bits", lambda a: a * 0 + 5), "tq_bits = 5"),
-    "bits that do not fit": ("coded", set_tensor(f"{AT}.tq_bits", lambda a: a * 0 + 2), "tq_packed"),
-    "words cut short": ("coded", set_tensor(f"{AT}.tq_packed", lambda a: a[..., :-1]), "tq_packed"),
-    "words of another kind": ("coded", set_tensor(f"{AT}.tq_packed", lambda a: a.astype(np.int32)), "tq_packed"),
-    "an expert too few": ("coded", set_tensor(f"{AT}.tq_packed", lambda a: a[:-1]), "tq_packed"),
+    "no norms": ("jangtq", drop(f"{AT}.tq_norms"), "tq_norms"),
+    "no bits": ("jangtq", drop(f"{AT}.tq_bits"), "tq_bits"),
+    "no words": ("jangtq", drop(f"{AT}.tq_packed"), "down_proj"),
+    "bits of no such width": ("jangtq", set_tensor(f"{AT}.tq_bits", lambda a: a * 0 + 5), "tq_bits = 5"),
+    "bits that do not fit": ("jangtq", set_tensor(f"{AT}.tq_bits", lambda a: a * 0 + 2), "tq_packed"),
+    "words cut short": ("jangtq", set_tensor(f"{AT}.tq_packed", lambda a: a[..., :-1]), "tq_packed"),
+    "words of another kind": ("jangtq", set_tensor(f"{AT}.tq_packed", lambda a: a.astype(np.int32)), "tq_packed"),
+    "an expert too few": ("jangtq", set_tensor(f"{AT}.tq_packed", lambda a: a[:-1]), "tq_packed"),
     "one expert is missing": (
-        "coded_singly",
+        "jangtq_singly",
         lambda b: [b.tensors.pop(n) for n in list(b.tensors) if ".experts.2.w1." in n],
         "expert 2",
     ),
     "experts of two widths": (
-        "coded_singly",
+        "jangtq_singly",
         set_tensor("model.layers.0.block_sparse_moe.experts.1.w1.tq_bits", lambda a: a * 0 + 4),
         "gate_proj.tq_bits",
     ),
     "a group of tensors without a module": (
-        "coded",
+        "jangtq",
         lambda b: b.tensors.update({n.replace(AT, "model.layers.0.extra"): a for n, a in b.tensors.items() if AT in n}),
         "model.layers.0.extra",
     ),
     "both coded and affine": (
-        "coded_dense",
+        "jangtq_dense",
         lambda b: b.tensors.update({"lm_head.weight": np.ones((96, 96), np.float16)}),
         "lm_head is in the checkpoint twice",
     ),
-    "a seed of words": ("coded", label(mxtq_seed="42"), "mxtq_seed"),
-    "two seeds": ("coded", label(mxtq_seed=41), "mxtq_seed"),
-    "hadamard of words": ("turned_dense", label(quantization={"hadamard_rotation": "yes"}), "hadamard_rotation"),
-    "inputs that do not fit": ("coded", config(hidden_size=100), "100 features"),
-    "an unknown version": ("second", lambda b: b.config["jangtq"].update(version=3), "jangtq.version is 3"),
-    "no version": ("second", lambda b: b.config.pop("jangtq"), "jangtq.version"),
-    "other levels": ("second", lambda b: b.config["jangtq"]["codebooks"]["2"]["levels"].reverse(), "levels"),
+    "a seed of words": ("jangtq", label(mxtq_seed="42"), "mxtq_seed"),
+    "two seeds": ("jangtq", label(mxtq_seed=41), "mxtq_seed"),
+    "hadamard of words": ("rotated_dense", label(quantization={"hadamard_rotation": "yes"}), "hadamard_rotation"),
+    "inputs that do not fit": ("jangtq", config(hidden_size=100), "100 features"),
+    "an unknown version": ("jangtq2", lambda b: b.config["jangtq"].update(version=3), "jangtq.version is 3"),
+    "no version": ("jangtq2", lambda b: b.config.pop("jangtq"), "jangtq.version"),
+    "other levels": ("jangtq2", lambda b: b.config["jangtq"]["codebooks"]["2"]["levels"].reverse(), "levels"),
     "an unknown turning": (
-        "second",
+        "jangtq2",
         lambda b: [v.update(rotation="dct") for v in b.config["quantization"].values() if isinstance(v, dict)],
         "rotation",
     ),
-    "a code beyond the codebook": ("vector_files", set_file(BOOK, "indices", lambda a: spoil(a, 40)), "up_proj.codes"),
-    "a codebook with NaN": ("vector_files", set_file(BOOK, "codebook", lambda a: spoil(a, np.nan)), "up_proj.codebook"),
-    "no codebook": ("vector_files", lambda b: b.extra[BOOK].pop("codebook"), "codebook"),
-    "a codebook file is missing": ("vector_files", lambda b: b.extra.pop(BOOK), "up_proj"),
-    "codes cut short": ("vector_files", set_file(BOOK, "indices", lambda a: a[..., :-1]), "up_proj.codes"),
-    "codes of another codebook": ("vector_list", drop("c1"), "c1"),
+    "index beyond the codebook": ("codebook_files", set_file(BOOK, "indices", lambda a: spoil(a, 40)), "up_proj.codes"),
+    "codebook with NaN": ("codebook_files", set_file(BOOK, "codebook", lambda a: spoil(a, np.nan)), "up_proj.codebook"),
+    "no codebook": ("codebook_files", lambda b: b.extra[BOOK].pop("codebook"), "codebook"),
+    "a codebook file is missing": ("codebook_files", lambda b: b.extra.pop(BOOK), "up_proj"),
+    "codes cut short": ("codebook_files", set_file(BOOK, "indices", lambda a: a[..., :-1]), "up_proj.codes"),
+    "codes of another codebook": ("codebook_list", drop("c1"), "c1"),
     "a stream cut short": ("streams", set_tensor(f"{STREAM}.qweight", lambda a: a[:-1]), "up_proj.qweight"),
     "a stream of no such width": ("streams", set_tensor(f"{STREAM}.bits", lambda a: a * 0 + 7), "up_proj.bits"),
     "a shape of another matrix": ("streams", set_tensor(f"{STREAM}.shape", lambda a: a * 2), "up_proj"),
@@ -106,31 +106,31 @@ FAULTS = {
         "streams_with_maps", set_tensor(f"{STREAM}.block_offsets", lambda a: spoil(a, 1)), "block_offsets"
     ),
     "an awq scale of zero": (
-        "coded_with_awq",
+        "jangtq_with_awq",
         set_tensor("model.layers.0.mlp.switch_mlp.up_proj.awq_scale", lambda a: spoil(a, 0)),
         "up_proj.awq_scale",
     ),
     "trellis codes": (
-        "coded", lambda b: b.tensors.update({f"{AT}.jt_packed": b.tensors.pop(f"{AT}.tq_packed")}), "JANGT"
+        "jangtq", lambda b: b.tensors.update({f"{AT}.jt_packed": b.tensors.pop(f"{AT}.tq_packed")}), "JANGT"
     ),
-    "labels that are a list": ("coded", lambda b: b.files.update({"jang_config.json": "[1]"}), "jang_config.json"),
+    "labels that are a list": ("jangtq", lambda b: b.files.update({"jang_config.json": "[1]"}), "jang_config.json"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_is_one_line_that_names_it(fault, tmp_path):
-    kind, spoiled, told = FAULTS[fault]
-    bundle = KINDS[kind](seed=4)
-    spoiled(bundle)
-    folder = bundle.write(tmp_path / "bundle")
+    kind, spoiled, expected = FAULTS[fault]
+    checkpoint = MAKERS[kind](seed=4)
+    spoiled(checkpoint)
+    folder = checkpoint.write(tmp_path / "checkpoint")
     for unpack in (False, True):
         with pytest.raises(mlxrt.MlxrtError) as caught:
             mlxrt.load(str(folder), mlxrt.EngineConfig(dequantise=unpack))
-        assert told in str(caught.value) and "\n" not in str(caught.value)
+        assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_missing_shard(tmp_path):
-    folder = KINDS["streams"](seed=4).write(tmp_path)
+    folder = MAKERS["streams"](seed=4).write(tmp_path)
     index = folder / "model.jang.index.json"
     said = json.loads(index.read_text())
     said["weight_map"]["model.norm.weight"] = "model-00002-of-00002.jang.safetensors"
@@ -143,19 +143,19 @@ def test_sidecar_is_compared(tmp_path):
     from mlxrt.models.quantized.centroids import lloyd_max
     from mlxrt.models.quantized.rotation import random_signs
 
-    folder = KINDS["coded"](seed=4).write(tmp_path)
+    folder = MAKERS["jangtq"](seed=4).write(tmp_path)
     right = {
         "signs.96.42": random_signs(96, 42),
         "codebook.96.2": lloyd_max(96, 2),
         "signs.341.42": random_signs(341, 42),
     }
-    for change, told in ((None, None), ("signs.96.42", "signs.96.42"), ("codebook.96.2", "codebook.96.2")):
+    for change, expected in ((None, None), ("signs.96.42", "signs.96.42"), ("codebook.96.2", "codebook.96.2")):
         given = {name: spoil(array, 0.5) if name == change else array for name, array in right.items()}
         save_file(given, folder / "jangtq_runtime.safetensors")
-        if told is None:
+        if expected is None:
             mlxrt.load(str(folder)).close()
         else:
-            with pytest.raises(mlxrt.MlxrtError, match=told):
+            with pytest.raises(mlxrt.MlxrtError, match=expected):
                 mlxrt.load(str(folder))
     save_file({"levels": right["codebook.96.2"]}, folder / "jangtq_runtime.safetensors")
     with pytest.raises(mlxrt.MlxrtError, match="levels"):

@@ -15,10 +15,9 @@ from mlxrt.cli.convert import sample_tokens
 from mlxrt.weights import FolderCheckpoint
 from mlxrt.weights.convert import convert as module
 from mlxrt.weights.convert import encode
-from mlxrt.weights.convert.calibration import Watched, importance
-from mlxrt.weights.convert.importance import Importance
+from mlxrt.weights.convert.calibration import ActivationRecorder, Importance, calibrate
 from mlxrt.weights.convert.recipe import Recipe
-from mlxrt.weights.convert.tensors import open_plain
+from mlxrt.weights.convert.tensors import open_source
 
 from ...support.log_lines import capture_log
 from . import sources
@@ -37,32 +36,32 @@ def model(folder: Path, config: dict) -> Path:
 
 
 @pytest.mark.parametrize("config", [sources.qwen3(), sources.llama(), sources.qwen3_moe(), sources.minimax()])
-def test_every_matrix_that_is_coded_has_its_inputs(config, tmp_path):
+def test_every_codebook_matrix_has_its_inputs(config, tmp_path):
     folder = model(tmp_path / "m", config)
-    plain = open_plain(FolderCheckpoint(folder))
-    recipe = Recipe("codebook", codes=16, length=4, experts=plain.experts)
-    coded = {n: s[-1] for n, s in plain.shapes.items() if recipe.choose(n, s).form == "codebook"}
+    source = open_source(FolderCheckpoint(folder))
+    recipe = Recipe("codebook", codebook_size=16, length=4, experts=source.experts)
+    encoded = {n: s[-1] for n, s in source.shapes.items() if recipe.choose(n, s).kind == "codebook"}
     with opened(folder) as engine:
         before = engine.score(TOKENS)
-        found = importance(engine, TOKENS)
+        found = calibrate(engine.model, engine.score, TOKENS)
         assert mx.array_equal(engine.score(TOKENS), before)
-        assert not any(isinstance(m, Watched) for _, m in engine.model.named_modules())
-    assert len(coded) == 6 and {n: found.squares[n].shape[0] for n in coded} == coded
-    assert all(bool((found.squares[n] > 0).all()) for n in coded)
+        assert not any(isinstance(m, ActivationRecorder) for _, m in engine.model.named_modules())
+    assert len(encoded) == 6 and {n: found.squares[n].shape[0] for n in encoded} == encoded
+    assert all(bool((found.squares[n] > 0).all()) for n in encoded)
 
 
 @pytest.mark.parametrize("name", sorted(p.parent.name for p in PARITY.glob("*/config.json")))
 def test_every_family_is_seen(name):
-    """Whatever a family's MLPs are called and whoever calls them: no matrix that is coded is missed."""
+    """Whatever the names of a family's MLPs, no codebook matrix is missed."""
     try:
-        plain = open_plain(FolderCheckpoint(PARITY / name))
+        source = open_source(FolderCheckpoint(PARITY / name))
     except mlxrt.UnsupportedModel:
         pytest.skip("this family is not converted")
-    recipe = Recipe("codebook", codes=16, length=2, experts=plain.experts)
-    coded = {n: s[-1] for n, s in plain.shapes.items() if recipe.choose(n, s).form == "codebook"}
+    recipe = Recipe("codebook", codebook_size=16, length=2, experts=source.experts)
+    encoded = {n: s[-1] for n, s in source.shapes.items() if recipe.choose(n, s).kind == "codebook"}
     with opened(PARITY / name) as engine:
-        found = importance(engine, [1 + i % 20 for i in range(16)])
-    assert {n: found.squares[n].shape[0] for n in coded if n in found.squares} == coded
+        found = calibrate(engine.model, engine.score, [1 + i % 20 for i in range(16)])
+    assert {n: found.squares[n].shape[0] for n in encoded if n in found.squares} == encoded
 
 
 def test_they_are_the_mean_squares(tmp_path):
@@ -78,7 +77,7 @@ def test_they_are_the_mean_squares(tmp_path):
     gate, up = x @ w["mlp.gate_proj.weight"].T, x @ w["mlp.up_proj.weight"].T
     inner = gate / (1 + np.exp(-gate)) * up
     with opened(folder) as engine:
-        found = importance(engine, TOKENS).squares
+        found = calibrate(engine.model, engine.score, TOKENS).squares
     for name, inputs in (("gate", x), ("up", x), ("down", inner)):
         true = (inputs * inputs).mean(0)
         assert np.allclose(np.array(found[f"model.layers.0.mlp.{name}_proj.weight"]), true, rtol=1e-4, atol=1e-9)
@@ -105,7 +104,7 @@ def test_kernels_would_hide_the_layers(tmp_path):
     with opened(model(tmp_path / "m", sources.llama())) as engine:
         engine.model.kernels = type("Fused", (), {"gpu": "some"})()
         with pytest.raises(ValueError, match="reference"):
-            importance(engine, TOKENS)
+            calibrate(engine.model, engine.score, TOKENS)
 
 
 def converted(source: Path, folder: Path, *more: str) -> int:
@@ -119,12 +118,12 @@ def test_the_command_weighs_and_says_when_it_does_not(tmp_path, capsys):
     weighed = json.loads(capsys.readouterr().out)
     assert converted(folder, tmp_path / "b", "--no-check") == 0
     said = capsys.readouterr()
-    assert "all weights count alike" in said.err and "kl" not in json.loads(said.out)
+    assert "all inputs count equally" in said.err and "kl" not in json.loads(said.out)
     with opened(folder) as engine:
-        counts = importance(engine, sample_tokens(engine, "any"))
+        counts = calibrate(engine.model, engine.score, sample_tokens(engine, "any"))
     name = "codebook-layer-001-down_proj.safetensors"
     made = [load_file(tmp_path / at / name)["indices"] for at in "ab"]
-    w = open_plain(FolderCheckpoint(folder)).tensor("model.layers.1.mlp.experts.down_proj.weight")
+    w = open_source(FolderCheckpoint(folder)).tensor("model.layers.1.mlp.experts.down_proj.weight")
     true = encode.codebook(w, 4, 64, counts("model.layers.1.mlp.experts.down_proj.weight", w.shape[-1]))["indices"]
     assert np.array_equal(made[0], np.array(true)) and not np.array_equal(made[1], made[0]) and weighed["kl"] > 0
 
@@ -133,11 +132,11 @@ def test_a_conversion_with_another_sample_does_not_go_on(tmp_path, monkeypatch, 
     """Half of its matrices would be weighed by one text, half by another."""
     folder = model(tmp_path / "m", sources.qwen3())
     squares = {"model.layers.0.mlp.up_proj.weight": mx.ones(192)}
-    recipe = Recipe("codebook", codes=16, length=4)
+    recipe = Recipe("codebook", codebook_size=16, length=4)
 
     def go(token: int) -> None:
-        counts = Importance.of([token], squares)
-        module.convert(FolderCheckpoint(folder), tmp_path / "out", recipe, weigh=lambda: counts)
+        counts = Importance.from_squares([token], squares)
+        module.convert(FolderCheckpoint(folder), tmp_path / "out", recipe, calibrate=lambda: counts)
 
     written = module.write_shard
 
@@ -149,16 +148,16 @@ def test_a_conversion_with_another_sample_does_not_go_on(tmp_path, monkeypatch, 
     with pytest.raises(KeyboardInterrupt):
         go(1)
     monkeypatch.setattr(module, "write_shard", written)
-    with pytest.raises(mlxrt.BadRequest, match="another conversion"):
+    with pytest.raises(mlxrt.BadRequest, match="another interrupted conversion"):
         go(2)
     go(1)
 
 
 def test_a_matrix_that_the_sample_did_not_reach_is_named(tmp_path):
     folder, said = model(tmp_path / "m", sources.qwen3()), capture_log()
-    counts = Importance.of([1], {"model.layers.0.mlp.up_proj.weight": mx.ones(192)})
-    recipe = Recipe("codebook", codes=16, length=4)
-    module.convert(FolderCheckpoint(folder), tmp_path / "out", recipe, weigh=lambda: counts)
+    counts = Importance.from_squares([1], {"model.layers.0.mlp.up_proj.weight": mx.ones(192)})
+    recipe = Recipe("codebook", codebook_size=16, length=4)
+    module.convert(FolderCheckpoint(folder), tmp_path / "out", recipe, calibrate=lambda: counts)
     assert any("did not reach 5 matrices" in line for line in said)
 
 
@@ -170,12 +169,12 @@ def test_nothing_is_weighed_for_a_folder_that_is_there_or_a_format_that_does_not
         return Importance()
 
     with pytest.raises(mlxrt.BadRequest, match="exists"):
-        module.convert(FolderCheckpoint(folder), folder, Recipe("codebook"), weigh=weigh)
-    module.convert(FolderCheckpoint(folder), tmp_path / "out", Recipe("mlx"), weigh=weigh)
+        module.convert(FolderCheckpoint(folder), folder, Recipe("codebook"), calibrate=weigh)
+    module.convert(FolderCheckpoint(folder), tmp_path / "out", Recipe("mlx"), calibrate=weigh)
     assert not calls
 
 
-def test_watching_changes_nothing():
+def test_recording_changes_nothing():
     layer = nn.Linear(8, 4)
-    watched, x = Watched(layer), mx.random.normal((3, 8))
-    assert mx.array_equal(watched(x), layer(x)) and mx.allclose(watched.squares(), (x * x).mean(axis=0))
+    watched, x = ActivationRecorder(layer), mx.random.normal((3, 8))
+    assert mx.array_equal(watched(x), layer(x)) and mx.allclose(watched.mean_squares(), (x * x).mean(axis=0))

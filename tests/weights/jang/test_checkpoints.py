@@ -1,4 +1,4 @@
-"""Every kind of bundle answers as the float model of the matrices that its format defines."""
+"""Every kind of checkpoint answers as the float model of the matrices that its format defines."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 import mlxrt
 
 from .float_model import close
-from .makers import KINDS
+from .makers import MAKERS
 
 SHARED = Path(os.environ.get("MLXRT_SHARED", Path(__file__).resolve().parents[4] / "shared")) / "fixtures" / "jang"
 LIMIT = 1e-4
@@ -20,12 +20,12 @@ def logits(folder: Path, unpack: bool, tokens: list[int]) -> np.ndarray:
         return np.array(engine.score(tokens))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MAKERS)
 def test_bundle_answers_as_its_definition(kind, tmp_path):
-    bundle = KINDS[kind](seed=len(kind))
+    checkpoint = MAKERS[kind](seed=len(kind))
     tokens = np.random.default_rng(3).integers(0, 96, 20).tolist()
-    true = logits(bundle.write_true(tmp_path / "true"), True, tokens)
-    folder = bundle.write(tmp_path / "bundle")
+    true = logits(checkpoint.write_true(tmp_path / "true"), True, tokens)
+    folder = checkpoint.write(tmp_path / "checkpoint")
     for unpack in (False, True):
         assert close(logits(folder, unpack, tokens), true) < LIMIT, f"unpacked: {unpack}"
     few = logits(folder, False, tokens[:1])  # fewer pairs than experts: only their matrices are unpacked

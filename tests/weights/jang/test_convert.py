@@ -14,13 +14,13 @@ from mlxrt.models.quantized.lut_linear import Coding
 from mlxrt.weights import FolderCheckpoint
 from mlxrt.weights.convert import convert
 from mlxrt.weights.convert.recipe import Recipe
-from mlxrt.weights.convert.tensors import open_plain
+from mlxrt.weights.convert.tensors import open_source
 
 from ...support.log_lines import capture_log
 from . import definition as of
 from . import sources
 from .float_model import close
-from .makers import KINDS
+from .makers import MAKERS
 from .test_checkpoints import logits
 
 PARITY = Path(__file__).parents[2] / "parity"
@@ -38,7 +38,7 @@ def written(source: Path, folder: Path, recipe: Recipe, **options) -> dict[str, 
 
 
 def plain(folder: Path) -> dict[str, np.ndarray]:
-    model = open_plain(FolderCheckpoint(folder))
+    model = open_source(FolderCheckpoint(folder))
     return {name: np.array(model.tensor(name).astype(mx.float32)) for name in model.shapes}
 
 
@@ -64,7 +64,7 @@ def test_affine_is_mlx_own(moe, tmp_path):
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3])
-def test_codes_are_the_definitions(moe, tmp_path, bits):
+def test_indices_are_the_definitions(moe, tmp_path, bits):
     made = written(moe, tmp_path / "out", Recipe("jangtq", bits=bits))
     true = plain(moe)
     for proj in ("gate_proj", "down_proj"):
@@ -78,7 +78,7 @@ def test_codes_are_the_definitions(moe, tmp_path, bits):
 
 
 def test_every_run_has_its_nearest_vector(moe, tmp_path):
-    made = written(moe, tmp_path / "out", Recipe("codebook", codes=64, length=4))
+    made = written(moe, tmp_path / "out", Recipe("codebook", codebook_size=64, length=4))
     w = plain(moe)["model.layers.0.mlp.experts.gate_proj.weight"]
     book, codes = (made[f"codebook-layer-000-gate_proj/{part}"] for part in ("codebook", "indices"))
     runs = w.reshape(-1, 4)
@@ -99,7 +99,7 @@ FORMATS = [
 @pytest.mark.parametrize("recipe", FORMATS, ids=lambda r: r.name + ("-hadamard" if r.hadamard else ""))
 @pytest.mark.parametrize("source", ["moe", "minimax", "tied", "qwen3_5_moe", "qwen3_next", "gemma3_text", "mixed"])
 def test_converted_model_is_its_source_but_for_rounding(source, recipe, moe, tmp_path):
-    folders = {"moe": lambda: moe, "mixed": lambda: KINDS["mixed"](seed=6).write(tmp_path / "mixed")}
+    folders = {"moe": lambda: moe, "mixed": lambda: MAKERS["mixed"](seed=6).write(tmp_path / "mixed")}
     own = {
         "minimax": sources.minimax(hidden=64, inner=48, experts=3, head_dim=16, rotary_dim=8),
         "tied": sources.llama(),
@@ -123,7 +123,7 @@ def test_converted_model_is_its_source_but_for_rounding(source, recipe, moe, tmp
 
 
 def test_stopped_conversion_goes_on(moe, tmp_path, monkeypatch):
-    whole = written(moe, tmp_path / "whole", Recipe("jang"), shard_bytes=20_000)
+    full = written(moe, tmp_path / "full", Recipe("jang"), shard_bytes=20_000)
     write, done = convert.write_shard, []
 
     def stop_at_the_third(path, arrays):
@@ -138,17 +138,17 @@ def test_stopped_conversion_goes_on(moe, tmp_path, monkeypatch):
     monkeypatch.setattr(convert, "write_shard", write)
     assert not (tmp_path / "out").exists()
     before = {path: path.stat().st_mtime_ns for path in done}
-    with pytest.raises(mlxrt.MlxrtError, match="another conversion"):
+    with pytest.raises(mlxrt.MlxrtError, match="another interrupted conversion"):
         convert.convert(FolderCheckpoint(moe), tmp_path / "out", Recipe("jang", profile="JANG_2L"))
     said = capture_log()
     convert.convert(FolderCheckpoint(moe), tmp_path / "out", Recipe("jang"), shard_bytes=20_000)
-    assert sum("is there already" in line for line in said) == 2
+    assert sum("exists already" in line for line in said) == 2
     assert {(tmp_path / "out" / path.name).stat().st_mtime_ns for path in done} == set(before.values())
-    files = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    files = sorted(path.name for path in (tmp_path / "full").iterdir())
     assert files == sorted(path.name for path in (tmp_path / "out").iterdir()) and len(files) > 6
     for name in files:
-        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
-    assert whole
+        assert (tmp_path / "full" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+    assert full
 
 
 def test_existing_folder_is_left_alone(moe, tmp_path):
@@ -170,7 +170,7 @@ def test_tiers(moe):
     assert Recipe("jang", profile="JANG_2L").choose("model.layers.0.mlp.down_proj.weight", (64, 64)).bits == 2
     many = Recipe("jang", profile="JANG_2L", experts=256)
     found = [many.choose(f"model.layers.0.mlp.experts.{p}_proj.weight", (256, 64, 128)) for p in ("gate", "up", "down")]
-    assert [(c.bits, c.group) for c in found] == [(4, 128), (2, 128), (3, 128)]
+    assert [(c.bits, c.group_size) for c in found] == [(4, 128), (2, 128), (3, 128)]
 
 
 def test_command(moe, tmp_path, capsys):
@@ -178,12 +178,12 @@ def test_command(moe, tmp_path, capsys):
     rules.write_text(json.dumps({r"self_attn": {"bits": 8}, r"embed": None, r".": {"bits": 4, "group_size": 32}}))
     call = ["convert", str(moe), str(tmp_path / "out"), "--format", "mlx", "--rules", str(rules), "--json"]
     assert main(call) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["folder"] == str(tmp_path / "out") and 4 < told["bits_per_weight"] < 10
-    assert told["kl"] >= 0 and 0 <= told["same_choice"] <= 1 and told["tokens"] == 64
+    report = json.loads(capsys.readouterr().out)
+    assert report["folder"] == str(tmp_path / "out") and 4 < report["bits_per_weight"] < 10
+    assert report["kl"] >= 0 and 0 <= report["same_choice"] <= 1 and report["tokens"] == 64
     stored = sum(a.nbytes for a in load_file(next((tmp_path / "out").glob("*.safetensors"))).values())
-    assert told["bytes"] == stored and told["bits_per_weight"] == pytest.approx(
-        8 * stored / told["parameters"], abs=1e-4
+    assert report["bytes"] == stored and report["bits_per_weight"] == pytest.approx(
+        8 * stored / report["parameters"], abs=1e-4
     )
     assert main(["convert", str(moe), str(tmp_path / "b"), "--format", "jang", "--no-check"]) == 0
     assert "bits per weight" in capsys.readouterr().out

@@ -39,7 +39,7 @@ def filled(layer):
     return layer
 
 
-def coded_experts(bits: tuple[int, int, int], dim: int = DIM, hidden: int = HIDDEN) -> Experts:
+def jangtq_experts(bits: tuple[int, int, int], dim: int = DIM, hidden: int = HIDDEN) -> Experts:
     experts = Experts(E, dim, hidden)
     for name, width, outs, b in zip(
         ("gate_proj", "up_proj", "down_proj"), (dim, dim, hidden), (hidden, hidden, dim), bits
@@ -67,7 +67,7 @@ def agrees(module, kernels, *arguments, within=2e-5, **named) -> None:
 @pytest.mark.parametrize("bits", [(2, 2, 4), (3, 3, 3)])
 def test_routed_experts_are_two_products_and_two_turnings(bits, simulated):
     mx.random.seed(1)
-    module, x = coded_experts(bits), mx.random.normal((2, DIM))
+    module, x = jangtq_experts(bits), mx.random.normal((2, DIM))
     experts = mx.array([[4, 0, 2], [1, 1, 3]], mx.uint32)
     weights, residual = mx.random.uniform(shape=(2, 3)), mx.random.normal((2, DIM))
     agrees(module, simulated, x, experts, weights, residual=residual)
@@ -78,7 +78,7 @@ def test_routed_experts_are_two_products_and_two_turnings(bits, simulated):
 @pytest.mark.parametrize("tokens", [9, 70])
 def test_many_tokens_read_each_expert_once(bits, tokens, simulated):
     mx.random.seed(6)
-    module, x = coded_experts(bits, 128, 128), mx.random.normal((tokens, 128)).astype(mx.bfloat16)
+    module, x = jangtq_experts(bits, 128, 128), mx.random.normal((tokens, 128)).astype(mx.bfloat16)
     experts, weights = mx.random.randint(0, E, (tokens, 2)).astype(mx.uint32), mx.random.uniform(shape=(tokens, 2))
     agrees(module, simulated, x, experts, weights, residual=x, within=0.03)
     assert simulated.used == {"hadamard": 2, "moe_sort": 1, "moe_grouped": 2, "moe_combine": 1}
@@ -87,15 +87,15 @@ def test_many_tokens_read_each_expert_once(bits, tokens, simulated):
 def test_more_pairs_than_a_threadgroup_sorts(simulated, monkeypatch):
     monkeypatch.setattr("mlxrt.kernels.ops.moe_grouped.MOST", 20)
     mx.random.seed(7)
-    module, x = coded_experts((2, 2, 2), 128, 128), mx.random.normal((11, 128)).astype(mx.float16)
+    module, x = jangtq_experts((2, 2, 2), 128, 128), mx.random.normal((11, 128)).astype(mx.float16)
     experts, weights = mx.random.randint(0, E, (11, 2)).astype(mx.uint32), mx.random.uniform(shape=(11, 2))
     agrees(module, simulated, x, experts, weights, within=0.01)
     assert simulated.used == {"hadamard": 2, "moe_grouped": 2, "moe_combine": 1}
 
 
-def test_experts_that_are_coded_otherwise_are_not_joined(simulated):
+def test_experts_of_different_bits_are_not_fused(simulated):
     mx.random.seed(8)
-    module, x = coded_experts((2, 3, 2)), mx.random.normal((2, DIM))
+    module, x = jangtq_experts((2, 3, 2)), mx.random.normal((2, DIM))
     experts, weights = mx.array([[4, 0], [1, 1]], mx.uint32), mx.random.uniform(shape=(2, 2))
     agrees(module, simulated, x, experts, weights)
     assert "gate_up_proj" not in module and simulated.used == {"hadamard": 3}
@@ -112,7 +112,7 @@ def test_rows_that_do_not_end_with_a_word_are_plain_and_it_is_said(simulated):
         by(simulated, layer, x)
 
 
-def test_codes_are_laid_anew_a_few_rows_at_a_time(simulated, monkeypatch):
+def test_indices_are_repacked_a_few_rows_at_a_time(simulated, monkeypatch):
     monkeypatch.setattr("mlxrt.models.quantized.lut_linear.PACKED_AT_ONCE", 3 * DIM)
     mx.random.seed(10)
     layer = filled(CodedExpertLinear(Coding.jangtq(3, DIM, 42), E, 7))
@@ -123,7 +123,7 @@ def test_codes_are_laid_anew_a_few_rows_at_a_time(simulated, monkeypatch):
 
 def test_many_tokens_of_other_shapes_unpack_each_expert_once(simulated):
     mx.random.seed(2)
-    module, x = coded_experts((2, 2, 2)), mx.random.normal((70, DIM))
+    module, x = jangtq_experts((2, 2, 2)), mx.random.normal((70, DIM))
     experts, weights = mx.random.randint(0, E, (70, 2)).astype(mx.uint32), mx.random.uniform(shape=(70, 2))
     agrees(module, simulated, x, experts, weights)
     assert simulated.used == {"hadamard": 2, "lut_dequantize": 2}
@@ -132,7 +132,7 @@ def test_many_tokens_of_other_shapes_unpack_each_expert_once(simulated):
 def test_so_many_outputs_at_a_time_that_they_fit(simulated, monkeypatch):
     monkeypatch.setattr("mlxrt.models.quantized.lut_linear.AT_ONCE", E * DIM * 4 * 15)
     mx.random.seed(2)
-    module, x = coded_experts((2, 2, 2)), mx.random.normal((70, DIM))
+    module, x = jangtq_experts((2, 2, 2)), mx.random.normal((70, DIM))
     experts, weights = mx.random.randint(0, E, (70, 2)).astype(mx.uint32), mx.random.uniform(shape=(70, 2))
     agrees(module, simulated, x, experts, weights)
     assert simulated.used == {"hadamard": 2, "lut_dequantize": 14}
@@ -145,7 +145,7 @@ def test_dense_layers(rows, simulated):
     agrees(filled(CodedLinear(Coding.jangtq2(4, DIM, turned=True), 24)), simulated, mx.random.normal((rows, DIM)))
 
 
-def test_turned_affine(simulated):
+def test_rotated_affine(simulated):
     mx.random.seed(4)
     plain = mx.random.normal((24, DIM))
     layer = TurnedLinear({"weight": plain}, 32, 4, Rotation(binary_blocks(DIM), 42), ())

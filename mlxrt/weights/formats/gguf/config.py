@@ -1,7 +1,6 @@
-"""A GGUF file's metadata as the config.json its model would have had.
+"""Builds config.json from GGUF metadata.
 
-Knows the keys of the architectures mlxrt runs from GGUF. Refuses to guess: a key it does not read goes into the
-config under its GGUF name, where the model's own config reader says that it is unknown.
+A key that is not read here goes into the config under its GGUF name, where the model's config parser reports it.
 """
 
 import math
@@ -9,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....errors import BadCheckpoint, UnsupportedModel, shown
-from .families import EXPERTS, FAMILIES, Family, windows
-from .header import TensorRecord
-from .keys import Keys
+from .architectures import ARCHITECTURES, EXPERTS, Architecture, read_windows
+from .metadata import ArchMetadata
+from .reader import GGUFTensor
 
-STOPS = ("eos", "eot", "eom")  # end of text, of turn, of message: a model may end its answer with any of them
+STOPS = ("eos", "eot", "eom")  # end of text, turn and message: a model may stop with any of them
 
-READ = {
+READ_KEYS = {
     "context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "expert_count",
     "expert_used_count", "expert_feed_forward_length", "attention.head_count", "attention.head_count_kv",
     "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon", "attention.sliding_window",
@@ -25,8 +24,8 @@ READ = {
     "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
 }  # fmt: skip
 
-# Keys that change the arithmetic in ways most families do not have, with the values that mean "as usual".
-NEUTRAL: dict[str, tuple] = {
+# Keys that change the arithmetic in ways that are not supported, with their neutral values.
+NEUTRAL_VALUES: dict[str, tuple] = {
     "attention.scale": (), "attention.causal": (True,), "attention.max_alibi_bias": (0.0,),
     "attention.clamp_kqv": (0.0,), "attn_logit_softcapping": (0.0,), "final_logit_softcapping": (0.0,),
     "logit_scale": (1.0,), "residual_scale": (1.0,), "embedding_scale": (1.0,), "use_parallel_residual": (False,),
@@ -36,84 +35,90 @@ NEUTRAL: dict[str, tuple] = {
 }  # fmt: skip
 
 
-def architecture(metadata: Mapping[str, Any]) -> str:
+def read_architecture(metadata: Mapping[str, Any]) -> str:
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
-        raise BadCheckpoint(f"general.architecture must be a string, found {shown(name)}; is this a whole GGUF model?")
-    if name not in FAMILIES:
-        raise UnsupportedModel(f"GGUF architecture {shown(name)} is not supported; supported: {', '.join(FAMILIES)}")
+        raise BadCheckpoint(
+            f"general.architecture must be a string, found {shown(name)}; is this a complete GGUF model?"
+        )
+    if name not in ARCHITECTURES:
+        raise UnsupportedModel(
+            f"GGUF architecture {shown(name)} is not supported; supported: {', '.join(ARCHITECTURES)}"
+        )
     return name
 
 
-def synthesise(metadata: Mapping[str, Any], tensors: Mapping[str, TensorRecord]) -> dict[str, Any]:
+def build_config(metadata: Mapping[str, Any], tensors: Mapping[str, GGUFTensor]) -> dict[str, Any]:
     """The config.json of a GGUF model."""
-    name = architecture(metadata)
-    family, keys = FAMILIES[name], Keys(metadata, name)
-    refuse(keys, family)
-    heads, hidden = keys.whole("attention.head_count"), keys.whole("embedding_length")
+    name = read_architecture(metadata)
+    arch, keys = ARCHITECTURES[name], ArchMetadata(metadata, name)
+    refuse_unsupported(keys, arch)
+    heads, hidden = keys.integer("attention.head_count"), keys.integer("embedding_length")
     config: dict[str, Any] = {
-        "architectures": [family.hub_class],
-        "model_type": family.model_type,
+        "architectures": [arch.hub_class],
+        "model_type": arch.model_type,
         "hidden_act": "silu",
         "hidden_size": hidden,
-        "num_hidden_layers": depth(keys, tensors),
-        "intermediate_size": keys.whole("feed_forward_length"),
+        "num_hidden_layers": read_depth(keys, tensors),
+        "intermediate_size": keys.integer("feed_forward_length"),
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.whole("attention.head_count_kv", heads),
-        "head_dim": head_dim(keys, hidden, heads),
+        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
+        "head_dim": read_head_dim(keys, hidden, heads),
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": keys.whole("context_length"),
-        "rope_theta": keys.number("rope.freq_base", family.base),
-        "vocab_size": vocabulary(metadata, tensors),
+        "max_position_embeddings": keys.integer("context_length"),
+        "rope_theta": keys.number("rope.freq_base", arch.rope_theta),
+        "vocab_size": read_vocab_size(metadata, tensors),
         "tie_word_embeddings": "output.weight" not in tensors,
     }
-    if scaling := rope_scaling(keys, config["max_position_embeddings"], family):
+    if scaling := read_rope_scaling(keys, config["max_position_embeddings"], arch):
         config["rope_scaling"] = scaling
-    config |= biases(name, tensors) | windows(keys, family, config["num_hidden_layers"]) | family.config(keys, tensors)
-    return config | ends(metadata, config["vocab_size"]) | unread(keys, family)
+    config |= (
+        read_biases(name, tensors) | read_windows(keys, arch, config["num_hidden_layers"]) | arch.config(keys, tensors)
+    )
+    return config | read_special_tokens(metadata, config["vocab_size"]) | unread_keys(keys, arch)
 
 
-def refuse(keys: Keys, family: Family) -> None:
-    """What would change the arithmetic and is not computed."""
-    for key, neutral in NEUTRAL.items():
+def refuse_unsupported(keys: ArchMetadata, arch: Architecture) -> None:
+    """Refuse keys that change the arithmetic and are not supported."""
+    for key, neutral in NEUTRAL_VALUES.items():
         value = keys.find(key)
-        if value is not None and value not in neutral and key not in family.reads:
+        if value is not None and value not in neutral and key not in arch.extra_keys:
             raise UnsupportedModel(f"the GGUF key {keys.architecture}.{key} = {shown(value)} is not supported")
-    if not family.names.keys() >= EXPERTS.keys() and keys.whole("expert_count", 0, low=0):
+    if not arch.names.keys() >= EXPERTS.keys() and keys.integer("expert_count", 0, low=0):
         raise UnsupportedModel(
-            f"the GGUF key {keys.architecture}.expert_count = {keys.whole('expert_count')}: {keys.architecture} with "
+            f"the GGUF key {keys.architecture}.expert_count = {keys.integer('expert_count')}: {keys.architecture} with "
             "experts is not supported"
         )
-    base = keys.number("rope.freq_base", family.base)
-    if family.local_base is None and keys.number("rope.freq_base_swa", base) != base:
+    base = keys.number("rope.freq_base", arch.rope_theta)
+    if arch.local_rope_theta is None and keys.number("rope.freq_base_swa", base) != base:
         raise UnsupportedModel(
             f"the GGUF key {keys.architecture}.rope.freq_base_swa = {keys.find('rope.freq_base_swa')} differs from "
-            f"rope.freq_base = {base}: layers of {keys.architecture} turn alike"
+            f"rope.freq_base = {base}: {keys.architecture} has one RoPE base for all layers"
         )
 
 
-def depth(keys: Keys, tensors: Mapping[str, TensorRecord]) -> int:
-    """Layers; every one has tensors, so that a damaged count cannot make millions."""
-    layers = keys.whole("block_count")
+def read_depth(keys: ArchMetadata, tensors: Mapping[str, GGUFTensor]) -> int:
+    """The number of layers, at most that of tensors: a damaged count must not make millions."""
+    layers = keys.integer("block_count")
     if layers > len(tensors):
         raise keys.wrong("block_count", f"at most the {len(tensors)} tensors of the file")
     return layers
 
 
-def head_dim(keys: Keys, hidden: int, heads: int) -> int:
-    size = keys.whole("attention.key_length", hidden // heads or None)
+def read_head_dim(keys: ArchMetadata, hidden: int, heads: int) -> int:
+    size = keys.integer("attention.key_length", hidden // heads or None)
     if keys.find("attention.key_length") is None and hidden % heads:
         raise keys.wrong("attention.key_length", f"given: {hidden} does not divide by {heads} heads")
     for key in ("attention.value_length", "rope.dimension_count"):
-        if keys.whole(key, size) != size:
+        if keys.integer(key, size) != size:
             raise UnsupportedModel(
-                f"{keys.architecture}.{key} is {keys.whole(key)}, the head size {size}: unequal ones are not supported"
+                f"{keys.architecture}.{key} is {keys.integer(key)}, the head size {size}: they must be equal"
             )
     return size
 
 
-def vocabulary(metadata: Mapping[str, Any], tensors: Mapping[str, TensorRecord]) -> int:
-    """The rows of the embedding: files may pad it beyond the tokens."""
+def read_vocab_size(metadata: Mapping[str, Any], tensors: Mapping[str, GGUFTensor]) -> int:
+    """The rows of the embedding, which files may pad beyond the tokens."""
     table = tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise BadCheckpoint("the GGUF file has no matrix token_embd.weight; is it a vocabulary or an adapter only?")
@@ -124,44 +129,44 @@ def vocabulary(metadata: Mapping[str, Any], tensors: Mapping[str, TensorRecord])
     return table.shape[0]
 
 
-def rope_scaling(keys: Keys, context: int, family: Family) -> dict[str, Any] | None:
+def read_rope_scaling(keys: ArchMetadata, context: int, arch: Architecture) -> dict[str, Any] | None:
     kind = keys.find("rope.scaling.type")
-    if kind is None and keys.find("rope.scale_linear") is not None:  # the spelling before rope.scaling.*
+    if kind is None and keys.find("rope.scale_linear") is not None:  # the older key
         factor = keys.number("rope.scale_linear")
         return {"rope_type": "linear", "factor": factor} if factor != 1 else None
     if kind in (None, "none"):
-        return None if family.scaled is None else {"rope_type": "default"}
+        return None if arch.yarn_extras is None else {"rope_type": "default"}
     if kind not in ("linear", "yarn"):
         raise UnsupportedModel(f"rope scaling {shown(kind)} is not supported in GGUF; supported: none, linear, yarn")
     scaling: dict[str, Any] = {"rope_type": kind, "factor": keys.number("rope.scaling.factor")}
-    return scaling | yarn(keys, context, scaling["factor"], family) if kind == "yarn" else scaling
+    return scaling | read_yarn(keys, context, scaling["factor"], arch) if kind == "yarn" else scaling
 
 
-def yarn(keys: Keys, context: int, factor: float, family: Family) -> dict[str, Any]:
+def read_yarn(keys: ArchMetadata, context: int, factor: float, arch: Architecture) -> dict[str, Any]:
     given: dict[str, Any] = {
-        "original_max_position_embeddings": keys.whole("rope.scaling.original_context_length", context)
+        "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length", context)
     }
     attention = keys.number("rope.scaling.attn_factor", 1.0)
-    if attention != 1:  # llama.cpp multiplies it onto YaRN's own correction, Hugging Face replaces the product
+    if attention != 1:  # llama.cpp multiplies it with YaRN's correction, Hugging Face's value replaces the product
         given["attention_factor"] = attention * (1 + 0.1 * math.log(factor))
     for theirs, ours in (
         ("yarn_beta_fast", "beta_fast"),
         ("yarn_beta_slow", "beta_slow"),
-        ("yarn_attn_factor", "attention_factor"),  # Hugging Face's number, as the converter found it
+        ("yarn_attn_factor", "attention_factor"),  # Hugging Face's value, unchanged by the converter
     ):
         if keys.find(f"rope.scaling.{theirs}") is not None:
             given[ours] = keys.number(f"rope.scaling.{theirs}")
-    return given | dict(family.scaled or {})
+    return given | dict(arch.yarn_extras or {})
 
 
-def biases(name: str, tensors: Mapping[str, TensorRecord]) -> dict[str, Any]:
+def read_biases(name: str, tensors: Mapping[str, GGUFTensor]) -> dict[str, Any]:
     if name == "qwen2":
-        return {}  # its biases are part of the architecture, not of the config
+        return {}  # always has biases, and no config key for them
     return {"attention_bias": "blk.0.attn_q.bias" in tensors}
 
 
-def ends(metadata: Mapping[str, Any], vocab: int) -> dict[str, Any]:
-    """Beginning and end tokens, when the file names them."""
+def read_special_tokens(metadata: Mapping[str, Any], vocab: int) -> dict[str, Any]:
+    """BOS and stop tokens, if the file names them."""
     found: dict[str, int] = {}
     for role in ("bos", *STOPS):
         token = metadata.get(f"tokenizer.ggml.{role}_token_id")
@@ -176,7 +181,7 @@ def ends(metadata: Mapping[str, Any], vocab: int) -> dict[str, Any]:
     return ({"bos_token_id": found["bos"]} if "bos" in found else {}) | ({"eos_token_id": stops} if stops else {})
 
 
-def unread(keys: Keys, family: Family) -> dict[str, Any]:
+def unread_keys(keys: ArchMetadata, arch: Architecture) -> dict[str, Any]:
     prefix = f"{keys.architecture}."
-    known = {prefix + key for key in READ | NEUTRAL.keys() | family.reads}
+    known = {prefix + key for key in READ_KEYS | NEUTRAL_VALUES.keys() | arch.extra_keys}
     return {key: value for key, value in keys.metadata.items() if key.startswith(prefix) and key not in known}

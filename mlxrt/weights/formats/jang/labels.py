@@ -1,7 +1,7 @@
-"""What a JANG bundle says of itself: hints, compared with its tensors and believed only where those are silent.
+"""JANG labels (jang_config.json): hints that are compared with the tensors.
 
-Tensors cannot tell the seed of random signs nor whether rows were turned, so those two words count. Everything else
-(format, profile, bits) is shown by `mlxrt info` and reported where it is wrong. Knows no layout.
+Only the seed of random signs and the Hadamard rotation cannot be seen in tensors, so those two are believed. Format,
+profile and bits are shown by `mlxrt info` and reported where they are wrong.
 """
 
 from collections import Counter
@@ -12,20 +12,22 @@ from typing import Any
 import mlx.core as mx
 
 from ....errors import BadCheckpoint, shown
-from ..quantized import FLOATS
-from ..weight_format import Stored
-from .jangtq import Coded
+from ..weight_format import FLOATS, WeightFormat
+from .jangtq import LUTFormat
 
 FILES = ("jang_config.json", "jjqf_config.json", "jang_cfg.json", "mxq_config.json")
 EMBEDDED = ("jang_config", "jang")
 SIDECAR = "jangtq_runtime.safetensors"
-DROPS = ((r"\.importance$", "how it was quantised"), (r"^mtp\.", "drafts further tokens; nothing here does"))
+IGNORED_TENSORS = (
+    (r"\.importance$", "calibration data of the quantiser"),
+    (r"^mtp\.", "multi-token prediction, which is not supported"),
+)
 SEED = 42
 
 
 @dataclass(frozen=True)
-class Jang:
-    """A bundle's labels: jang_config.json, or the same inside config.json, and config.json itself."""
+class JangLabels:
+    """jang_config.json, or the same inside config.json, and config.json itself."""
 
     labels: Mapping[str, Any]
     config: Mapping[str, Any]
@@ -37,7 +39,7 @@ class Jang:
 
     @property
     def hadamard(self) -> bool:
-        """Whether rows were turned before quantising."""
+        """Whether rows were rotated before quantising."""
         given = self.quantization.get("hadamard_rotation")
         if given is None or isinstance(given, bool):
             return bool(given)
@@ -46,9 +48,9 @@ class Jang:
     @property
     def seed(self) -> int:
         """Of the signs of JANGTQ."""
-        given = [place["mxtq_seed"] for place in (self.labels, self.config) if place.get("mxtq_seed") is not None]
+        given = [source["mxtq_seed"] for source in (self.labels, self.config) if source.get("mxtq_seed") is not None]
         if not all(type(seed) is int and 0 <= seed < 1 << 63 for seed in given) or len(set(given)) > 1:
-            raise BadCheckpoint(f"mxtq_seed must be one whole number; the bundle says {shown(given)}")
+            raise BadCheckpoint(f"mxtq_seed must be one integer; the checkpoint says {shown(given)}")
         return given[0] if given else SEED
 
     @property
@@ -58,27 +60,28 @@ class Jang:
 
     @property
     def format(self) -> str | None:
-        """As the labels have it."""
-        given = [place.get(key) for place in (self.labels, self.config) for key in ("format", "weight_format")]
+        """As the labels name it."""
+        given = [source.get(key) for source in (self.labels, self.config) for key in ("format", "weight_format")]
         return next((word for word in given if isinstance(word, str)), None)
 
-    def contradictions(self, stored: Mapping[str, Stored]) -> Iterable[str]:
-        """A line for every label that the tensors refute."""
-        coded = {p: x for p, x in stored.items() if isinstance(x, Coded) and x.coding.name == "jangtq"}
-        said = self.format
-        if coded and said not in (None, "jangtq", "mxtq", "jang", "jang_v2", "jang-v2"):
-            yield f"the labels say {shown(said)}, {len(coded)} modules are JANGTQ; the tensors are used"
-        if said in ("jangtq", "mxtq") and not coded:
-            yield f"the labels say {shown(said)}, no module is JANGTQ; the tensors are used"
-        widths = routed_widths(self.config.get("mxtq_bits", self.labels.get("mxtq_bits")))
-        found = Counter((path.rpartition(".")[2], layout.bits) for path, layout in coded.items())
+    def contradictions(self, formats: Mapping[str, WeightFormat]) -> Iterable[str]:
+        """A line for every label that the tensors contradict."""
+        jangtq = {p: x for p, x in formats.items() if isinstance(x, LUTFormat) and x.coding.name == "jangtq"}
+        claimed = self.format
+        if jangtq and claimed not in (None, "jangtq", "mxtq", "jang", "jang_v2", "jang-v2"):
+            yield f"the labels say {shown(claimed)}, {len(jangtq)} modules are JANGTQ; the tensors are used"
+        if claimed in ("jangtq", "mxtq") and not jangtq:
+            yield f"the labels say {shown(claimed)}, no module is JANGTQ; the tensors are used"
+        claimed_bits = expert_bits(self.config.get("mxtq_bits", self.labels.get("mxtq_bits")))
+        found = Counter((path.rpartition(".")[2], fmt.bits) for path, fmt in jangtq.items())
         for (name, bits), count in sorted(found.items()):
-            if widths.get(name, bits) != bits:
-                yield f"mxtq_bits says {widths[name]} for {name}, {count} modules have {bits}; the tensors are used"
+            if claimed_bits.get(name, bits) != bits:
+                claim = f"mxtq_bits says {claimed_bits[name]} for {name}"
+                yield f"{claim}, {count} modules have {bits}; the tensors are used"
 
 
-def routed_widths(given: Any) -> dict[str, int]:
-    """What mxtq_bits says of the experts' matrices."""
+def expert_bits(given: Any) -> dict[str, int]:
+    """The bits of expert matrices in `mxtq_bits`."""
     routed = given.get("routed_expert") if isinstance(given, Mapping) else given
     names = ("gate_proj", "up_proj", "down_proj")
     if type(routed) is int:
@@ -86,20 +89,20 @@ def routed_widths(given: Any) -> dict[str, int]:
     return {n: routed[n] for n in names if type(routed.get(n)) is int} if isinstance(routed, Mapping) else {}
 
 
-def jang_of(config: Mapping[str, Any]) -> Jang | None:
-    """The labels in a config; folder.py has put the file's there."""
+def read_labels(config: Mapping[str, Any]) -> JangLabels | None:
+    """The labels in a config; folder.py puts those of jang_config.json there."""
     for key in EMBEDDED:
         if key in config:
             if not isinstance(config[key], Mapping):
                 raise BadCheckpoint(f"config.json: {key} must be an object, found {shown(config[key])}")
-            return Jang(config[key], config)
+            return JangLabels(config[key], config)
     return None
 
 
 def check_finite(arrays: Mapping[str, mx.array]) -> None:
-    """Every float of a bundle is a number: a damaged one would make every answer NaN."""
+    """Refuse NaN and infinities: they would make all logits NaN."""
     floats = {name: array for name, array in arrays.items() if array.dtype in FLOATS}
-    fine = {name: mx.isfinite(array).all() for name, array in floats.items()}
-    mx.eval(fine)
-    if bad := sorted(name for name, ok in fine.items() if not ok.item()):
+    finite = {name: mx.isfinite(array).all() for name, array in floats.items()}
+    mx.eval(finite)
+    if bad := sorted(name for name, ok in finite.items() if not ok.item()):
         raise BadCheckpoint(f"{shown(bad[0])} holds NaN or infinities; the file is damaged, download it again")

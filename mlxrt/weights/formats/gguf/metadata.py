@@ -1,7 +1,4 @@
-"""The metadata of one GGUF architecture, each value checked for its type as it is read.
-
-Refuses to know what a key means: gguf_config and gguf_families do.
-"""
+"""Type-checked access to the GGUF metadata of one architecture."""
 
 import math
 from collections.abc import Mapping
@@ -10,8 +7,8 @@ from typing import Any
 from ....errors import BadCheckpoint, UnsupportedModel, shown
 
 
-class Keys:
-    """Keys under the architecture's own prefix."""
+class ArchMetadata:
+    """The keys below the architecture's prefix."""
 
     def __init__(self, metadata: Mapping[str, Any], architecture: str):
         self.metadata, self.architecture = metadata, architecture
@@ -19,8 +16,8 @@ class Keys:
     def find(self, key: str) -> Any:
         return self.metadata.get(f"{self.architecture}.{key}")
 
-    def same(self, key: str) -> Any:
-        """A value that may be given once for each layer but must then be the same for all."""
+    def uniform(self, key: str) -> Any:
+        """A value that may be given per layer but must be the same for all."""
         value = self.find(key)
         if not isinstance(value, list) or not value:
             return value
@@ -36,23 +33,23 @@ class Keys:
             f"the GGUF key {self.architecture}.{key} must be {expected}, found {found}; convert the model again"
         )
 
-    def whole(self, key: str, default: int | None = None, low: int = 1) -> int:
-        value = self.same(key)
+    def integer(self, key: str, default: int | None = None, low: int = 1) -> int:
+        value = self.uniform(key)
         if value is None and default is not None:
             return default
         if type(value) is not int or not low <= value < 2**31:
-            raise self.wrong(key, f"a whole number >= {low}")
+            raise self.wrong(key, f"an integer >= {low}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        value = self.same(key)
+        value = self.uniform(key)
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
             raise self.wrong(key, "a finite number > 0")
         return float(value)
 
-    def switch(self, key: str, default: bool) -> bool:
+    def boolean(self, key: str, default: bool) -> bool:
         value = self.find(key)
         if value is None:
             return default
@@ -60,9 +57,9 @@ class Keys:
             raise self.wrong(key, "true or false")
         return value
 
-    def flags(self, key: str, count: int) -> list[bool]:
-        """One yes or no for each layer."""
+    def booleans(self, key: str, count: int) -> list[bool]:
+        """One boolean per layer."""
         value = self.find(key)
         if not isinstance(value, list) or len(value) != count or any(v not in (0, 1) for v in value):
-            raise self.wrong(key, f"a whole number, or {count} times true or false, one for each layer")
+            raise self.wrong(key, f"an integer, or {count} booleans, one for each layer")
         return [bool(v) for v in value]

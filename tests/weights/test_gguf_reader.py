@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mlxrt.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
-from mlxrt.weights.formats.gguf.header import KINDS, read_directory
+from mlxrt.weights.formats.gguf.reader import GGML_TYPES, read_gguf
 from tests.support.tiny_files import CONFIG, float_weights, write_gguf
 
 
@@ -30,8 +30,8 @@ def good(tmp_path_factory):
 
 
 def test_same_directory_as_the_gguf_package(good):
-    ours, theirs = read_directory(good), gguf.GGUFReader(good)
-    assert {n: (r.shape, r.kind, r.offset, r.nbytes) for n, r in ours.tensors.items()} == {
+    ours, theirs = read_gguf(good), gguf.GGUFReader(good)
+    assert {n: (r.shape, r.ggml_type, r.offset, r.nbytes) for n, r in ours.tensors.items()} == {
         t.name: (tuple(int(d) for d in reversed(t.shape)), t.tensor_type.name, int(t.data_offset), int(t.n_bytes))
         for t in theirs.tensors
     }
@@ -43,8 +43,8 @@ def test_same_directory_as_the_gguf_package(good):
 
 def test_kinds_are_the_gguf_packages():
     theirs = {int(k): (k.name, *gguf.GGML_QUANT_SIZES[k]) for k in gguf.GGMLQuantizationType}
-    assert {k: v for k, v in KINDS.items() if k in theirs} == {k: v for k, v in theirs.items() if k in KINDS}
-    assert len(KINDS.keys() & theirs.keys()) >= 30
+    assert {k: v for k, v in GGML_TYPES.items() if k in theirs} == {k: v for k, v in theirs.items() if k in GGML_TYPES}
+    assert len(GGML_TYPES.keys() & theirs.keys()) >= 30
 
 
 def text(s: str) -> bytes:
@@ -114,13 +114,13 @@ ALIGN = "general.alignment"
 def test_damaged(tmp_path, parts, problem):
     path = write(tmp_path / "x.gguf", **parts)
     with pytest.raises(BadCheckpoint, match=problem) as raised:
-        read_directory(path)
+        read_gguf(path)
     assert str(path) in str(raised.value)
 
 
 def test_alignment_is_honoured(tmp_path):
     path = write(tmp_path / "x.gguf", [pair(ALIGN, 4, struct.pack("<I", 256))], [record()])
-    assert read_directory(path).tensors["w"].offset == 256
+    assert read_gguf(path).tensors["w"].offset == 256
 
 
 @pytest.mark.parametrize(
@@ -136,29 +136,29 @@ def test_alignment_is_honoured(tmp_path):
 )
 def test_other_files(tmp_path, parts, error, problem):
     with pytest.raises(error, match=problem):
-        read_directory(write(tmp_path / "x.gguf", **parts))
+        read_gguf(write(tmp_path / "x.gguf", **parts))
 
 
 def test_missing_and_empty(tmp_path):
     with pytest.raises(ModelNotFound):
-        read_directory(tmp_path / "nowhere.gguf")
+        read_gguf(tmp_path / "nowhere.gguf")
     with pytest.raises(BadCheckpoint, match="cannot be read"):
-        read_directory(tmp_path)
+        read_gguf(tmp_path)
     (tmp_path / "x.gguf").write_bytes(b"")
     with pytest.raises(BadCheckpoint, match="empty"):
-        read_directory(tmp_path / "x.gguf")
+        read_gguf(tmp_path / "x.gguf")
 
 
 def test_truncated_anywhere(good, tmp_path):
     whole = good.read_bytes()
-    data = min(r.offset for r in read_directory(good).tensors.values())
+    data = min(r.offset for r in read_gguf(good).tensors.values())
     for keep in [*range(1, data, 37), data, len(whole) - 4097]:
         (tmp_path / "cut.gguf").write_bytes(whole[:keep])
         with pytest.raises(BadCheckpoint):
-            read_directory(tmp_path / "cut.gguf")
+            read_gguf(tmp_path / "cut.gguf")
 
 
-def test_bytes_of(good):
-    directory = read_directory(good)
-    found = directory.bytes_of(directory.tensors["output_norm.weight"]).view(np.float32)
+def test_tensor_bytes(good):
+    parsed = read_gguf(good)
+    found = parsed.tensor_bytes(parsed.tensors["output_norm.weight"]).view(np.float32)
     np.testing.assert_array_equal(found, float_weights(CONFIG)["model.norm.weight"])

@@ -5,8 +5,8 @@ import numpy as np
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
-def codes(words: np.ndarray, bits: int) -> np.ndarray:
-    """Rows of codes: each row is one stream of bits, low bits first."""
+def unpack(words: np.ndarray, bits: int) -> np.ndarray:
+    """Rows of quantised values: each row is one stream of bits, low bits first."""
     stream = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little")
     return stream.reshape(len(words), -1, bits) @ (1 << np.arange(bits))
 
@@ -18,7 +18,7 @@ def e4m3(code: np.ndarray) -> np.ndarray:
 
 
 def matrix(mode: str, bits: int, group: int, words, scales, biases=None) -> np.ndarray:
-    code = codes(words, bits)
+    code = unpack(words, bits)
     if mode == "affine":
         return np.repeat(scales.astype(np.float64), group, 1) * code + np.repeat(biases.astype(np.float64), group, 1)
     value = e4m3(code) if mode == "mxfp8" else np.where(code >> 3 == 1, -FP4[code & 7], FP4[code & 7])

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from mlxrt.weights.load import fingerprint
-from mlxrt.weights.load.fingerprint import file_digest, weights_digest
+from mlxrt.weights import identity
+from mlxrt.weights.identity import file_digest, weights_digest
 
 OLD = 1_600_000_000_000_000_000
 
@@ -14,7 +14,7 @@ OLD = 1_600_000_000_000_000_000
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     monkeypatch.setenv("MLXRT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(fingerprint, "SETTLED", -1.0)  # a test does not wait for files to grow old
+    monkeypatch.setattr(identity, "MIN_AGE", -1.0)  # a test does not wait for files to grow old
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"weights")
     return path
@@ -22,8 +22,8 @@ def file(tmp_path, monkeypatch):
 
 def reads(monkeypatch):
     read = []
-    whole = fingerprint.digest
-    monkeypatch.setattr(fingerprint, "digest", lambda stream: read.append(stream.name) or whole(stream))
+    digest = identity.digest
+    monkeypatch.setattr(identity, "digest", lambda stream: read.append(stream.name) or digest(stream))
     return read
 
 
@@ -48,7 +48,7 @@ def test_what_changed_is_read_again(file, monkeypatch):
 
 
 def test_a_file_that_changed_just_now_is_not_remembered(file, monkeypatch):
-    monkeypatch.setattr(fingerprint, "SETTLED", 3600.0)
+    monkeypatch.setattr(identity, "MIN_AGE", 3600.0)
     read = reads(monkeypatch)
     assert file_digest(file) == file_digest(file) and len(read) == 2
 

@@ -14,8 +14,8 @@ from mlx.utils import tree_flatten
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
 from mlxrt.models.moe import PackedExpertLinear
 from mlxrt.weights import FolderCheckpoint, GgufCheckpoint, build
-from mlxrt.weights.formats.gguf.config import synthesise
-from mlxrt.weights.formats.gguf.families import FAMILIES
+from mlxrt.weights.formats.gguf.architectures import ARCHITECTURES
+from mlxrt.weights.formats.gguf.config import build_config
 from tests.parity_adapter import batch, logits
 from tests.support.llama_cpp_files import convert, tensors
 from tests.support.llama_cpp_files import read as spelled
@@ -148,9 +148,9 @@ def stacked(folder: Path, arch: str, random) -> Path:
 
 def changed(path: Path, change: dict) -> dict:
     """The config of a good file some of whose keys are replaced; None deletes."""
-    directory = GgufCheckpoint(path).directory
-    metadata = {k: v for k, v in (directory.metadata | change).items() if v is not None}
-    return synthesise(metadata, directory.tensors)
+    parsed = GgufCheckpoint(path).file
+    metadata = {k: v for k, v in (parsed.metadata | change).items() if v is not None}
+    return build_config(metadata, parsed.tensors)
 
 
 BAD = [
@@ -216,23 +216,25 @@ def test_a_27b_has_a_scale_of_its_own(made, tmp_path):
     """Also: which layers see all where the file has a window and not a word on it."""
     for arch, key, layers, every in (("gemma2", "gemma2", 46, 2), ("gemma3_text", "gemma3", 62, 6)):
         path = convert(made(arch), tmp_path / f"{arch}.gguf")
-        directory = GgufCheckpoint(path).directory
-        many = directory.tensors | {f"blk.{i}.x.weight": None for i in range(layers)}
-        metadata = directory.metadata | {f"{key}.block_count": layers}
+        parsed = GgufCheckpoint(path).file
+        many = parsed.tensors | {f"blk.{i}.x.weight": None for i in range(layers)}
+        metadata = parsed.metadata | {f"{key}.block_count": layers}
         metadata.pop(f"{key}.attention.scale")
         metadata.pop(f"{key}.attention.sliding_window_pattern", None)
-        config = synthesise(metadata, many)
+        config = build_config(metadata, many)
         assert config["query_pre_attn_scalar"] == 30 // 6  # hidden / heads, not the head's 8
         full = [i for i, kind in enumerate(config["layer_types"]) if kind == "full_attention"]
         assert full == list(range(every - 1, layers, every))
 
 
 def test_names():
-    sinks = FAMILIES["gpt-oss"].rename("blk.3.attn_sinks.weight")
+    sinks = ARCHITECTURES["gpt-oss"].rename("blk.3.attn_sinks.weight")
     assert sinks == "model.layers.3.self_attn.sinks"
-    assert FAMILIES["qwen3moe"].rename("blk.3.attn_sinks.weight") == "blk.3.attn_sinks.weight"
-    assert FAMILIES["gemma3"].rename("blk.0.ffn_norm.weight") == "model.layers.0.pre_feedforward_layernorm.weight"
-    assert FAMILIES["gpt-oss"].rename("blk.0.ffn_gate_exps.scales") == "model.layers.0.mlp.experts.gate_proj.scales"
+    assert ARCHITECTURES["qwen3moe"].rename("blk.3.attn_sinks.weight") == "blk.3.attn_sinks.weight"
+    assert ARCHITECTURES["gemma3"].rename("blk.0.ffn_norm.weight") == "model.layers.0.pre_feedforward_layernorm.weight"
+    assert (
+        ARCHITECTURES["gpt-oss"].rename("blk.0.ffn_gate_exps.scales") == "model.layers.0.mlp.experts.gate_proj.scales"
+    )
 
 
 def test_rope_factors_where_layers_turn_differently_are_left_over(made, tmp_path):
@@ -240,7 +242,7 @@ def test_rope_factors_where_layers_turn_differently_are_left_over(made, tmp_path
         writer.add_tensor("rope_freqs.weight", np.ones(4, np.float32))
 
     path = convert(made("gemma3_text"), tmp_path / "x.gguf", extra=factors)
-    with pytest.raises(BadCheckpoint, match=r"no place for 1 tensors \(rope_freqs.weight\)"):
+    with pytest.raises(BadCheckpoint, match=r"no parameter for 1 tensors \(rope_freqs.weight\)"):
         build(GgufCheckpoint(path))
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
 from mlxrt.weights import FolderCheckpoint, build
-from mlxrt.weights.formats.quantized import Layout, PackedEmbedding
-from tests.support import layout_truth
+from mlxrt.weights.formats.quantized import MLXFormat, QuantizedEmbedding
+from tests.support import mlx_format_truth
 from tests.support.tiny_files import CONFIG, float_weights, write_folder
 
 from ..support.log_lines import capture_log
@@ -28,7 +28,7 @@ def pack(weights: dict, choose) -> tuple[dict, dict]:
         mode, bits, group = choose(path)
         parts = mx.quantize(mx.array(value), group, bits, mode)
         arrays |= {f"{path}.{part}": array for part, array in zip(("weight", "scales", "biases"), parts)}
-        truth[path] = layout_truth.matrix(mode, bits, group, *(np.array(p) for p in parts))
+        truth[path] = mlx_format_truth.matrix(mode, bits, group, *(np.array(p) for p in parts))
     return arrays, truth
 
 
@@ -93,8 +93,8 @@ def test_activations_keep_the_dtype(tmp_path, layout, dtype):
 
 
 def test_embedding_gathers_rows_before_dequantising():
-    layout, rows, width = Layout("affine", 4, 64), 4096, 1024
-    table = PackedEmbedding(rows, width, layout, mx.float32)
+    fmt, rows, width = MLXFormat("affine", 4, 64), 4096, 1024
+    table = QuantizedEmbedding(rows, width, fmt, mx.float32)
     mx.eval(table.parameters())
     mx.reset_peak_memory()
     before = mx.get_active_memory()
@@ -127,9 +127,9 @@ def words(cols: int) -> mx.array:
         ((words(16), mx.zeros((48, 8)), mx.zeros((48, 8))), UnsupportedModel, "4 bit, group 16"),
         ((words(28), mx.zeros((48, 4)), mx.zeros((48, 4))), UnsupportedModel, "7 bit, group 32"),
         ((words(32), mx.zeros((48, 8), mx.uint8)), UnsupportedModel, "8 bit, group 16"),
-        ((words(17), mx.zeros((48, 4)), mx.zeros((48, 4))), BadCheckpoint, "17 words"),
+        ((words(17), mx.zeros((48, 4)), mx.zeros((48, 4))), BadCheckpoint, "17 uint32"),
         ((words(16), mx.zeros((48, 3)), mx.zeros((48, 3))), BadCheckpoint, "3 scales"),
-        ((words(0), mx.zeros((48, 4)), mx.zeros((48, 4))), BadCheckpoint, "0 words"),
+        ((words(0), mx.zeros((48, 4)), mx.zeros((48, 4))), BadCheckpoint, "0 uint32"),
         ((words(16), mx.zeros((48, 4))), BadCheckpoint, "float32 scales without biases"),
         ((words(16), mx.zeros((48, 4), mx.uint8), mx.zeros((48, 4))), BadCheckpoint, "uint8 scales with biases"),
         ((mx.zeros((48, 16)), mx.zeros((48, 4)), mx.zeros((48, 4))), BadCheckpoint, "uint32 matrix; found float32"),

@@ -36,12 +36,12 @@ def test_missing_tensors_are_listed(tmp_path):
 
 def test_leftovers_are_listed_and_counted(tmp_path):
     extra = {f"model.layers.0.vision.{i}.weight": np.zeros(2, np.float32) for i in range(7)}
-    with pytest.raises(BadCheckpoint, match=r"no place for 7 tensors \(model.layers.0.vision.0.weight.* and 2 more\)"):
+    with pytest.raises(BadCheckpoint, match=r"no parameter for 7 tensors \(model.layers.0.vision.0.* and 2 more\)"):
         made(tmp_path, float_weights() | extra)
 
 
 def test_scales_without_a_module_are_leftovers(tmp_path):
-    with pytest.raises(BadCheckpoint, match=r"no place for 1 tensors \(model.nowhere.scales\)"):
+    with pytest.raises(BadCheckpoint, match=r"no parameter for 1 tensors \(model.nowhere.scales\)"):
         made(tmp_path, float_weights() | {"model.nowhere.scales": np.zeros((2, 2), np.float32)})
 
 
@@ -75,7 +75,7 @@ def test_fewer_layers_than_the_config_says(tmp_path):
 
 
 def test_more_layers_than_the_config_says(tmp_path):
-    with pytest.raises(BadCheckpoint, match=r"no place for 9 tensors \(model.layers.1"):
+    with pytest.raises(BadCheckpoint, match=r"no parameter for 9 tensors \(model.layers.1"):
         made(tmp_path, float_weights(), CONFIG | {"num_hidden_layers": 1})
 
 

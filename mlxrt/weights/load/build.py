@@ -1,0 +1,111 @@
+"""Builds the model of a checkpoint: our own module of the family, or mlx-lm's where there is none."""
+
+import logging
+from collections.abc import Iterable, Mapping
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+
+from ...errors import BadCheckpoint, shown
+from ...models import CausalLM, find
+from ..formats.checkpoint import Checkpoint
+from ..formats.fp8 import has_fp8, unpack_fp8
+from ..formats.jang import labels as jang
+from ..formats.quantized import MLXFormat, contradictions, refuse_methods
+from ..formats.weight_format import WeightFormat
+from .assign import (
+    Arrays,
+    assign,
+    check_depth,
+    dequantize,
+    load_tensors,
+    rename_quantized_modules,
+    select_dtype,
+    select_tensors,
+    without_formats,
+)
+from .detect import Hints, detect_formats
+from .mlx_lm import build_mlx_lm
+
+log = logging.getLogger("mlxrt")
+
+HEAD, EMBEDDING = "lm_head.", "embed_tokens."
+
+
+def build(checkpoint: Checkpoint, *, dtype: mx.Dtype | None = None, dequantise: bool = False) -> CausalLM:
+    """The model of a checkpoint with its weights in memory; `dequantise` unpacks quantised matrices."""
+    family = find(checkpoint.config)
+    refuse_methods(checkpoint.config)
+    if family.adapted:
+        return build_mlx_lm(checkpoint, dtype=dtype, dequantise=dequantise)
+    return build_native(family, checkpoint, dtype=dtype, dequantise=dequantise)
+
+
+def build_native(
+    family: type[CausalLM], checkpoint: Checkpoint, *, dtype: mx.Dtype | None, dequantise: bool
+) -> CausalLM:
+    """`build` for one of our own families."""
+    config = family.parse(checkpoint.config)
+    check_depth(checkpoint, family.rename)
+    model = family(config)  # type: ignore[call-arg]  # every family takes its config; nn.Module takes nothing
+    loaded, dtype = load_tensors(checkpoint, dtype, family)
+    labels = jang.read_labels(checkpoint.config)
+    arrays = select_tensors(family, loaded, jang.IGNORED_TENSORS if labels else ())
+    if has_fp8(arrays):
+        dtype = dtype or select_dtype(family, arrays)
+        arrays = unpack_fp8(arrays, checkpoint.config, dtype)
+    arrays = family.arrange(config, arrays)
+    drop_tied_head(model, arrays)
+    dtype = dtype or select_dtype(family, arrays)
+    hints = Hints(rename_quantized_modules(checkpoint.config, family.rename), labels)
+    formats = detect_formats(model, arrays, hints)
+    for line in label_contradictions(hints, formats):
+        log.warning(line)
+    unpacked = formats if dequantise else embeddings_to_unpack(model, formats)
+    arrays = dequantize(arrays, unpacked, dtype)
+    quantized = {path: fmt for path, fmt in formats.items() if path not in unpacked}
+    assign(model, replace_modules(model, arrays, quantized, dtype), dtype)
+    return model
+
+
+def label_contradictions(hints: Hints, formats: Mapping[str, WeightFormat]) -> Iterable[str]:
+    """A line for everything that config.json or JANG labels claim and the tensors contradict."""
+    if line := contradictions(hints.config, {path: x for path, x in formats.items() if isinstance(x, MLXFormat)}):
+        yield line
+    if hints.jang is not None:
+        yield from hints.jang.contradictions(formats)
+
+
+def embeddings_to_unpack(model: nn.Module, formats: Mapping[str, WeightFormat]) -> dict[str, WeightFormat]:
+    """Embeddings in formats that have no embedding module."""
+    modules = dict(model.named_modules())
+    found = {p: x for p, x in formats.items() if isinstance(modules[p], nn.Embedding) and not isinstance(x, MLXFormat)}
+    for path, fmt in found.items():
+        log.info(f"{path} is {fmt}, for which there is no embedding: it is dequantised")
+    return found
+
+
+def drop_tied_head(model: nn.Module, arrays: Arrays) -> None:
+    """Drop a stored head when the model uses the embedding; an error where the two differ."""
+    head = {name: array for name, array in arrays.items() if name.startswith(HEAD)}
+    if not head or "lm_head" in model:
+        return
+    [embedding] = [path for path, _ in model.named_modules() if f"{path}.".endswith(EMBEDDING)] or [""]
+    for name, array in head.items():
+        other = arrays.get(f"{embedding}.{name.removeprefix(HEAD)}")
+        if other is None or other.shape != array.shape or not mx.array_equal(other, array, equal_nan=True).item():
+            raise BadCheckpoint(
+                f"config.json ties the head to the embedding, but the checkpoint's {shown(name)} differs from "
+                f"{embedding}; set tie_word_embeddings to false if the head is meant to be used"
+            )
+        del arrays[name]
+
+
+def replace_modules(model: nn.Module, arrays: Arrays, formats: Mapping[str, WeightFormat], dtype: mx.Dtype) -> Arrays:
+    """Replace linears and embeddings by modules that compute with the formats; the tensors under their names."""
+    modules = dict(model.named_modules())
+    made = [(path, fmt.build_module(modules[path], dtype)) for path, fmt in formats.items()]
+    model.update_modules(tree_unflatten(made))
+    named = {f"{p}.{name}": a for p, x in formats.items() for name, a in x.module_tensors(p, arrays).items()}
+    return without_formats(arrays, formats) | named
