@@ -128,13 +128,13 @@ def sampler(rows: int, params: SamplingParams) -> Work:
 
 
 def slices() -> Work:
-    """A key of one token cut from and written into a cache of rank 4; the graph only."""
+    """A block written into a KV pool, and a slot sliced from it; the graph only."""
     import mlx.core as mx
 
-    from mlxrt.cache.memory.slices import cut4, update4
+    from mlxrt.cache.memory.slices import slice4, update
 
-    cache, value = mx.zeros((1, 8, 512, 64)), mx.zeros((1, 8, 1, 64))
-    return lambda: update4(cache, 17, cut4(update4(cache, 100, value), 40, 1))
+    pool, ids, block = mx.zeros((128, 8, 32, 64)), mx.array([17]), mx.zeros((1, 8, 32, 64))
+    return lambda: slice4(update(pool, ids, block), 3, 1)
 
 
 def header(tensors: int = 300) -> Work:

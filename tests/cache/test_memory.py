@@ -4,9 +4,9 @@ import mlx.core as mx
 import pytest
 
 from mlxrt import Engine, EngineConfig, Request, SamplingParams
-from mlxrt.cache.memory import codec
-from mlxrt.cache.memory.codec import QuantizedKV
-from mlxrt.cache.memory.slices import bucket, put, table, widen
+from mlxrt.cache.memory import quantized
+from mlxrt.cache.memory.quantized import QuantizedKV
+from mlxrt.cache.memory.slices import bucket, extend, pad_table, update
 from tests.support.ahead_memory import measure_peak
 from tests.support.oracle import truth
 from tests.support.toy_models import make
@@ -50,7 +50,7 @@ def test_codes_are_met_unpacked_where_mlx_cannot_multiply_them(bits, monkeypatch
     parts = [a.swapaxes(0, 1)[None] for a in kept.encode(*mx.random.normal((2, 40, 3, 64)))]  # [1, heads, 40, width]
     q, weights = mx.random.normal((1, 3, 2, 64)), mx.softmax(mx.random.normal((1, 3, 2, 40)), axis=-1)
     expected = kept.score(q, parts), kept.mix(weights, parts)
-    monkeypatch.setattr(codec, "backend", lambda: "cuda")
+    monkeypatch.setattr(quantized, "backend", lambda: "cuda")
     monkeypatch.setattr(mx, "quantized_matmul", None)
     for a, b in zip(expected, (kept.score(q, parts), kept.mix(weights, parts))):
         assert a.shape == b.shape and a.dtype == b.dtype and mx.allclose(a, b, atol=1e-4)
@@ -111,17 +111,17 @@ def test_dtypes_are_kept():
     assert model.model.layers[0].mlp(x).dtype == mx.bfloat16
 
 
-def test_put_leaves_its_argument_alone_and_refuses_other_dtypes():
+def test_update_leaves_its_argument_alone_and_refuses_other_dtypes():
     a = mx.zeros((3, 2))
-    b = put(a, mx.array([1]), mx.ones((1, 2)))
+    b = update(a, mx.array([1]), mx.ones((1, 2)))
     assert a.sum().item() == 0 and b.sum().item() == 2
     with pytest.raises(TypeError, match="float32"):
-        put(a, mx.array([1]), mx.ones((1, 2), mx.bfloat16))
+        update(a, mx.array([1]), mx.ones((1, 2), mx.bfloat16))
 
 
-def test_widen_table_bucket():
-    assert widen(mx.ones((2, 3)), 5).tolist() == [[1, 1, 1]] * 2 + [[0, 0, 0]] * 3
-    assert table([[1, 2], [3]], 3, 4) == [[1, 2, 0, 0], [3, 0, 0, 0], [0, 0, 0, 0]]
+def test_extend_pad_table_bucket():
+    assert extend(mx.ones((2, 3)), 5).tolist() == [[1, 1, 1]] * 2 + [[0, 0, 0]] * 3
+    assert pad_table([[1, 2], [3]], 3, 4) == [[1, 2, 0, 0], [3, 0, 0, 0], [0, 0, 0, 0]]
     assert [bucket(n) for n in (0, 1, 2, 3, 4, 5, 9)] == [1, 1, 2, 4, 4, 8, 16]
 
 

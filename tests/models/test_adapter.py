@@ -145,8 +145,8 @@ def test_memory_follows_what_mlx_lm_holds():
 def test_closing_frees_every_cache():
     with quiet("phi3") as engine:
         engine.generate(list(PROMPT), max_tokens=3)
-        assert len(engine.groups[0].spec.shelf) == 1  # the stored prefix
-    assert len(engine.groups[0].spec.shelf) == 0 and engine.groups[0].pool.used == 0
+        assert len(engine.groups[0].spec.caches) == 1  # the stored prefix
+    assert len(engine.groups[0].spec.caches) == 0 and engine.groups[0].pool.used == 0
 
 
 def test_what_cannot_be_done_is_said():

@@ -4,7 +4,7 @@ import mlx.core as mx
 import pytest
 
 from mlxrt import EngineConfig, Request, SamplingParams
-from mlxrt.cache.memory.attention import Form
+from mlxrt.cache.memory.attention import AttentionParams
 from mlxrt.engine.engine import Engine, Source
 from mlxrt.models import find
 from mlxrt.weights.random_models import random_weights, shape_config
@@ -36,7 +36,7 @@ def scores(name: str) -> list[mx.array]:
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "gemma3-1b", "gemma4-e2b"])
 def test_a_mask_is_what_causal_is(name, monkeypatch):
     expected = scores(name)
-    monkeypatch.setattr(Form, "causal", lambda self, dim, start, stop, first: False)
+    monkeypatch.setattr(AttentionParams, "is_causal", lambda self, dim, start, stop, first: False)
     got = scores(name)
     assert mx.allclose(got[0], expected[0], atol=1e-4)
     assert all(mx.array_equal(a, b) for a, b in zip(got[1:], expected[1:]))
@@ -46,5 +46,5 @@ def test_a_mask_is_what_causal_is(name, monkeypatch):
     (None, 0, 90, True), (None, -1, 90, False), (16, 0, 16, True), (16, 0, 17, False), (16, 64, 80, True),
 ])  # fmt: skip
 def test_when_no_mask_is_needed(window, first, stop, fine):
-    assert Form(1.0, window).causal(64, 3, stop, first) is fine
-    assert not Form(1.0, window, softcap=3.0).causal(64, 3, stop, first)
+    assert AttentionParams(1.0, window).is_causal(64, 3, stop, first) is fine
+    assert not AttentionParams(1.0, window, softcap=3.0).is_causal(64, 3, stop, first)

@@ -1,12 +1,12 @@
-"""The device side of the cache: arrays, and what a layer may do with them during a step."""
+"""KV cache on the device: specs and arrays per kind of cache, pools, and the views that models see."""
 
-from .codec import Codec, PlainKV, QuantizedKV
 from .external import ExternalKV
 from .kv_options import KV, choose
 from .layer_spec import TAIL, Arrays, Batch, Group, LayerSpec, LayerView, Shared
 from .paged import PagedKV, WindowKV
 from .pool_sizing import Plan, plan
 from .pools import KVPools
+from .quantized import Codec, PlainKV, QuantizedKV
 from .recurrent import Recurrent
 from .rotating import RotatingKV
 

@@ -1,6 +1,6 @@
-"""How the user wants keys and values kept, applied to what the model asks for.
+"""KV options of the user (`kv`, `max_kv_size`), applied to the cache specs of the model.
 
-Whatever is chosen here changes the arithmetic, so it says so.
+They change the arithmetic, so each is logged as a warning.
 """
 
 import logging
@@ -9,14 +9,14 @@ from dataclasses import replace
 import mlx.core as mx
 
 from ...errors import BadRequest
-from .codec import GROUPS, QuantizedKV
 from .layer_spec import LayerSpec, Shared
 from .paged import PagedKV
+from .quantized import GROUPS, QuantizedKV
 from .rotating import RotatingKV
 
 log = logging.getLogger("mlxrt")
 
-# name -> bits of keys and values; None: as the model computes them
+# name -> bits of keys and values; None: unquantized
 KV: dict[str, tuple[int, int] | None] = {
     "full": None,
     "paged": None,
@@ -27,7 +27,7 @@ KV: dict[str, tuple[int, int] | None] = {
     "q2": (2, 2),
     "k8v4": (8, 4),
 }
-KEEP = 4  # first tokens that stay visible when a window is put on full attention: many heads lean on them
+KEEP = 4  # first tokens that stay visible under max_kv_size: many heads use them as attention sinks
 
 Specs = list[LayerSpec | Shared]
 
@@ -36,7 +36,7 @@ def choose(specs: Specs, kv: str, max_kv_size: int | None, dtype: mx.Dtype) -> S
     if kv not in KV:
         raise BadRequest(f"kv must be one of {', '.join(KV)}, not {kv!r}")
     if bits := KV[kv]:
-        specs = [quantised(s, *bits, dtype) if isinstance(s, PagedKV) else s for s in specs]
+        specs = [quantize(s, *bits, dtype) if isinstance(s, PagedKV) else s for s in specs]
         if not any(isinstance(s, PagedKV) for s in specs):
             raise BadRequest(f"kv {kv} does not apply: mlxrt keeps no keys and values for this model")
         better = "; keys need their bits more than values do: k8v4 differs far less" if bits[0] < 6 else ""
@@ -44,7 +44,7 @@ def choose(specs: Specs, kv: str, max_kv_size: int | None, dtype: mx.Dtype) -> S
             f"kv {kv}: keys in {bits[0]} bits, values in {bits[1]}; answers may differ from those with kv full{better}"
         )
     if max_kv_size is not None:
-        specs = windowed(specs, max_kv_size)
+        specs = limit_window(specs, max_kv_size)
         log.warning(
             f"max_kv_size {max_kv_size}: full-attention layers see the first {KEEP} tokens and the last "
             f"{max_kv_size - KEEP}; answers to longer texts differ from the model's own"
@@ -52,12 +52,12 @@ def choose(specs: Specs, kv: str, max_kv_size: int | None, dtype: mx.Dtype) -> S
     return specs
 
 
-def quantised(spec: PagedKV, key: int, value: int, dtype: mx.Dtype) -> PagedKV:
+def quantize(spec: PagedKV, key: int, value: int, dtype: mx.Dtype) -> PagedKV:
     group = next((g for g in sorted(GROUPS, reverse=True) if g <= 64 and spec.dim % g == 0), GROUPS[0])
     return replace(spec, codec=QuantizedKV(key, value, group, dtype))
 
 
-def windowed(specs: Specs, size: int) -> Specs:
+def limit_window(specs: Specs, size: int) -> Specs:
     if size <= 2 * KEEP:
         raise BadRequest(f"max_kv_size must be above {2 * KEEP} tokens, not {size}")
     if not any(type(s) is PagedKV for s in specs):

@@ -1,8 +1,8 @@
-"""What a model asks for, per layer, and how a step reaches it.
+"""Cache specs: the kind of cache a model asks for in each layer, and the view through which a step uses it.
 
-A layer's arrays come in two parts. The `pool` holds all sequences and is written only by steps that run alone.
-`live` is the small part of the running batch that every decode step replaces. MLX keeps an array's buffer until the
-step that reads it has finished, so a pool written by a step launched ahead would be copied whole, every time.
+A layer's arrays come in two parts. The `pool` holds all sequences and is written only by prefill steps and flushes,
+which run alone. `live` is the small part of the running batch that every decode step replaces. MLX keeps a buffer until
+the step that reads it has finished, so a pool written by a decode step launched ahead would be copied, every time.
 """
 
 from abc import ABC, abstractmethod
@@ -16,32 +16,30 @@ from ..layer_state import LayerState
 from .slices import ArrayCache
 
 Arrays = tuple[mx.array, ...]
-TAIL = 32  # decode steps between two writes of the pool: each waits for the device
-TailSpan = tuple[list[int], int]  # where each row's tail begins, and how many tokens it has
+TAIL = 32  # decode steps between two flushes to the pool: each waits for the device
+TailSpan = tuple[list[int], int]  # the position where each row's tail begins, and how many tokens it has
 
 
 class Batch(NamedTuple):
-    """The rows of a step, packed end to end, those of one token first. Arrays, so that a step can be compiled."""
+    """The rows of a step, packed end to end, rows of one token first. Arrays, so that a step can be compiled."""
 
     positions: mx.array  # [N]
     row: mx.array  # [N] which row a token belongs to
-    start: mx.array  # [R] tokens in the pool when `live` was opened
+    start: mx.array  # [R] tokens in the pool when decoding began
     used: mx.array  # [1] tokens a row has in `live`
     singles: int  # leading rows of one token
-    spans: tuple[
-        tuple[int, int, int], ...
-    ] = ()  # the other rows: first token, one past the last, position of the first
-    every: bool = True  # False: only each row's last hidden state is read, and a model may answer with those alone
+    spans: tuple[tuple[int, int, int], ...] = ()  # prefill chunks: first token, one past the last, first position
+    every: bool = True  # False: only each row's last hidden state is read, and a model may return those alone
 
 
 class LayerSpec(ABC):
     """Frozen and comparable: layers with equal specs form a group."""
 
-    max_step: int = 1 << 30  # tokens of one sequence a step may take
-    paged: bool = False  # grows by blocks of `size` tokens; otherwise one place a sequence, kept every `stride` tokens
-    compiles: bool = True  # its steps are functions of arrays alone
-    pages: bool = False  # kernels for paged attention can read it
-    portable: bool = True  # its places can be read out and written elsewhere
+    max_step: int = 1 << 30  # tokens of one sequence per step
+    paged: bool = False  # grows by blocks of `size` tokens; else one block per sequence, a checkpoint every `stride`
+    compiles: bool = True  # its steps are pure functions of arrays
+    pages: bool = False  # paged attention kernels can read it
+    portable: bool = True  # its blocks can be saved and loaded
     size: int
     stride: int
 
@@ -55,7 +53,7 @@ class LayerSpec(ABC):
 
     @abstractmethod
     def pool(self, blocks: int) -> Arrays:
-        """One layer's memory for all sequences."""
+        """One layer's arrays for all sequences, by block."""
 
     @abstractmethod
     def nbytes(self) -> int:
@@ -66,27 +64,27 @@ class LayerSpec(ABC):
         self,
         states: list[Any],
         rows: int,
-        alone: bool = False,
+        prefill: bool = False,
         compiled: bool = False,
-        held: ArrayCache | None = None,
+        arrays: ArrayCache | None = None,
         tail: TailSpan | None = None,
     ) -> dict[str, Any]:
-        """Where the rows' memory lies, made once per group and step; `rows` >= len(states), the rest idle.
+        """Block tables and offsets of the rows, built once per group and step. Rows beyond the states are idle.
 
-        A step that runs `alone` may get plain numbers as well; a `compiled` one needs shapes that change seldom;
-        `held` remembers the arrays of the steps before; `tail` is given where rows decode on.
+        A `prefill` step may get Python ints as well; a `compiled` one needs shapes that change seldom; `arrays` has
+        those of earlier steps; `tail` is given in decode steps.
         """
 
     @abstractmethod
-    def open(self, pool: Arrays, index: dict[str, mx.array], rows: int, held: ArrayCache) -> Arrays:
-        """`live` for a batch that begins to decode."""
+    def open(self, pool: Arrays, index: dict[str, mx.array], rows: int, arrays: ArrayCache) -> Arrays:
+        """`live` of a batch that begins to decode."""
 
     @abstractmethod
-    def flush(self, pool: Arrays, live: Arrays, batch: Batch, index: dict[str, mx.array], whole: bool) -> Arrays:
-        """The pool with `live` written into it; `whole`: it is a block of every row, if blocks have TAIL tokens."""
+    def flush(self, pool: Arrays, live: Arrays, batch: Batch, index: dict[str, mx.array], full: bool) -> Arrays:
+        """The pool with `live` written into it; `full`: the tail has TAIL tokens and begins at a block boundary."""
 
     def place(self, state: Any, position: int) -> int:
-        """The block that holds a position, where there are `pages`."""
+        """The id of the block that holds a position; only where `pages` is true."""
         raise TypeError(f"{type(self).__name__} has no pages")
 
     @abstractmethod
@@ -95,14 +93,14 @@ class LayerSpec(ABC):
 
 @dataclass
 class LayerView:
-    """A layer's memory for the step that is running. Models see only this."""
+    """A layer's cache during one step. Models see only this."""
 
     spec: Any
     batch: Batch
     index: dict[str, mx.array]
     pool: Arrays
-    live: Arrays  # () in a step that runs alone: it writes the pool itself
-    scratch: dict = field(default_factory=dict)  # what a kind remembers within the step
+    live: Arrays  # () in a prefill step, which writes the pool itself
+    scratch: dict = field(default_factory=dict)  # private to the kind, for this step
 
     @property
     def positions(self) -> mx.array:
@@ -111,7 +109,7 @@ class LayerView:
 
 @dataclass(frozen=True)
 class Shared:
-    """A layer without memory of its own: it reads what `layer` holds. It calls attend(q) with no k and v."""
+    """A layer without a cache of its own: it attends to the keys and values of another layer."""
 
     layer: int
 
@@ -121,9 +119,11 @@ class Shared:
 
 
 class Group(NamedTuple):
+    """Layers with equal specs: one BlockPool and one LayerState per sequence serve them all."""
+
     spec: LayerSpec
     layers: tuple[int, ...]
     pool: BlockPool
 
-    def nbytes(self, places: int) -> int:
-        return places * len(self.layers) * self.spec.nbytes()
+    def nbytes(self, blocks: int) -> int:
+        return blocks * len(self.layers) * self.spec.nbytes()

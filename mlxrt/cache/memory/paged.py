@@ -1,7 +1,7 @@
-"""Keys and values in blocks: all of them, or a window. One storage for every codec.
+"""Paged KV cache: keys and values in blocks, for full attention and sliding windows, with any codec.
 
-A pool is [blocks, heads, size, width] per array of the codec. `live` is a tail [R, heads, TAIL, width] with the newest
-tokens of each row, extended by every decode step and flushed when it is full.
+A pool is [blocks, heads, size, width] per array of the codec. `live` is the decode tail [R, heads, TAIL, width]: the
+newest tokens of each row, extended by every decode step and flushed to the pool when it is full.
 """
 
 from dataclasses import dataclass
@@ -12,34 +12,34 @@ import mlx.core as mx
 from ...kernels import Packed, PackedPages, Pages
 from ..blocks import BlockPool
 from ..layer_state import BlockTable, LayerState
-from .attention import Form, attend_singles, attend_span
-from .codec import Codec, PlainKV, QuantizedKV
+from .attention import AttentionParams, attend_decode, attend_prefill
 from .layer_spec import TAIL, Arrays, Batch, LayerSpec, LayerView, TailSpan
-from .slices import ArrayCache, bucket, cut1, cut2, cut4, put, table
+from .quantized import Codec, PlainKV, QuantizedKV
+from .slices import ArrayCache, bucket, pad_table, slice1, slice2, slice4, update
 
 
 class KVView(LayerView):
-    """Its scratch holds what attend gathered, for the layers that share this memory."""
+    """Its scratch holds gathered blocks, for the layers that share this cache."""
 
     def attend(self, q, k=None, v=None, *, scale, softcap=None, sinks=None):
         """q [N, Hq, D], k and v [N, H, D] -> [N, Hq, D]. Without k and v it only reads."""
         if k is not None:
             self._write(self.spec.codec.encode(k, v))
             self.scratch.clear()
-        form = Form(scale, self.spec.window, self.spec.keep, softcap, sinks)
+        params = AttentionParams(scale, self.spec.window, self.spec.keep, softcap, sinks)
         s = self.batch.singles
-        out = [self._singles(q[:s], s, form)] if s else []
-        out += [self._span(q[a:b], r, start, form) for r, (a, b, start) in enumerate(self.batch.spans, s)]
+        out = [self._decode(q[:s], s, params)] if s else []
+        out += [self._prefill(q[a:b], r, start, params) for r, (a, b, start) in enumerate(self.batch.spans, s)]
         return mx.concatenate(out) if len(out) > 1 else out[0]
 
     def pages(self) -> Pages | PackedPages | None:
         """Blocks and tail, for the paged attention kernels; None if they cannot read them, and in prefill steps."""
         if not self.live or not self.spec.pages:
             return None
-        where = (self.index["table"], self.index["where"])
+        table = self.index["table"], self.index["where"]
         if isinstance(codec := self.spec.codec, QuantizedKV):
-            return PackedPages(Packed(self.pool[0], codec.layout), Packed(self.live[0], codec.layout), *where)
-        return Pages(self.pool[0], self.live[0], *where)
+            return PackedPages(Packed(self.pool[0], codec.layout), Packed(self.live[0], codec.layout), *table)
+        return Pages(self.pool[0], self.live[0], *table)
 
     def replace_tail(self, tail: mx.array) -> None:
         """The tail with the step's tokens, as a kernel wrote it."""
@@ -51,63 +51,65 @@ class KVView(LayerView):
             here = self._once("here", lambda: (mx.arange(TAIL) == self.batch.used)[:, None])
             self.live = tuple(mx.where(here, x[:, :, None], t) for t, x in zip(self.live, new))
         else:
-            where = self.batch.positions, self.batch.row, self.index
-            at = self._once("slots", lambda: places(self.pool, *self.spec.slots(*where)))
-            self.pool = place(self.pool, new, at)
+            tokens = self.batch.positions, self.batch.row, self.index
+            at = self._once("slots", lambda: slot_indices(self.pool, *self.spec.slot_mapping(*tokens)))
+            self.pool = write_slots(self.pool, new, at)
 
     def _gather(self, rows):
-        """Each part's blocks, [..., M, heads, S, width]: of one row, or of as many as `rows` says from the first."""
+        """The blocks of each array, [..., M, heads, S, width]: of row (r,), or of rows (start, count)."""
         if rows not in self.scratch:
-            named = self.index["table"]
-            where = self._once(f"row {rows[0]}", lambda: named[rows[0]]) if len(rows) == 1 else cut2(named, *rows)
-            self.scratch[rows] = [p[where] for p in self.pool]
+            table = self.index["table"]
+            ids = self._once(f"row {rows[0]}", lambda: table[rows[0]]) if len(rows) == 1 else slice2(table, *rows)
+            self.scratch[rows] = [p[ids] for p in self.pool]
         return self.scratch[rows]
 
     def _once(self, name, make):
-        """What is the same for all layers of the group, made by the first of them: `index` lives for one step."""
+        """Memoises what all layers of the group share; `index` lives for one step."""
         if name not in self.index:
             self.index[name] = make()
         return self.index[name]
 
-    def _seen(self, form):
+    def _decode_mask(self, params):
         """Which slots each row of one token sees, [s, slots]."""
         s = self.batch.singles
-        known = cut2(self.spec.known(self.index), 0, s)
+        keys = slice2(self.spec.key_positions(self.index), 0, s)
         if self.live:
             start = self.batch.start[:, None]
-            known = mx.concatenate([mx.where(known < start, known, -1), start + mx.arange(TAIL)], axis=1)
-        return form.visible(known, cut1(self.batch.positions, 0, s)[:, None])
+            keys = mx.concatenate([mx.where(keys < start, keys, -1), start + mx.arange(TAIL)], axis=1)
+        return params.mask(keys, slice1(self.batch.positions, 0, s)[:, None])
 
-    def _singles(self, q, s, form):
-        seen = self._once("seen", lambda: self._seen(form))
+    def _decode(self, q, s, params):
+        mask = self._once("mask", lambda: self._decode_mask(params))
         tail = self.live or None
-        return attend_singles(q, self.spec.codec, self._gather((0, s)), tail, seen, self.spec.heads, form)
+        return attend_decode(q, self.spec.codec, self._gather((0, s)), tail, mask, self.spec.heads, params)
 
-    def _span(self, q, r, start, form):
+    def _prefill(self, q, r, start, params):
         n = q.shape[0]
-        first, length = self.spec.reach(self.index, r, start + n)
+        first, length = self.spec.key_range(self.index, r, start + n)
         parts = [p.swapaxes(0, 1).flatten(1, 2)[:, :length] for p in self._gather((r,))]  # [heads, T, width]
         k, v = self.spec.codec.decode(parts)
-        seen = None
-        if not form.causal(q.shape[-1], start, start + n, first):
-            seen = self._once(f"seen {r} {n}", lambda: self._span_seen(r, n, start, length, form))
-        return attend_span(q, k, v, seen, form)
+        mask = None
+        if not params.is_causal(q.shape[-1], start, start + n, first):
+            mask = self._once(f"mask {r} {n}", lambda: self._prefill_mask(r, n, start, length, params))
+        return attend_prefill(q, k, v, mask, params)
 
-    def _span_seen(self, r, n, start, length, form):
-        return form.visible(self.spec.known(self.index)[r, :length], (start + mx.arange(n))[:, None])
+    def _prefill_mask(self, r, n, start, length, params):
+        return params.mask(self.spec.key_positions(self.index)[r, :length], (start + mx.arange(n))[:, None])
 
 
-def places(pool: Arrays, block: mx.array, slot: mx.array) -> list[tuple[mx.array, ...]]:
-    """Where tokens go in each array of a layer, as in all layers like it. A slice among indices costs four launches."""
+def slot_indices(pool: Arrays, block: mx.array, slot: mx.array) -> list[tuple[mx.array, ...]]:
+    """Indices of tokens in each array of a layer, the same in all layers of a group. `:` would cost four launches."""
     return [(block[:, None], mx.arange(p.shape[1]), slot[:, None]) for p in pool]
 
 
-def place(pool: Arrays, new, at: list[tuple[mx.array, ...]]) -> Arrays:
-    return tuple(put(p, where, x) for p, x, where in zip(pool, new, at, strict=True))
+def write_slots(pool: Arrays, new, at: list[tuple[mx.array, ...]]) -> Arrays:
+    return tuple(update(p, indices, x) for p, x, indices in zip(pool, new, at, strict=True))
 
 
 @dataclass(frozen=True)
 class PagedKV(LayerSpec):
+    """Full attention."""
+
     heads: int
     dim: int
     codec: Codec = PlainKV()
@@ -125,7 +127,7 @@ class PagedKV(LayerSpec):
 
     @property
     def keep(self) -> int:
-        """First tokens that a window leaves visible."""
+        """First tokens that stay visible under a window."""
         return 0
 
     @property
@@ -148,55 +150,56 @@ class PagedKV(LayerSpec):
         self,
         states: list[Any],
         rows: int,
-        alone: bool = False,
+        prefill: bool = False,
         compiled: bool = False,
-        held: ArrayCache | None = None,
+        arrays: ArrayCache | None = None,
         tail: TailSpan | None = None,
     ) -> dict[str, Any]:
-        held, width = held or ArrayCache(), max(len(s.blocks) for s in states)
+        arrays, width = arrays or ArrayCache(), max(len(s.blocks) for s in states)
         width = bucket(width) if compiled else width
 
-        def named(known: list) -> mx.array:
-            return mx.array(table([[b.check() for b in s.blocks] for s in states], rows, width))
+        def block_table(key: list) -> mx.array:
+            return mx.array(pad_table([[b.check() for b in s.blocks] for s in states], rows, width))
 
         base = [s.first * s.size for s in states]
         first = base + [0] * (rows - len(base))
-        # Decoding goes on in the same blocks for many steps.
-        known = [states[0].pool.revoked, rows, width, *(s.serial for s in states)]
-        where = {"table": held((self, "table"), known, named), "base": held((self, "base"), first)}
-        if tail is not None:  # for kernels: all they need besides the table, as one array
+        # Decoding stays in the same blocks for many steps.
+        key = [states[0].pool.revoked, rows, width, *(s.serial for s in states)]
+        index = {"table": arrays((self, "table"), key, block_table), "base": arrays((self, "base"), first)}
+        if tail is not None:  # all that kernels need beside the table, as one array
             start, used = tail
             pairs = [list(pair) for pair in zip(first, start, strict=True)]
-            where["steps"], where["where"] = held.counted((self, "where"), pairs, used, TAIL)
-        return where | {"first": base} if alone else where
+            index["steps"], index["where"] = arrays.with_step((self, "where"), pairs, used, TAIL)
+        return index | {"first": base} if prefill else index
 
-    def open(self, pool: Arrays, index: dict[str, Any], rows: int, held: ArrayCache) -> Arrays:
-        return tuple(held.zeros((rows, p.shape[1], TAIL, p.shape[3]), p.dtype) for p in pool)
+    def open(self, pool: Arrays, index: dict[str, Any], rows: int, arrays: ArrayCache) -> Arrays:
+        return tuple(arrays.zeros((rows, p.shape[1], TAIL, p.shape[3]), p.dtype) for p in pool)
 
-    def flush(self, pool: Arrays, live: Arrays, batch: Batch, index: dict[str, Any], whole: bool) -> Arrays:
-        if whole and self.paged and self.size == TAIL:
+    def flush(self, pool: Arrays, live: Arrays, batch: Batch, index: dict[str, Any], full: bool) -> Arrays:
+        if full and self.paged and self.size == TAIL:
             if "block" not in index:
-                index["block"] = self.slots(batch.start, mx.arange(batch.start.shape[0]), index)[0]
-            return tuple(put(p, index["block"], t) for p, t in zip(pool, live))
+                index["block"] = self.slot_mapping(batch.start, mx.arange(batch.start.shape[0]), index)[0]
+            return tuple(update(p, index["block"], t) for p, t in zip(pool, live))
         n = int(batch.used.item())  # type: ignore[arg-type]  # a count
         if "flushed" not in index:  # the same for all layers of the group
             at = (batch.start[:, None] + mx.arange(n)).reshape(-1)
-            index["flushed"] = places(pool, *self.slots(at, mx.repeat(mx.arange(batch.start.shape[0]), n), index))
-        return place(pool, [cut4(t, 0, n).swapaxes(1, 2).flatten(0, 1) for t in live], index["flushed"])
+            rows = mx.repeat(mx.arange(batch.start.shape[0]), n)
+            index["flushed"] = slot_indices(pool, *self.slot_mapping(at, rows, index))
+        return write_slots(pool, [slice4(t, 0, n).swapaxes(1, 2).flatten(0, 1) for t in live], index["flushed"])
 
-    def slots(self, positions, row, index):
-        """Block and place in it of each token."""
+    def slot_mapping(self, positions, row, index):
+        """Block and slot in it of each token."""
         return index["table"][row, (positions - index["base"][row]) // self.size], positions % self.size
 
     def place(self, state: BlockTable, position: int) -> int:
         return state.blocks[position // self.size - state.first].check()
 
-    def known(self, index) -> mx.array:
-        """The position in every slot the table names, [R, slots]. Those not written yet lie after every query."""
+    def key_positions(self, index) -> mx.array:
+        """The position in every slot of the block table, [R, slots]. Slots not written yet come after every query."""
         return index["base"][:, None] + mx.arange(index["table"].shape[1] * self.size)
 
-    def reach(self, index, r: int, end: int) -> tuple[int, int]:
-        """Of a row in a step that runs alone: the position of its first slot, and how many slots hold tokens."""
+    def key_range(self, index, r: int, end: int) -> tuple[int, int]:
+        """Of a row in a prefill step: the position of its first slot, and how many slots hold tokens."""
         first = index["first"][r]
         return first, end - first
 
@@ -206,6 +209,8 @@ class PagedKV(LayerSpec):
 
 @dataclass(frozen=True)
 class WindowKV(PagedKV):
+    """Sliding-window attention: blocks outside the window are released."""
+
     window: int = 512  # a token sees itself and window - 1 before it
 
     @property

@@ -1,4 +1,4 @@
-"""Which layers share places, and how many places a budget of bytes gives each group."""
+"""Pool sizing: which layers form a group, and how many blocks each group gets from a byte budget."""
 
 from dataclasses import dataclass
 
@@ -6,15 +6,15 @@ from ...errors import WontFit
 from ..blocks import BlockPool
 from .layer_spec import Group, LayerSpec, Shared
 
-FIRST_BLOCKS = 33  # a pool starts with so many (one is nowhere) and doubles: short chats stay small
-SPARE_BLOCKS = 2  # a sequence that shares its last block needs a copy while it grows
-CHECKPOINTS = 0.25  # of the budget, for the states of layers that have one place per sequence
+FIRST_BLOCKS = 33  # a pool starts with these (one is the dummy) and doubles: short chats stay small
+SPARE_BLOCKS = 2  # a sequence that shares its last block copies it to grow
+CHECKPOINT_SHARE = 0.25  # of the budget, for layers with one block per sequence
 
 
 @dataclass(frozen=True)
 class Plan:
     groups: list[Group]
-    node: int  # tokens of a node of the prefix store
+    node: int  # tokens per node of the prefix cache
     fits: int  # tokens of one sequence that fit
 
 
@@ -23,31 +23,31 @@ def plan(specs: list[LayerSpec | Shared], budget: int, running: int) -> Plan:
     for i, spec in enumerate(specs):
         if not isinstance(spec, Shared):
             by.setdefault(spec, []).append(i)
-    cost = {spec: len(layers) * spec.nbytes() for spec, layers in by.items()}  # of one place
-    blocks = [spec for spec in by if spec.paged]
-    places = [spec for spec in by if not spec.paged]
-    share = int(budget * (CHECKPOINTS if blocks else 1)) if places else 0
+    cost = {spec: len(layers) * spec.nbytes() for spec, layers in by.items()}  # of one block
+    paged = [spec for spec in by if spec.paged]
+    single = [spec for spec in by if not spec.paged]  # one block per sequence
+    share = int(budget * (CHECKPOINT_SHARE if paged else 1)) if single else 0
     limits: dict[LayerSpec, int] = {}
-    for spec in places:
-        limits[spec] = 1 + min(share // sum(cost[p] for p in places), 64 * running)
-    for spec in blocks:
-        limits[spec] = 1 + (budget - share) // sum(cost[b] for b in blocks)
+    for spec in single:
+        limits[spec] = 1 + min(share // sum(cost[s] for s in single), 64 * running)
+    for spec in paged:
+        limits[spec] = 1 + (budget - share) // sum(cost[p] for p in paged)
     smallest = sum(c * (1 + SPARE_BLOCKS) for c in cost.values())
     if any(n < 2 + SPARE_BLOCKS for n in limits.values()):
         raise WontFit(
             f"keys, values and states need about {smallest} bytes at least, there are {budget}; "
             "use a smaller model or raise kv_memory"
         )
-    sizes = {spec.size for spec in blocks}
+    sizes = {spec.size for spec in paged}
     if len(sizes) > 1:
         raise WontFit(f"layers ask for blocks of {sorted(sizes)} tokens; a model must use one size")
-    node = sizes.pop() if sizes else min(spec.stride for spec in places)
-    if odd := [spec.stride for spec in places if spec.stride % node]:
+    node = sizes.pop() if sizes else min(spec.stride for spec in single)
+    if odd := [spec.stride for spec in single if spec.stride % node]:
         raise WontFit(f"a checkpoint every {odd[0]} tokens does not fall on the ends of blocks of {node}")
-    groups = [Group(spec, tuple(by[spec]), BlockPool(first(spec, limits[spec]), limits[spec])) for spec in by]
-    fits = (min(limits[spec] for spec in blocks) - 1 - SPARE_BLOCKS) * node if blocks else 1 << 30
+    groups = [Group(spec, tuple(by[spec]), BlockPool(first_size(spec, limits[spec]), limits[spec])) for spec in by]
+    fits = (min(limits[spec] for spec in paged) - 1 - SPARE_BLOCKS) * node if paged else 1 << 30
     return Plan(groups, node, fits)
 
 
-def first(spec: LayerSpec, limit: int) -> int:
+def first_size(spec: LayerSpec, limit: int) -> int:
     return min(FIRST_BLOCKS if spec.paged else 2 + SPARE_BLOCKS, limit)

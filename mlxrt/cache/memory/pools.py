@@ -10,7 +10,7 @@ from ...errors import BadSnapshot
 from ..layer_state import LayerState
 from ..sequence import SequenceState
 from .layer_spec import Arrays, Group
-from .slices import put, widen
+from .slices import extend, update
 
 
 class KVPools:
@@ -34,11 +34,11 @@ class KVPools:
             for i in group.layers:
                 arrays = self.arrays.pop(i)
                 if group.pool.size > arrays[0].shape[0]:
-                    arrays = tuple(widen(p, group.pool.size) for p in arrays)
+                    arrays = tuple(extend(p, group.pool.size) for p in arrays)
                 if pairs:
                     sources = [p[old] for p in arrays]
                     mx.eval(arrays, sources)  # read before writing: MLX copies a pool that still has a reader
-                    arrays = tuple(put(p, new, x) for p, x in zip(arrays, sources))
+                    arrays = tuple(update(p, new, x) for p, x in zip(arrays, sources))
                 mx.eval(arrays)  # one layer at a time: the old and the new pool exist together
                 self.arrays[i] = arrays
         self.arrays = dict(sorted(self.arrays.items()))
@@ -76,7 +76,7 @@ class KVPools:
         self.apply_pending()
         for i, g in self.group_of.items():
             old = self.arrays.pop(i)
-            self.arrays[i] = tuple(put(p, ids[g], arrays[f"layer.{i}.{n}"]) for n, p in enumerate(old))
+            self.arrays[i] = tuple(update(p, ids[g], arrays[f"layer.{i}.{n}"]) for n, p in enumerate(old))
         mx.eval(self.arrays)
         return SequenceState(tuple(tokens), tuple(parts))
 

@@ -1,7 +1,7 @@
-"""A window of keys and values in one place per sequence, written round and round.
+"""Rotating KV cache: a window of keys and values in one block per sequence, overwritten in turn.
 
-Nothing is allocated while a sequence runs and its memory never grows; sharing a place copies it. `keep` first tokens
-stay for ever (attention sinks). Slots beyond the window make short rewinds exact and bound a step's length.
+Memory never grows and nothing is allocated while a sequence runs; sharing the block copies it. The first `keep` tokens
+stay (attention sinks). Slots beyond the window make short rewinds exact and bound a step's length.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class RotatingKV(PagedKV):
     window: int = 512
     keep: int = 0
     slack: int = 64
-    stride: int = 128  # tokens between two checkpoints: each copies the place
+    stride: int = 128  # tokens between two checkpoints: each copies the block
     paged = False
 
     @classmethod
@@ -33,27 +33,27 @@ class RotatingKV(PagedKV):
 
     @property
     def max_step(self) -> int:  # type: ignore[override]
-        """A step writes all its tokens before it reads: more would overwrite what its first token still sees."""
+        """A step writes all its tokens before it reads: more would overwrite keys that its first token still sees."""
         return self.slack + 1
 
     def empty(self, pool):
         return RotatingState(pool, self.size, self.window, self.keep, stride=self.stride)
 
-    def index(self, states, rows, alone=False, compiled=False, held=None, tail=None):
+    def index(self, states, rows, prefill=False, compiled=False, arrays=None, tail=None):
         ends = [s.length for s in states] + [0] * (rows - len(states))
-        return super().index(states, rows, alone, compiled, held, tail) | {"end": mx.array(ends)}
+        return super().index(states, rows, prefill, compiled, arrays, tail) | {"end": mx.array(ends)}
 
-    def slots(self, positions, row, index):
-        turn = self.size - self.keep
-        gone = (positions >= self.keep) & (positions < index["end"][row] - turn)  # a long flush may pass a slot twice
-        slot = mx.where(positions < self.keep, positions, self.keep + (positions - self.keep) % turn)
-        return mx.where(gone, 0, index["table"][row, 0]), slot
+    def slot_mapping(self, positions, row, index):
+        period = self.size - self.keep
+        stale = (positions >= self.keep) & (positions < index["end"][row] - period)  # a long flush may wrap around
+        slot = mx.where(positions < self.keep, positions, self.keep + (positions - self.keep) % period)
+        return mx.where(stale, 0, index["table"][row, 0]), slot
 
-    def known(self, index):
-        last, turn = index["end"][:, None] - 1, self.size - self.keep
+    def key_positions(self, index):
+        last, period = index["end"][:, None] - 1, self.size - self.keep
         slot = mx.arange(self.size)
-        newest = last - (last - slot) % turn  # the last position that was written to this slot
+        newest = last - (last - slot) % period  # the last position written to this slot
         return mx.where(slot < self.keep, mx.where(slot <= last, slot, -1), mx.where(newest < self.keep, -1, newest))
 
-    def reach(self, index, r, end):
+    def key_range(self, index, r, end):
         return -1, self.size

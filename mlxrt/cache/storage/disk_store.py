@@ -16,7 +16,7 @@ from ...errors import BadRequest, BadSnapshot
 from ...weights.identity import identity_digest
 from .. import Block, LayerState, PrefixCache
 from ..memory import KVPools
-from ..memory.slices import put
+from ..memory.slices import update
 from ..prefix_cache import Node, NodeBlock
 from .checksummed import read_verified_header
 from .disk_index import DiskIndex
@@ -176,7 +176,7 @@ class DiskStore:
                 ids = mx.array([blocks[at].check() for at in own])
                 old = pools.arrays.pop(layer)
                 new = [mx.stack([records[at].arrays[f"layer.{layer}.{n}"] for at in own]) for n in range(len(old))]
-                pools.arrays[layer] = tuple(put(pool, ids, x) for pool, x in zip(old, new))
+                pools.arrays[layer] = tuple(update(pool, ids, x) for pool, x in zip(old, new))
         pools.arrays = dict(sorted(pools.arrays.items()))
         mx.eval(pools.arrays)
         by_node: list[list[NodeBlock]] = [[None] * len(empty) for _ in range(1 + max(i for _, i in records))]

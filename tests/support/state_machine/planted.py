@@ -51,7 +51,7 @@ FAULTS = (
         "ring ring-keep",
     ),
     fault("a shared ring is written in place", STATES, "self.blocks[0].filled = SHARED", "assert SHARED", "ring"),
-    fault("a flush passes a ring's slot twice", ROTATING, '< index["end"][row] - turn)', "< 0)", "ring q4-ring"),
+    fault("a flush passes a ring's slot twice", ROTATING, '< index["end"][row] - period)', "< 0)", "ring q4-ring"),
     fault(
         "sinks of a ring are overwritten",
         ROTATING,
@@ -74,17 +74,17 @@ FAULTS = (
         "recurrent",
     ),
     fault(
-        "codes are written without scales",
+        "a prefill writes one token to all its slots",
         KV,
-        "for p, x in zip(pool, new))",
-        "for p, x in zip(pool, new[:1])) + tuple(pool[1:])",
+        "return tuple(update(p, indices, x) for",
+        "return tuple(update(p, indices, x[:1]) for",
         "q8",
     ),
     fault(
         "a window sees one token too many",
         "cache/memory/attention.py",
-        "known > at - self.window",
-        "known >= at - self.window",
+        "keys > queries - self.window",
+        "keys >= queries - self.window",
     ),
     # The prefix cache
     fault("a match is one token too long", NODES, "min(n, len(tokens) - 1)", "min(n + 1, len(tokens) - 1)", "full"),

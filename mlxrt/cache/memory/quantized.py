@@ -1,8 +1,8 @@
-"""How keys and values are kept. A token's code depends on that token alone, so chunking cannot change it.
+"""KV codecs: how keys and values are stored, plain or quantized. What a token becomes depends on that token alone, so
+chunking cannot change it.
 
-A codec turns k and v [N, H, D] into arrays [N, heads, width] and computes with what it made: the dot products of
-queries with coded keys, and sums of coded values. A quantised cache is never unpacked as a whole; on CUDA plain MLX
-unpacks the blocks of the rows that a step reads.
+A codec turns k and v [N, H, D] into arrays [N, heads, width] and computes with those: q . k, and weighted sums of v. A
+quantized KV cache is never dequantized in full; on CUDA, plain MLX dequantizes the blocks that a step reads.
 """
 
 from abc import ABC, abstractmethod
@@ -26,7 +26,7 @@ class Codec(ABC):
 
     @abstractmethod
     def shapes(self, heads: int, dim: int) -> list[tuple[int, int, mx.Dtype]]:
-        """Heads, width and dtype of each array that a token becomes."""
+        """Heads, width and dtype of each array of the pool."""
 
     @abstractmethod
     def encode(self, k: mx.array, v: mx.array) -> tuple[mx.array, ...]:
@@ -47,7 +47,7 @@ class Codec(ABC):
 
 @dataclass(frozen=True)
 class PlainKV(Codec):
-    """As they are, keys' heads then values' in one array: one gather, one scatter."""
+    """Unquantized; the heads of keys, then those of values, in one array: one gather, one scatter."""
 
     dtype: mx.Dtype = mx.float32
 
@@ -77,12 +77,12 @@ BITS, GROUPS = (2, 3, 4, 6, 8), (32, 64, 128)
 
 @dataclass(frozen=True)
 class QuantizedKV(Codec):
-    """Affine codes of `key` and `value` bits per group of `group` numbers, as MLX packs them: one array of words."""
+    """Affine quantization as MLX packs it, `key` and `value` bits in groups of `group` elements; one uint32 array."""
 
     key: int = 8
     value: int = 8
     group: int = 32
-    dtype: mx.Dtype = mx.float32  # of scales and biases, and of what comes out
+    dtype: mx.Dtype = mx.float32  # of scales, biases and dequantized values
 
     def __post_init__(self):
         for bits in (self.key, self.value):
@@ -113,14 +113,14 @@ class QuantizedKV(Codec):
     def score(self, q, parts):
         if backend() == "cuda":  # whose quantized_matmul refuses most batches
             return q @ self.decode(parts)[0].swapaxes(-1, -2)
-        return self._product(q, self.layout.split(parts[0])[0], self.key, True)
+        return self._matmul(q, self.layout.split(parts[0])[0], self.key, True)
 
     def mix(self, weights, parts):
         if backend() == "cuda":
             return weights @ self.decode(parts)[1]
-        return self._product(weights, self.layout.split(parts[0])[1], self.value, False)
+        return self._matmul(weights, self.layout.split(parts[0])[1], self.value, False)
 
-    def _product(self, x, parts, bits, transpose):
+    def _matmul(self, x, parts, bits, transpose):
         if x.shape[:-2] != parts[0].shape[:-2]:  # quantized_matmul does not broadcast batches
             x = mx.broadcast_to(x, (*parts[0].shape[:-2], *x.shape[-2:]))
         w, scales, biases = parts
