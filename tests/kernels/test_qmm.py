@@ -4,16 +4,16 @@ from itertools import product
 
 import pytest
 
-from mlxrt.kernels.ops.qmm import CUDA_ROOM, LEVELS, MANY, split
-from mlxrt.kernels.ops.staging import ROOM
+from mlxrt.kernels import DeviceProfile
+from mlxrt.kernels.ops.qmm import CENTROID_BYTES, MANY, tile_config
 
 ROWS = (1, 40, 1024, 4095, 4096, 6144, 12287, 12288, 24576, 151936, 262144)
 WIDTHS = (128, 256, 384, 1024, 2048, 8064, 8192, 12288, 21504)
 
 
-@pytest.mark.parametrize("room", [ROOM, CUDA_ROOM])
-def test_partial_sums_fit(room):
+@pytest.mark.parametrize("memory", [32768, 49152])
+def test_partial_sums_fit(memory):
     for rows, width, tiles in product(ROWS, WIDTHS, range(1, MANY // 8 + 1)):
-        high, parts = split(rows, width, tiles, room)
+        high, parts = tile_config(DeviceProfile(132, memory), rows, width, tiles)
         assert high in (2, 4) and parts in (1, 2, 4, 8, 16) and parts * 128 <= width
-        assert parts * (8 * high) * (8 * tiles) * 4 + LEVELS <= room, (rows, width, tiles)
+        assert parts * (8 * high) * (8 * tiles) * 4 + CENTROID_BYTES <= memory, (rows, width, tiles)

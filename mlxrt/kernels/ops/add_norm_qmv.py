@@ -13,7 +13,7 @@ import mlx.core as mx
 from ..registry import Case, Source, op
 from .add_norm import add_norm
 from .linear import linear
-from .qmv import QMV, bits_of, multiplied, product_case, qmv
+from .qmv import QMV, bits_of, launch_qmv, qmv, qmv_case
 
 ADD_NORM_QMV = Source(
     "qmv.metal", (*QMV.inputs, "residual", "post", "scalar"), (*QMV.outputs, "h"), {"ADD_NORM": 1}, "add_norm"
@@ -31,7 +31,7 @@ def sum_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("mxfp4", 4, 32, 9, 4128, 1, {"norm": True, "eps": 1e-6}),  # two tiles
     ]
     for shape in shapes:
-        base = product_case(dtype, *shape)
+        base = qmv_case(dtype, *shape)
         (m, width), arrays = base.arrays["x"].shape, dict(base.arrays)
         arrays["x"] *= mx.arange(1, m + 1).astype(dtype)[:, None]  # each row has another divisor
         arrays["residual"] = mx.random.normal((m, width)).astype(dtype)
@@ -63,4 +63,4 @@ def unsupported(x, matrix, residual, post, norm=None, **rest) -> str | None:
 def launch(gpu, x, matrix, residual, post, post_eps, scalar=None, **product):
     given = {"POST_EPS": bits_of(post_eps), "SCALED": scalar is not None}
     more, outputs = [residual, post, scalar], [(x.shape, x.dtype)]
-    return tuple(multiplied(gpu, ADD_NORM_QMV, x, matrix, **product, more=more, outputs=outputs, **given))
+    return tuple(launch_qmv(gpu, ADD_NORM_QMV, x, matrix, **product, more=more, outputs=outputs, **given))

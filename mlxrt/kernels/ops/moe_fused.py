@@ -11,15 +11,15 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..device import DeviceProfile
 from ..registry import Case, Source, op
 from ..testing import sample
 from .activation import ACTIVATIONS
 from .moe_qmv import moe_gate_up
-from .moe_router import INPUTS, SIMDGROUPS, moe_router, routing
-from .quantized import AFFINE
+from .moe_router import INPUTS, SIMDGROUPS, moe_router, router_constants
+from .quantized import AFFINE, QuantizedMatrix
 
 WIDEST = 4096  # numbers of x: 16 KB of threadgroup memory
-FILLED = 128  # threadgroups that fill an H200 once
 
 ROUTER_GATE_UP = Source(
     "moe_router.metal",
@@ -94,20 +94,18 @@ def launch(
     gpu, x, router, matrix, k, activation, norm=None, eps=0.0, rbias=None, bias=None, correction=None, scales=None, **rules
 ):  # fmt: skip
     n, hidden, held = x.shape[0], matrix.rows // 2, matrix.constants()
-    chosen = routing(router, k, norm, eps, rbias, correction, scales, **rules)
-    each = math.ceil(hidden * n * k / (FILLED * SIMDGROUPS))
-    at_once = min(each, 3) if matrix.packed and matrix.bits <= 4 else 1
-    loops = math.ceil(each / at_once)
+    chosen = router_constants(router, k, norm, eps, rbias, correction, scales, **rules)
+    each, loops = launch_config(gpu.profile, hidden * n * k, matrix)
     y, experts, weights = gpu(
         ROUTER_GATE_UP,
         [x, *router.inputs(), norm, rbias, correction, scales, *matrix.inputs(), bias],
-        (math.ceil(hidden / (SIMDGROUPS * at_once * loops)), n * k, 1),
+        (math.ceil(hidden / (SIMDGROUPS * each * loops)), n * k, 1),
         32 * SIMDGROUPS,
         [((n, k, hidden), x.dtype), ((n, k), mx.uint32), ((n, k), mx.float32)],
         T=x.dtype,
         LAID=AFFINE if AFFINE in (held["FORM"], chosen["RFORM"]) else held["FORM"],
         I=hidden,
-        R=at_once,
+        R=each,
         LOOPS=loops,
         **chosen,
         **held,
@@ -115,3 +113,10 @@ def launch(
         ACT=ACTIVATIONS[activation],
     )
     return y, experts, weights
+
+
+def launch_config(profile: DeviceProfile, outputs: int, matrix: QuantizedMatrix) -> tuple[int, int]:
+    """(gates of a simdgroup at once, how often): one wave of threadgroups, each of which computes all logits."""
+    rows = math.ceil(outputs / (profile.scale(128) * SIMDGROUPS))
+    each = min(rows, 3) if matrix.packed and matrix.bits <= 4 else 1
+    return each, math.ceil(rows / each)

@@ -13,28 +13,28 @@ import mlx.core as mx
 from ..registry import Case, Source, op
 from ..testing import sample
 from .activation import activate
-from .moe_qmv import gathered
+from .moe_qmv import gather_qmm
 from .qmm import QMM, unsupported
-from .qmv import after
+from .qmv import epilogue_constants
 
 MOST = 2048  # pairs: they lie in threadgroup memory while they are put in order
 MANY = 512  # threads that do it
 SIZE = 256
 # (many columns, gates with ups) -> tiles of 8 rows for a simdgroup, groups of rows and parts of k for a threadgroup
-SHARES = {(False, True): (2, 2, 2), (False, False): (2, 4, 1), (True, True): (4, 1, 2), (True, False): (4, 2, 1)}
+TILE_CONFIGS = {(False, True): (2, 2, 2), (False, False): (2, 4, 1), (True, True): (4, 1, 2), (True, False): (4, 2, 1)}
 
 SORT = Source("moe_sort.metal", ("experts",), ("order", "bounds"))
 COMBINE = Source("moe_combine.metal", ("parts", "weights", "residual"), ("y",))
 
 
-def order_cases(dtype: mx.Dtype) -> Iterator[Case]:
+def sort_cases(dtype: mx.Dtype) -> Iterator[Case]:
     for rows, k, count in [(1, 1, 1), (5, 2, 8), (33, 4, 300), (64, 8, 128)]:
         mx.random.seed(rows)
         experts = mx.random.randint(0, count, (rows, k)).astype(mx.uint32)
         yield Case(f"{rows} x {k} of {count}", {"experts": experts}, {"count": count})
 
 
-@op(order_cases)
+@op(sort_cases)
 def moe_sort(experts, count):
     """experts [N, k] -> (pairs in the order of their experts [N k], where each expert's begin [count + 1])."""
     flat = experts.flatten()
@@ -44,13 +44,13 @@ def moe_sort(experts, count):
 
 
 @moe_sort.kernel(SORT, is_faster=lambda experts, count: experts.size <= MOST)
-def launch_order(gpu, experts, count):
+def launch_sort(gpu, experts, count):
     outputs = [((experts.size,), mx.uint32), ((count + 1,), mx.uint32)]
     order, bounds = gpu(SORT, [experts], 1, MANY, outputs, P=experts.size, E=count, MANY=MANY)
     return order, bounds
 
 
-def product_cases(dtype: mx.Dtype) -> Iterator[Case]:
+def grouped_cases(dtype: mx.Dtype) -> Iterator[Case]:
     shapes: list[tuple[Any, ...]] = [
         (5, 2, 4, 128, 24, "affine", {"pair": True, "activation": "silu"}),
         (12, 2, 3, 384, 40, "affine", {"down": True}),
@@ -82,11 +82,11 @@ def product_cases(dtype: mx.Dtype) -> Iterator[Case]:
         yield Case(f"{mode}{matrix.bits} {k} of {count} [{total}, {width}], {rows} tokens", arrays, options)
 
 
-@op(product_cases)
+@op(grouped_cases)
 def moe_grouped(x, experts, order, bounds, matrix, each, dtype, activation=None, pair=False, bias=None):
     """[N k, O]: every pair's expert times its row of x, which `each` pairs share; activated, of gate times up."""
     rows, chosen = x[mx.arange(experts.size) // each], experts.reshape(-1, 1)
-    y = gathered(matrix, rows[:, None], chosen)[:, 0]
+    y = gather_qmm(matrix, rows[:, None], chosen)[:, 0]
     if bias is not None:
         y = y + bias[chosen[:, 0]]
     if activation is not None:
@@ -95,20 +95,20 @@ def moe_grouped(x, experts, order, bounds, matrix, each, dtype, activation=None,
 
 
 @moe_grouped.kernel(QMM, unsupported=unsupported)
-def launch_product(gpu, x, experts, order, bounds, matrix, each, dtype, activation=None, pair=False, bias=None):
+def launch_grouped(gpu, x, experts, order, bounds, matrix, each, dtype, activation=None, pair=False, bias=None):
     rows, count = matrix.rows // 2 if pair else matrix.rows, matrix.weight.shape[0]
     pairs = experts.size / count
     # Columns an expert is likely to have, by 8, and how the rows are shared. A layer of Qwen3-30B-A3B on an H200, us for
     # ups and downs: 32 tokens 84.3, 44.5; 64 97.4, 51.2; 128 112.0, 62.4 (141.4, 73.8 as if fewer); 512 242.3, 151.7 (328.6,
     # 252.3 with two tiles of rows); 2,048 779.9, 507.1 (1,174.1, 886.7).
     tiles = 1 if pairs <= 5 else 2 if pairs <= 24 else 4
-    high, groups, parts = SHARES[tiles > 1, pair]
-    parts = min(parts, matrix.width // 128)
+    row_tiles, row_groups, splits = TILE_CONFIGS[tiles > 1, pair]
+    splits = min(splits, matrix.width // 128)
     [y] = gpu(
         QMM,
         [x, *matrix.inputs(), bias, None, order, bounds],
-        (math.ceil(matrix.rows / (groups * high * 8)), count, 1),
-        32 * groups * parts,
+        (math.ceil(matrix.rows / (row_groups * row_tiles * 8)), count, 1),
+        32 * row_groups * splits,
         [((experts.size, rows), dtype)],
         T=x.dtype,
         OUT=dtype,
@@ -116,18 +116,18 @@ def launch_product(gpu, x, experts, order, bounds, matrix, each, dtype, activati
         C=each,
         GROUPED=True,
         MT=tiles,
-        RT=high,
+        RT=row_tiles,
         K=matrix.width,
         O=rows,
-        RG=groups,
-        KS=parts,
+        RG=row_groups,
+        KS=splits,
         **matrix.constants(),
-        **after(bias, activation, pair, None, None),
+        **epilogue_constants(bias, activation, pair, None, None),
     )
     return y
 
 
-def mix_cases(dtype: mx.Dtype) -> Iterator[Case]:
+def combine_cases(dtype: mx.Dtype) -> Iterator[Case]:
     for rows, k, outs, more in [(1, 1, 8, False), (3, 4, 100, True), (9, 8, 33, False)]:
         mx.random.seed(outs)
         arrays = {"parts": mx.random.normal((rows * k, outs)), "weights": mx.random.uniform(0, 1, (rows, k))}
@@ -136,7 +136,7 @@ def mix_cases(dtype: mx.Dtype) -> Iterator[Case]:
         yield Case(f"{rows} x {k} of {outs}", arrays, {"dtype": dtype})
 
 
-@op(mix_cases)
+@op(combine_cases)
 def moe_combine(parts, weights, dtype, residual=None):
     """parts [N k, O] float32, weights [N, k] -> [N, O]: each token's sum; + residual."""
     y = (parts.reshape(*weights.shape, -1) * weights[..., None]).sum(axis=1)
@@ -144,7 +144,7 @@ def moe_combine(parts, weights, dtype, residual=None):
 
 
 @moe_combine.kernel(COMBINE)
-def launch_mix(gpu, parts, weights, dtype, residual=None):
+def launch_combine(gpu, parts, weights, dtype, residual=None):
     (rows, k), outs = weights.shape, parts.shape[1]
     [y] = gpu(
         COMBINE,

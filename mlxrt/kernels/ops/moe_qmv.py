@@ -6,13 +6,14 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..device import DeviceProfile
 from ..registry import Case, Source, op
 from ..testing import sample
 from .activation import ACTIVATIONS, activate
 from .gather import gather_mm
 from .qmv import bits_of, unsupported
 from .quantized import QuantizedMatrix
-from .staging import tile
+from .staging import tile_width
 
 MANY = 64  # tokens up to which a matvec for each of their experts is the faster way
 RESIDENT = (
@@ -78,7 +79,7 @@ def down_cases(dtype: mx.Dtype) -> Iterator[Case]:
         yield Case(name, arrays, {"matrix": sample(mode, (count, outs, width), dtype, bits)})
 
 
-def gathered(matrix: QuantizedMatrix, x: mx.array, experts: mx.array) -> mx.array:
+def gather_qmm(matrix: QuantizedMatrix, x: mx.array, experts: mx.array) -> mx.array:
     """x [N, k or 1, K] through the matrices of `experts` [N, k] -> [N, k, O]."""
     if matrix.codes is not None:
         return matrix.codes.gather_multiply(x[:, :, None], experts)[:, :, 0].astype(x.dtype)
@@ -97,7 +98,7 @@ def gathered(matrix: QuantizedMatrix, x: mx.array, experts: mx.array) -> mx.arra
 def moe_gate_up(x, experts, matrix, activation, norm=None, eps=0.0, bias=None):
     """x [N, K] -> [N, k, I]: the activated gates times ups of each token's experts."""
     h = x if norm is None else mx.fast.rms_norm(x, norm, eps)
-    y = gathered(matrix, h[:, None], experts)
+    y = gather_qmm(matrix, h[:, None], experts)
     if bias is not None:
         y = y + bias[experts]
     return activate(activation, *mx.split(y, 2, axis=-1))
@@ -106,7 +107,7 @@ def moe_gate_up(x, experts, matrix, activation, norm=None, eps=0.0, bias=None):
 @op(down_cases)
 def moe_down(x, experts, weights, matrix, bias=None, residual=None):
     """x [N, k, I] -> [N, O]: the sum of what each token's experts make of it, by weight; + residual."""
-    y = gathered(matrix, x, experts)
+    y = gather_qmm(matrix, x, experts)
     if bias is not None:
         y = y + bias[experts]
     y = (y * weights.astype(y.dtype)[..., None]).sum(axis=1)
@@ -116,7 +117,7 @@ def moe_down(x, experts, weights, matrix, bias=None, residual=None):
 @moe_gate_up.kernel(GATE_UP, unsupported=unsupported, is_faster=lambda x, **rest: x.shape[0] <= MANY)
 def launch_gate_up(gpu, x, experts, matrix, activation, norm=None, eps=0.0, bias=None):
     (n, k), hidden = experts.shape, matrix.rows // 2
-    each = 2 if hidden * n * k >= 4096 else 1
+    each = 2 if hidden * n * k >= gpu.profile.scale(4096) else 1
     [y] = gpu(
         GATE_UP,
         [x, experts, *matrix.inputs(), norm, bias],
@@ -130,7 +131,7 @@ def launch_gate_up(gpu, x, experts, matrix, activation, norm=None, eps=0.0, bias
         R=each,
         SG=8,
         RESIDENT=2,  # not timed apart: downs and products gained by it
-        TILE=tile(matrix.width, 1),
+        TILE=tile_width(matrix.width, 1),
         **matrix.constants(),
         NORM=norm is not None,
         EPS=bits_of(eps) if norm is not None else 0,
@@ -143,7 +144,7 @@ def launch_gate_up(gpu, x, experts, matrix, activation, norm=None, eps=0.0, bias
 @moe_down.kernel(DOWN, unsupported=unsupported, is_faster=lambda x, **rest: x.shape[0] <= MANY)
 def launch_down(gpu, x, experts, weights, matrix, bias=None, residual=None):
     (n, k), outs = experts.shape, matrix.rows
-    each, size = at_once(outs * n, matrix), min(k, TOGETHER)
+    each, size = rows_per_simdgroup(gpu.profile, outs * n, matrix), min(k, TOGETHER)
     [y] = gpu(
         DOWN,
         [x, experts, weights, *matrix.inputs(), bias, residual],
@@ -164,6 +165,6 @@ def launch_down(gpu, x, experts, weights, matrix, bias=None, residual=None):
     return y
 
 
-def at_once(rows: int, matrix: QuantizedMatrix) -> int:
-    """Rows a simdgroup takes together: as many as a lane has room for, but at least 256 threadgroups of them."""
-    return max(1, min(4, rows // 256, 16 // matrix.bits)) if matrix.packed else 1
+def rows_per_simdgroup(profile: DeviceProfile, rows: int, matrix: QuantizedMatrix) -> int:
+    """As many as a lane has registers for, but not so many that cores stay idle."""
+    return max(1, min(4, rows // profile.scale(256), 16 // matrix.bits)) if matrix.packed else 1

@@ -8,7 +8,7 @@ from ..registry import Case, Source, op
 from ..testing import sample
 from .qmv import bits_of
 from .quantized import QuantizedMatrix
-from .staging import ROOM, whole_tile
+from .staging import ROOM, padded_width
 
 MOST = 512  # experts
 SIMDGROUPS = 16
@@ -65,7 +65,7 @@ def unsupported(x, matrix, k, norm=None, **rest) -> str | None:
 
 def memory(matrix: QuantizedMatrix) -> int:
     """Bytes of threadgroup memory: a row of x with its sums, the logits, the levels of codes, a number a simdgroup."""
-    row, levels = whole_tile(matrix.width), 1 if matrix.levels is None else 1 << matrix.bits
+    row, levels = padded_width(matrix.width), 1 if matrix.levels is None else 1 << matrix.bits
     return 4 * (row + row // 16 + matrix.rows + levels + SIMDGROUPS)
 
 
@@ -75,7 +75,7 @@ def is_faster(x, **rest) -> bool:
 
 @moe_router.kernel(ROUTER, unsupported=unsupported, is_faster=is_faster)
 def launch(gpu, x, matrix, k, norm=None, eps=0.0, bias=None, correction=None, scales=None, **rules):
-    n, constants = x.shape[0], routing(matrix, k, norm, eps, bias, correction, scales, **rules)
+    n, constants = x.shape[0], router_constants(matrix, k, norm, eps, bias, correction, scales, **rules)
     experts, weights = gpu(
         ROUTER,
         [x, *matrix.inputs(), norm, bias, correction, scales],
@@ -89,7 +89,7 @@ def launch(gpu, x, matrix, k, norm=None, eps=0.0, bias=None, correction=None, sc
     return experts, weights
 
 
-def routing(matrix, k, norm, eps, bias, correction, scales, sigmoid=False, normalise=False) -> dict[str, int]:
+def router_constants(matrix, k, norm, eps, bias, correction, scales, sigmoid=False, normalise=False) -> dict[str, int]:
     """The choice, as constants of a kernel."""
     held = matrix.constants()
     return {
@@ -101,7 +101,7 @@ def routing(matrix, k, norm, eps, bias, correction, scales, sigmoid=False, norma
         "C": k,
         "RR": 4 if matrix.rows >= 64 else 2,
         "SG": SIMDGROUPS,
-        "TILE": whole_tile(matrix.width),
+        "TILE": padded_width(matrix.width),
         "NORM": norm is not None,
         "EPS": bits_of(eps) if norm is not None else 0,
         "RBIAS": bias is not None,

@@ -23,7 +23,7 @@ from .qkv_layout import Pages, QKVLayout
 from .qmv import bits_of, qmv
 from .quantized import QuantizedMatrix
 from .quantized_attention import PackedPages, attention_op, packed_cases
-from .staging import DOT, ROOM, whole_tile
+from .staging import DOT, ROOM, padded_width
 
 WIDEST = 4096  # numbers of x: 16 KB of threadgroup memory
 # Bytes of the matrix that a threadgroup multiplies by itself. On H200s in one launch and in two: with 200,000 (Qwen3-0.6B)
@@ -188,7 +188,9 @@ def memory(x: mx.array, matrix: QuantizedMatrix, heads: QKVLayout, pages: Pages 
         x.shape[0], heads.queries, heads.keys, heads.dim, tokens_of(pages), False, coded, True
     )
     codes = 4 * heads.dim if coded else 0
-    numbers = whole_tile(matrix.width) * 17 // 16 + (together + 2 + simdgroups * together) * heads.dim + blocks + codes
+    numbers = (
+        padded_width(matrix.width) * 17 // 16 + (together + 2 + simdgroups * together) * heads.dim + blocks + codes
+    )
     spread = 272 if together * heads.dim <= 256 else 0
     return 4 * (numbers + spread + 256)
 
@@ -211,7 +213,7 @@ def launch(gpu, x, matrix, heads, pages, scale, norm=None, eps=0.0, bias=None, w
         "BITS": held["BITS"],
         "WGROUP": held["GROUP"],
         "K": matrix.width,
-        "TILE": whole_tile(matrix.width),
+        "TILE": padded_width(matrix.width),
     }
     form |= {"NORM": norm is not None, "WEPS": bits_of(eps) if norm is not None else 0, "BIAS": bias is not None}
     form["R"] = (4 if matrix.bits <= 4 else 2) if matrix.packed else 1  # a head's rows are a whole number of these

@@ -10,14 +10,13 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..device import DeviceProfile
 from ..registry import Case, Source, op
 from ..testing import sample
-from .qmv import FEW, after, qmv
-from .staging import ROOM
+from .qmv import FEW, epilogue_constants, qmv
 
 MANY = 64  # rows of x up to which this is the faster way
-CUDA_ROOM = 49152  # bytes of threadgroup memory a CUDA kernel has without asking for more
-LEVELS = 1024  # bytes of it for the levels of codes
+CENTROID_BYTES = 1024  # of threadgroup memory, for the centroids of a LUT matrix
 
 QMM = Source("qmm.metal", ("x", "w", "s", "z", "l", "bias", "other", "order", "bounds"), ("y",))
 
@@ -56,9 +55,9 @@ def qmm_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 
 @op(qmm_cases)
-def qmm(x, matrix, **after):
+def qmm(x, matrix, **epilogue):
     """What `qmv` computes without its norm, for more rows."""
-    return qmv.reference(x, matrix, **after)
+    return qmv.reference(x, matrix, **epilogue)
 
 
 def unsupported(x, matrix, **rest) -> str | None:
@@ -79,13 +78,13 @@ def is_faster(x, matrix, **rest) -> bool:
 def launch(gpu, x, matrix, bias=None, activation=None, pair=False, times=None, residual=None, softcap=None):
     rows, m = matrix.rows // 2 if pair else matrix.rows, x.shape[0]
     tiles = math.ceil(m / 8)
-    high, parts = split(matrix.rows, matrix.width, tiles, CUDA_ROOM if gpu.name == "cuda" else ROOM)
+    row_tiles, splits = tile_config(gpu.profile, matrix.rows, matrix.width, tiles)
     other = times if times is not None else residual
     [y] = gpu(
         QMM,
         [x, *matrix.inputs(), bias, other, None, None],
-        math.ceil(matrix.rows / (8 * high)),
-        32 * parts,
+        math.ceil(matrix.rows / (8 * row_tiles)),
+        32 * splits,
         [((m, rows), x.dtype)],
         T=x.dtype,
         OUT=x.dtype,
@@ -93,32 +92,34 @@ def launch(gpu, x, matrix, bias=None, activation=None, pair=False, times=None, r
         C=1,
         GROUPED=False,
         MT=tiles,
-        RT=high,
+        RT=row_tiles,
         K=matrix.width,
         O=rows,
         RG=1,
-        KS=parts,
+        KS=splits,
         **matrix.constants(),
-        **after(bias, activation, pair, times, residual, softcap),
+        **epilogue_constants(bias, activation, pair, times, residual, softcap),
     )
     return y
 
 
-def split(rows: int, width: int, tiles: int, room: int) -> tuple[int, int]:
-    """(tiles of 8 rows for a simdgroup, parts of k for a threadgroup) where so many rows meet `tiles` of 8 rows of x.
-
-    `room`: bytes of threadgroup memory.
+def tile_config(profile: DeviceProfile, rows: int, width: int, tiles: int) -> tuple[int, int]:
+    """(tiles of 8 rows for a simdgroup, splits of k for a threadgroup) for `tiles` of 8 rows of x.
 
     Four tiles read x half as often, where what is left still fills the device. On an H200, 4 bit, us with two and four:
     32 rows of x: 12288 x 4096 41.3 / 30.7 (MLX's own 56), 24576 x 4096 75.9 / 49.2, 4096 x 12288 39.0 / 31.9,
     5120 x 2048 13.0 / 14.2, 2048 x 4096 10.7 / 15.0; 64 rows of x: 4096 x 4096 26.1 / 22.3, 2048 x 4096 16.1 / 21.7.
-    Parts so that the device is full and no fuller: 8 rows of x, 2048 x 4096, 4 parts 9.5, 8 6.7, 16 5.7; 32 rows of x,
+    Splits so that the device is full and no fuller: 8 rows of x, 2048 x 4096, 4 parts 9.5, 8 6.7, 16 5.7; 32 rows of x,
     5120 x 2048, 2 parts 14.3, 4 12.4, 8 16.9.
     """
     enough = 4096 if tiles > 4 or (tiles > 1 and width >= 8192) else 12288
-    high = 4 if rows >= enough else 2
-    full = (4096 if tiles == 1 else 3072 if tiles == 2 else 1536) if high == 2 else 1024 if tiles > 4 else 1536
-    most = 16 if tiles <= 2 else 8 if high == 2 or tiles <= 4 else 4
-    fits = (room - LEVELS) // (high * tiles * 256)  # the partial sums of a part
-    parts = min(max(full // math.ceil(rows / (8 * high)), 4 if high == 2 else 2), most, fits, width // 128)
-    return high, 1 << (parts.bit_length() - 1)
+    row_tiles = 4 if rows >= profile.scale(enough) else 2
+    if row_tiles == 2:
+        simdgroups, least = 4096 if tiles == 1 else 3072 if tiles == 2 else 1536, 4
+    else:
+        simdgroups, least = 1024 if tiles > 4 else 1536, 2
+    most = 16 if tiles <= 2 else 8 if row_tiles == 2 or tiles <= 4 else 4
+    fits = (profile.threadgroup_memory - CENTROID_BYTES) // (row_tiles * tiles * 256)  # the partial sums of a split
+    splits = max(profile.scale(simdgroups) // math.ceil(rows / (8 * row_tiles)), least)
+    splits = min(splits, most, fits, width // 128)
+    return row_tiles, 1 << (splits.bit_length() - 1)

@@ -12,11 +12,12 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..device import DeviceProfile
 from ..registry import Case, Source, op
 from ..testing import sample
 from .activation import ACTIVATIONS, activate
 from .quantized import QuantizedMatrix
-from .staging import tile
+from .staging import tile_width
 
 FEW = 4  # rows of x up to which this is the faster way
 
@@ -28,7 +29,7 @@ def bits_of(value: float) -> int:
     return int.from_bytes(struct.pack("<f", value), "little", signed=True)
 
 
-def matvec_cases(dtype: mx.Dtype) -> Iterator[Case]:
+def qmv_cases(dtype: mx.Dtype) -> Iterator[Case]:
     shapes: list[tuple[Any, ...]] = [
         ("affine", 4, 64, 40, 128, 1, {"norm": True, "eps": 1e-6}),
         ("affine", 4, 32, 37, 1056, 3, {"residual": True}),
@@ -48,10 +49,10 @@ def matvec_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("codes", 1, 0, 20, 1024, 1, {}),
     ]
     for shape in shapes:
-        yield product_case(dtype, *shape)
+        yield qmv_case(dtype, *shape)
 
 
-def product_case(dtype: mx.Dtype, mode, bits, group, rows, width, m, extra: dict[str, Any]) -> Case:
+def qmv_case(dtype: mx.Dtype, mode, bits, group, rows, width, m, extra: dict[str, Any]) -> Case:
     """m rows of `width` numbers times a matrix; `extra` names what stands before and after."""
     mx.random.seed(rows)
     pair = bool(extra.get("pair"))
@@ -70,7 +71,7 @@ def product_case(dtype: mx.Dtype, mode, bits, group, rows, width, m, extra: dict
     return Case(f"{mode}{bits} group {group} [{rows}, {width}] x{m}", arrays, options)
 
 
-@op(matvec_cases)
+@op(qmv_cases)
 def qmv(
     x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=False, times=None, residual=None, softcap=None
 ):  # fmt: skip
@@ -97,52 +98,54 @@ def is_faster(x, **rest) -> bool:
 
 @qmv.kernel(QMV, unsupported=unsupported, is_faster=is_faster)
 def launch(gpu, **arguments):
-    return multiplied(gpu, QMV, **arguments)[0]
+    return launch_qmv(gpu, QMV, **arguments)[0]
 
 
-def multiplied(
+def launch_qmv(
     gpu, source, x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=False, times=None, residual=None,
     softcap=None, more=(), outputs=(), **constants,
 ):  # fmt: skip
-    """`source` is the text above, or one made of it that has `more` inputs, `outputs` and constants."""
+    """`source` is QMV, or a variant of it that has `more` inputs, `outputs` and constants."""
     rows, m = matrix.rows // 2 if pair else matrix.rows, x.shape[0]
-    way = share(rows, matrix, m, pair)
+    config = tile_config(gpu.profile, rows, matrix, m, pair)
     other = times if times is not None else residual
     return gpu(
         source,
         [x, *matrix.inputs(), norm, bias, other, *more],
-        math.ceil(rows / (way["SG"] * way["LOOPS"] * way["R"])),
-        32 * way["SG"],
+        math.ceil(rows / (config["SG"] * config["LOOPS"] * config["R"])),
+        32 * config["SG"],
         [((m, rows), x.dtype), *outputs],
         T=x.dtype,
         M=m,
         K=matrix.width,
         O=rows,
-        **way,
+        **config,
         **matrix.constants(),
         NORM=norm is not None,
         EPS=bits_of(eps) if norm is not None else 0,
-        **after(bias, activation, pair, times, residual, softcap),
+        **epilogue_constants(bias, activation, pair, times, residual, softcap),
         **constants,
     )
 
 
-def share(rows: int, matrix: QuantizedMatrix, m: int, pair: bool) -> dict[str, int]:
+def tile_config(profile: DeviceProfile, rows: int, matrix: QuantizedMatrix, m: int, pair: bool) -> dict[str, int]:
     """How simdgroups share the rows: several at once where there are enough, in as many threadgroups as run together.
 
-    Four rows at once need half of the registers of an H200's 132 cores for a threadgroup. Left to itself the compiler takes
-    all of them: 25.9 us instead of 18.8 for 24576 x 4096, 136 instead of 97 for 151936 x 4096.
+    Four rows at once need half of a core's registers for a threadgroup. Left to itself the compiler takes all of them: on
+    an H200 25.9 us instead of 18.8 for 24576 x 4096, 136 instead of 97 for 151936 x 4096.
     """
-    size, deep = 8, tile(matrix.width, m)
-    wide = (4 if matrix.rows >= 16384 else 2 if matrix.rows >= 2048 else 1) if matrix.packed else 1
-    each = max(1, wide // m // (2 if pair else 1))
-    together, resident = (264, 2) if wide == 4 else (512, 1)
-    loops = max(1, math.ceil(rows / (size * each * together))) if matrix.width <= deep else 1
-    loops = min(loops, 2048 // (m * size * each * (2 if pair else 1)))  # 8 KB of sums
-    return {"SG": size, "R": each, "LOOPS": loops, "TILE": deep, "RESIDENT": resident}
+    simdgroups, tile = 8, tile_width(matrix.width, m)
+    most = 1
+    if matrix.packed:
+        most = 4 if matrix.rows >= profile.scale(16384) else 2 if matrix.rows >= profile.scale(2048) else 1
+    each = max(1, most // m // (2 if pair else 1))
+    threadgroups, resident = (profile.scale(264), 2) if most == 4 else (profile.scale(512), 1)
+    loops = max(1, math.ceil(rows / (simdgroups * each * threadgroups))) if matrix.width <= tile else 1
+    loops = min(loops, 2048 // (m * simdgroups * each * (2 if pair else 1)))  # 8 KB of partial sums
+    return {"SG": simdgroups, "R": each, "LOOPS": loops, "TILE": tile, "RESIDENT": resident}
 
 
-def after(bias, activation, pair, times, residual, softcap=None) -> dict[str, int]:
-    """What follows a product, as constants of its kernel."""
+def epilogue_constants(bias, activation, pair, times, residual, softcap=None) -> dict[str, int]:
+    """What follows a product, as template constants."""
     given = {"BIAS": bias is not None, "TIMES": times is not None, "RES": residual is not None, "PAIR": pair}
     return {**given, "ACT": ACTIVATIONS[activation], "CAP": 0 if softcap is None else bits_of(softcap)}

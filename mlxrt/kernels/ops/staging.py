@@ -10,11 +10,11 @@ ROOM = 32768  # bytes of threadgroup memory that every GPU has
 DOT = '#include "staging.h"\n'
 
 
-def whole_tile(width: int) -> int:
+def padded_width(width: int) -> int:
     """Numbers of a row of x that lies in threadgroup memory all at once: whole passes of a simdgroup."""
     return 1024 * math.ceil(width / 1024)
 
 
-def tile(width: int, m: int) -> int:
+def tile_width(width: int, m: int) -> int:
     """Numbers of each row of x in threadgroup memory at a time: whole passes of a simdgroup, 16 KB of floats."""
     return 1024 * max(1, min(math.ceil(width / 1024), 4 // m))

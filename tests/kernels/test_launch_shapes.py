@@ -1,0 +1,108 @@
+"""Launch shapes: on the device they were measured on they stay what was measured; other devices get their share."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from mlxrt.kernels import DeviceProfile, backend, make_gpu
+from mlxrt.kernels.device import APPLE_CORES, profile
+from mlxrt.kernels.ops import moe_fused, moe_qmv, qmm, qmv
+
+H200 = DeviceProfile(132, 49152)
+QMV = [  # rows, width, quantized, rows of x, pair -> simdgroups, rows at once, loops, tile, threadgroups of a core
+    ((40, 128, True, 1, False), (8, 1, 1, 1024, 1)),
+    ((2048, 2048, True, 1, False), (8, 2, 1, 2048, 1)),
+    ((4096, 4096, True, 1, False), (8, 2, 1, 4096, 1)),
+    ((6144, 4096, True, 1, False), (8, 2, 1, 4096, 1)),
+    ((12288, 4096, True, 2, False), (8, 1, 1, 2048, 1)),
+    ((24576, 4096, True, 1, True), (8, 2, 3, 4096, 2)),
+    ((24576, 4096, True, 4, True), (8, 1, 1, 1024, 2)),
+    ((151936, 4096, True, 1, False), (8, 4, 18, 4096, 2)),
+    ((151936, 2048, True, 3, False), (8, 1, 1, 1024, 2)),
+    ((16384, 1024, True, 1, False), (8, 4, 2, 1024, 2)),
+    ((4096, 4096, False, 1, False), (8, 1, 1, 4096, 1)),
+    ((151936, 1024, False, 2, False), (8, 1, 38, 1024, 1)),
+    ((262144, 2560, True, 1, False), (8, 4, 32, 3072, 2)),
+]
+QMM = [  # rows, width, tiles of x, threadgroup memory -> row tiles, splits of k
+    ((2048, 4096, 1, 49152), (2, 16)),
+    ((2048, 4096, 1, 32768), (2, 16)),
+    ((5120, 2048, 4, 49152), (2, 4)),
+    ((12288, 4096, 4, 49152), (4, 4)),
+    ((24576, 4096, 4, 49152), (4, 2)),
+    ((4096, 12288, 4, 49152), (4, 8)),
+    ((4096, 4096, 8, 49152), (4, 4)),
+    ((2048, 4096, 8, 49152), (2, 8)),
+    ((151936, 4096, 2, 49152), (4, 2)),
+    ((40, 256, 1, 32768), (2, 2)),
+    ((4096, 8192, 2, 32768), (4, 8)),
+    ((1024, 1024, 2, 32768), (2, 8)),
+    ((24576, 4096, 8, 32768), (4, 2)),
+]
+MOE_DOWN = [  # rows, bits, quantized -> rows of a simdgroup
+    ((9, 4, True), 1),
+    ((512, 4, True), 2),
+    ((1024, 4, True), 4),
+    ((2048, 4, True), 4),
+    ((2048, 8, True), 2),
+    ((4096, 2, True), 4),
+    ((2048, 16, False), 1),
+]
+MOE_ROUTER_GATE_UP = [  # hidden, tokens times k, bits -> rows at once, loops
+    ((24, 4, 4), (1, 1)),
+    ((768, 8, 4), (3, 1)),
+    ((2880, 4, 4), (3, 2)),
+    ((1024, 8, 8), (1, 4)),
+    ((1536, 8, 4), (3, 2)),
+    ((290, 3, 3), (1, 1)),
+]
+
+
+def matrix(rows: int, width: int, bits: int = 4, packed: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(rows=rows, width=width, bits=bits, packed=packed)
+
+
+@pytest.mark.parametrize(("shape", "chosen"), QMV)
+def test_qmv(shape, chosen):
+    rows, width, packed, m, pair = shape
+    outputs = rows // 2 if pair else rows
+    assert tuple(qmv.tile_config(H200, outputs, matrix(rows, width, packed=packed), m, pair).values()) == chosen
+
+
+@pytest.mark.parametrize(("shape", "chosen"), QMM)
+def test_qmm(shape, chosen):
+    *shape, memory = shape
+    assert qmm.tile_config(DeviceProfile(132, memory), *shape) == chosen
+
+
+@pytest.mark.parametrize(("shape", "chosen"), MOE_DOWN)
+def test_moe_down(shape, chosen):
+    rows, bits, packed = shape
+    assert moe_qmv.rows_per_simdgroup(H200, rows, matrix(rows, 1024, bits, packed)) == chosen
+
+
+@pytest.mark.parametrize(("shape", "chosen"), MOE_ROUTER_GATE_UP)
+def test_moe_router_gate_up(shape, chosen):
+    hidden, pairs, bits = shape
+    assert moe_fused.launch_config(H200, hidden * pairs, matrix(hidden, 1024, bits)) == chosen
+
+
+def test_a_smaller_device_has_fewer_threadgroups():
+    small = DeviceProfile(10)
+    assert [H200.scale(n) for n in (128, 264, 512)] == [128, 264, 512]
+    assert small.scale(264) == 20 and small.scale(1) == 1
+    assert qmv.tile_config(small, 4096, matrix(4096, 2048), 1, False)["LOOPS"] > 1
+
+
+@pytest.mark.skipif(backend() != "cpu", reason="this machine has a GPU")
+def test_simulated_kernels_have_the_shapes_that_were_measured():
+    assert profile("metal") == DeviceProfile(132, 32768) and profile("cuda") == H200
+    assert make_gpu("metal").profile.cores == 132
+
+
+@pytest.mark.parametrize(("architecture", "cores"), [("applegpu_g13g", 10), ("applegpu_g16s", 40), ("other", 132)])
+def test_apple_s_devices_are_told_by_their_architecture(monkeypatch, architecture, cores):
+    monkeypatch.setattr("mlxrt.kernels.device.backend", lambda: "metal")
+    monkeypatch.setattr("mlx.core.device_info", lambda: {"architecture": architecture})
+    assert profile("metal") == DeviceProfile(cores, 32768)
+    assert sorted(APPLE_CORES) == ["d", "g", "p", "s"]
