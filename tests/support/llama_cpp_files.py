@@ -1,7 +1,7 @@
 """GGUF files as llama.cpp's converter writes them from a Hugging Face folder, with its names, keys and reorderings.
 
 Names come from the `gguf` package's own map, so that a mistake in mlxrt's tables is not made twice. What the converter
-leaves out because llama.cpp has it in its source is written where the model differs from that (`told`).
+leaves out because llama.cpp has it in its source is written where the model differs from that.
 """
 
 import json

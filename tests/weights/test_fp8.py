@@ -41,13 +41,13 @@ def test_values(shape, block):
     stored = drawn(shape)
     scales = (*shape[:-2], *(-(-n // b) for n, b in zip(shape[-2:], block)))
     scale = np.random.default_rng(1).random(scales).astype(np.float32) + 0.1
-    said = capture_log()
+    logged = capture_log()
     arrays = {"a.weight": mx.array(stored), "a.weight_scale_inv": mx.array(scale), "b": mx.ones(3)}
     found = unpack_fp8(arrays, config(weight_block_size=list(block)), mx.float32)
     assert set(found) == {"a.weight", "b"} and found["a.weight"].dtype == mx.float32
     want = scaled(stored, scale.astype(np.float64), block)
     np.testing.assert_allclose(np.array(found["a.weight"]), want, rtol=1e-7)
-    assert len(said) == 1 and "1 FP8 matrices" in said[0] and "float32" in said[0]
+    assert len(logged) == 1 and "1 FP8 matrices" in logged[0] and "float32" in logged[0]
 
 
 def test_one_scale_for_all():

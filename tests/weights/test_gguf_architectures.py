@@ -67,10 +67,10 @@ def test_hugging_faces_logits(made, tmp_path, arch, variant):
 
 @pytest.mark.parametrize("arch, variant", ROWS)
 def test_same_model_as_the_folder(made, tmp_path, arch, variant):
-    folder, said = made(arch, variant), capture_log()
+    folder, logged = made(arch, variant), capture_log()
     theirs = build(FolderCheckpoint(folder), dtype=mx.float32)
     ours = build(GgufCheckpoint(convert(folder, tmp_path / "x.gguf")), dtype=mx.float32)
-    assert said == []
+    assert logged == []
     left, right = (dict(tree_flatten(m.parameters())) for m in (ours, theirs))
     assert left.keys() == right.keys()
     for name, array in right.items():
@@ -259,10 +259,10 @@ def test_two_names_of_one_tensor(made, tmp_path):
 
 @pytest.mark.parametrize("arch, wide", [("gemma3_text", True), ("gpt_oss", True), ("mixtral", False)])
 def test_float16_that_activations_outgrow(made, tmp_path, arch, wide):
-    folder, said = made(arch, "dense" if arch == "gpt_oss" else "base"), capture_log()
+    folder, logged = made(arch, "dense" if arch == "gpt_oss" else "base"), capture_log()
     path = convert(folder, tmp_path / "x.gguf", kind="F16")
     model = build(GgufCheckpoint(path))
     assert model.dtype == (mx.bfloat16 if wide else mx.float16)
-    assert len(said) == wide and all("computed in bfloat16" in line for line in said)
-    assert build(GgufCheckpoint(path), dtype=mx.float16).dtype == mx.float16  # as told
-    assert len(said) == wide
+    assert len(logged) == wide and all("computed in bfloat16" in line for line in logged)
+    assert build(GgufCheckpoint(path), dtype=mx.float16).dtype == mx.float16  # as asked
+    assert len(logged) == wide

@@ -28,10 +28,10 @@ def parameters(model) -> dict:
 def test_same_model_as_the_folder(tmp_path, arch, tied):
     config = CONFIG | {"model_type": arch, "tie_word_embeddings": tied}
     weights = float_weights(config)
-    said = capture_log()
+    logged = capture_log()
     ours = build(GgufCheckpoint(write_gguf(tmp_path / "x.gguf", weights, config)))
     theirs = build(FolderCheckpoint(write_folder(tmp_path, weights, config)))
-    assert parameters(ours).keys() == parameters(theirs).keys() and said == []
+    assert parameters(ours).keys() == parameters(theirs).keys() and logged == []
     for name, array in parameters(theirs).items():
         assert mx.array_equal(parameters(ours)[name], array), name
     left, right = vars(ours.config), vars(theirs.config)
@@ -55,14 +55,14 @@ def test_bit_exactly_what_mx_load_gives(tmp_path, kind):
 def test_values_of_every_kind(tmp_path, kind):
     """Quantised rows, q and k permuted by the converter: equal to the gguf package's dequantiser on unpermuted rows."""
     weights = float_weights()
-    said = capture_log()
+    logged = capture_log()
     checkpoint = GgufCheckpoint(write_gguf(tmp_path / "x.gguf", weights, kind=kind))
     model = build(checkpoint, dtype=mx.float32, dequantise=True)
-    assert len(said) == (kind in ("Q5_0", "Q5_1")) and all(f"16 {kind}" in line for line in said)
+    assert len(logged) == (kind in ("Q5_0", "Q5_1")) and all(f"16 {kind}" in line for line in logged)
     type_ = gguf.GGMLQuantizationType[kind]
     for name, value in weights.items():
         stored = gguf.quants.dequantize(gguf.quants.quantize(value, type_), type_) if value.ndim == 2 else value
-        tolerance = 2e-3 if said else 1e-6  # dequantised kinds pass through float16
+        tolerance = 2e-3 if logged else 1e-6  # dequantised kinds pass through float16
         np.testing.assert_allclose(np.array(parameters(model)[name]), stored, atol=tolerance, err_msg=name)
 
 
@@ -78,9 +78,9 @@ def test_kinds_that_only_the_gguf_package_reads(tmp_path, kind):
     path = write_gguf(
         tmp_path / "x.gguf", weights, config, extra=lambda w: w.add_tensor("output.weight", raw, raw_dtype=type_)
     )
-    said = capture_log()
+    logged = capture_log()
     loaded = GgufCheckpoint(path).load()["lm_head.weight"]
-    assert loaded.dtype == mx.float16 and len(said) == 1 and f"1 {kind}" in said[0]
+    assert loaded.dtype == mx.float16 and len(logged) == 1 and f"1 {kind}" in logged[0]
     np.testing.assert_array_equal(np.array(loaded), gguf.quants.dequantize(raw, type_).astype(np.float16))
 
 
@@ -164,7 +164,7 @@ def test_ends_and_tokens(tmp_path):
         keys(tmp_path, lambda w: w.add_token_list(["a"] * 49))
 
 
-def test_what_changes_the_arithmetic_is_refused_or_said(tmp_path):
+def test_what_changes_the_arithmetic_is_refused_or_logged(tmp_path):
     with pytest.raises(UnsupportedModel, match=r"qwen3\.expert_count = 8"):
         keys(tmp_path, lambda w: w.add_expert_count(8), CONFIG | {"model_type": "qwen3"})
     with pytest.raises(UnsupportedModel, match=r"llama.logit_scale = 2.0"):
@@ -177,10 +177,10 @@ def test_what_changes_the_arithmetic_is_refused_or_said(tmp_path):
     assert window["model_type"] == "mistral" and window["sliding_window"] == 32
     with pytest.raises(UnsupportedModel, match="for which layers"):
         keys(tmp_path, lambda w: w.add_sliding_window(32), CONFIG | {"model_type": "qwen3"})
-    said = capture_log()
+    logged = capture_log()
     path = write_gguf(tmp_path / "y.gguf", float_weights(), extra=lambda w: w.add_uint32("llama.new_thing", 1))
     build(GgufCheckpoint(path))
-    assert len(said) == 1 and "llama.new_thing" in said[0]
+    assert len(logged) == 1 and "llama.new_thing" in logged[0]
 
 
 def without(tmp_path, change: dict):

@@ -187,7 +187,7 @@ def test_stacks_of_experts_are_packed_too():
     assert np.isfinite(np.array(model(mx.array([[1, 2, 3]])))).all()
 
 
-def test_a_row_that_is_no_whole_number_of_groups_stays_floating():
+def test_rows_not_a_multiple_of_the_group_stay_unquantized():
     model = nn.Sequential(nn.Linear(96, 8), nn.Linear(8, 64))
     random_weights(model, 4, dtype=mx.float32)
     assert [layer.weight.dtype for layer in model.layers] == [mx.float32, mx.float32]

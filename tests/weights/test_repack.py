@@ -77,7 +77,7 @@ def test_gptq_groups(tmp_path, size):
     check(*folder(tmp_path, given, drawing(4, size), parts), packed=size != 16)
 
 
-def test_gptq_act_order_is_unpacked_and_said(tmp_path):
+def test_gptq_act_order_is_dequantized_and_logged(tmp_path):
     given = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
     path, truth = folder(tmp_path, given, drawing(4, 32, shuffled=True), lambda d: packers.gptq(d, less=1, index=True))
     check(path, truth, packed=False)

@@ -13,7 +13,8 @@ import mlx.core as mx
 
 from ...errors import BadCheckpoint, UnsupportedModel, shown
 from ...kernels.ops.bitpack import unpack_bits
-from .int_matrix import Arrays, IntMatrix, check_groups, describe, find_packed, find_scales, require
+from .int_matrix import Arrays, IntMatrix, check_groups, find_packed, find_scales, require
+from .weight_format import describe
 
 GPTQ_PARTS = ("qweight", "qzeros", "scales", "g_idx")
 GPTQ_BITS = (2, 3, 4, 8)

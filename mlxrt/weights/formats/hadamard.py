@@ -49,6 +49,8 @@ def find_awq_scale(path: str, shape: tuple[int, ...], arrays: Mapping[str, mx.ar
 
 @dataclass(frozen=True)
 class HadamardFormat(WeightFormat):
+    """Affine weights whose input is rotated, divided by an AWQ scale, or both."""
+
     affine: MLXFormat
     rotation: Rotation | None
     awq_scale: AwqScale | None

@@ -308,8 +308,15 @@ def codebook_list(seed: int) -> JangCheckpoint:
         b.true[name] = made[1]
         items.append(item)
     b.tensors |= weights
-    said = {"type": "codebook", "format": "vq", "codebook_size": 30, "code_dim": 4, "index_bits": 8, "tensors": items}
-    b.files["codebook_config.json"] = json.dumps(said)
+    document = {
+        "type": "codebook",
+        "format": "vq",
+        "codebook_size": 30,
+        "code_dim": 4,
+        "index_bits": 8,
+        "tensors": items,
+    }
+    b.files["codebook_config.json"] = json.dumps(document)
     return b
 
 

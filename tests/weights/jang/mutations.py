@@ -45,14 +45,15 @@ def relabel(draw: random.Random, b: JangCheckpoint) -> tuple[str, str]:
 
 
 def lie_about_bits(draw: random.Random, b: JangCheckpoint) -> tuple[str, str]:
-    said = b.config.setdefault("quantization", {})
-    path = draw.choice([*said, "bits", "group_size"])
+    quantization = b.config.setdefault("quantization", {})
+    path = draw.choice([*quantization, "bits", "group_size"])
     value = draw.choice([{"bits": draw.choice([1, 2, 4, 8]), "group_size": draw.choice([32, 64, 128])}, *JUNK])
     if path in ("bits", "group_size", "mode"):
-        said[path] = draw.choice([2, 3, 8, 32, 128, "x", None])
-        return f"quantization.{path} = {said[path]!r}", "same"
-    rotated = isinstance(said[path], dict) and "rotation" in said[path]
-    said[path] = {**said[path], **value} if isinstance(value, dict) and isinstance(said[path], dict) else value
+        quantization[path] = draw.choice([2, 3, 8, 32, 128, "x", None])
+        return f"quantization.{path} = {quantization[path]!r}", "same"
+    old = quantization[path]
+    rotated = isinstance(old, dict) and "rotation" in old
+    quantization[path] = {**old, **value} if isinstance(value, dict) and isinstance(old, dict) else value
     return f"quantization.{path} = {value!r}", "any" if rotated else "same"
 
 
@@ -170,8 +171,8 @@ def flip_bytes(draw: random.Random, folder: Path) -> tuple[str, str]:
 
 def spoil_json(draw: random.Random, folder: Path) -> tuple[str, str]:
     file = draw.choice(sorted(folder.glob("*.json")))
-    said = json.loads(file.read_text())
-    place, path = said, file.name
+    document = json.loads(file.read_text())
+    place, path = document, file.name
     while isinstance(place, dict | list) and place:
         key = draw.choice(sorted(place) if isinstance(place, dict) else list(range(len(place))))
         path += f".{key}"
@@ -179,7 +180,7 @@ def spoil_json(draw: random.Random, folder: Path) -> tuple[str, str]:
             place[key] = copy.deepcopy(draw.choice(JUNK))
             break
         place = place[key]
-    file.write_text(json.dumps(said))
+    file.write_text(json.dumps(document))
     return path, "any"
 
 

@@ -37,12 +37,12 @@ def drop(name):
     return lambda b: b.tensors.pop(name)
 
 
-def label(**said):
-    return lambda b: b.labels.update(said)
+def label(**values):
+    return lambda b: b.labels.update(values)
 
 
-def config(**said):
-    return lambda b: b.config.update(said)
+def config(**values):
+    return lambda b: b.config.update(values)
 
 
 BOOK = "codebook-layer-000-up_proj.safetensors"
@@ -132,9 +132,9 @@ def test_fault_is_one_line_that_names_it(fault, tmp_path):
 def test_missing_shard(tmp_path):
     folder = MAKERS["streams"](seed=4).write(tmp_path)
     index = folder / "model.jang.index.json"
-    said = json.loads(index.read_text())
-    said["weight_map"]["model.norm.weight"] = "model-00002-of-00002.jang.safetensors"
-    index.write_text(json.dumps(said))
+    document = json.loads(index.read_text())
+    document["weight_map"]["model.norm.weight"] = "model-00002-of-00002.jang.safetensors"
+    index.write_text(json.dumps(document))
     with pytest.raises(mlxrt.MlxrtError, match="1 of 2 shards are missing"):
         mlxrt.load(str(folder))
 

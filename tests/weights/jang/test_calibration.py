@@ -117,8 +117,8 @@ def test_the_command_weighs_and_says_when_it_does_not(tmp_path, capsys):
     assert converted(folder, tmp_path / "a") == 0
     weighed = json.loads(capsys.readouterr().out)
     assert converted(folder, tmp_path / "b", "--no-check") == 0
-    said = capsys.readouterr()
-    assert "all inputs count equally" in said.err and "kl" not in json.loads(said.out)
+    output = capsys.readouterr()
+    assert "all inputs count equally" in output.err and "kl" not in json.loads(output.out)
     with opened(folder) as engine:
         counts = calibrate(engine.model, engine.score, sample_tokens(engine, "any"))
     name = "codebook-layer-001-down_proj.safetensors"
@@ -154,11 +154,11 @@ def test_a_conversion_with_another_sample_does_not_go_on(tmp_path, monkeypatch, 
 
 
 def test_a_matrix_that_the_sample_did_not_reach_is_named(tmp_path):
-    folder, said = model(tmp_path / "m", sources.qwen3()), capture_log()
+    folder, logged = model(tmp_path / "m", sources.qwen3()), capture_log()
     counts = Importance.from_squares([1], {"model.layers.0.mlp.up_proj.weight": mx.ones(192)})
     recipe = Recipe("codebook", codebook_size=16, length=4)
     module.convert(FolderCheckpoint(folder), tmp_path / "out", recipe, calibrate=lambda: counts)
-    assert any("did not reach 5 matrices" in line for line in said)
+    assert any("did not reach 5 matrices" in line for line in logged)
 
 
 def test_nothing_is_weighed_for_a_folder_that_is_there_or_a_format_that_does_not_ask(tmp_path):

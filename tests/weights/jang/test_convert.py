@@ -140,9 +140,9 @@ def test_stopped_conversion_goes_on(moe, tmp_path, monkeypatch):
     before = {path: path.stat().st_mtime_ns for path in done}
     with pytest.raises(mlxrt.MlxrtError, match="another interrupted conversion"):
         convert.convert(FolderCheckpoint(moe), tmp_path / "out", Recipe("jang", profile="JANG_2L"))
-    said = capture_log()
+    logged = capture_log()
     convert.convert(FolderCheckpoint(moe), tmp_path / "out", Recipe("jang"), shard_bytes=20_000)
-    assert sum("exists already" in line for line in said) == 2
+    assert sum("exists already" in line for line in logged) == 2
     assert {(tmp_path / "out" / path.name).stat().st_mtime_ns for path in done} == set(before.values())
     files = sorted(path.name for path in (tmp_path / "full").iterdir())
     assert files == sorted(path.name for path in (tmp_path / "out").iterdir()) and len(files) > 6
@@ -204,5 +204,5 @@ def test_wrong_flags_are_one_line(flags, moe, tmp_path, capsys):
     (tmp_path / "x.json").write_text('{"a": null}')
     flags = [str(tmp_path / f) if f == "x.json" else f for f in flags]
     assert main(["convert", str(moe), str(tmp_path / "out"), *flags]) == 2
-    said = capsys.readouterr().err.strip()
-    assert said and "\n" not in said and not (tmp_path / "out").exists()
+    error = capsys.readouterr().err.strip()
+    assert error and "\n" not in error and not (tmp_path / "out").exists()

@@ -101,13 +101,13 @@ def test_experts_of_different_bits_are_not_fused(simulated):
     assert "gate_up_proj" not in module and simulated.used == {"hadamard": 3}
 
 
-def test_rows_that_do_not_end_with_a_word_are_plain_and_it_is_said(simulated):
-    said = capture_log()
+def test_rows_not_a_multiple_of_32_are_plain_and_logged(simulated):
+    logged = capture_log()
     mx.random.seed(9)
     layer, x = filled(CodedLinear(Coding.jangtq(2, 40, 7), 24)), mx.random.normal((2, 40))
     kernels = Kernels("auto", gpu())
     agrees(layer, kernels, x)
-    assert said == ["qmv runs as plain MLX: rows of 40 codes"] and "qmv" not in kernels.used
+    assert logged == ["qmv runs as plain MLX: rows of 40 codes"] and "qmv" not in kernels.used
     with pytest.raises(NoKernel, match="rows of 40 codes"):
         by(simulated, layer, x)
 

@@ -28,16 +28,16 @@ def trust_the_config(patch):
     """A loader that believes config.json where the product of bits and group fits."""
 
     def believe(path, shape, arrays, hints):
-        found, said = detect_mlx(path, shape[-1], arrays), hint(hints.config, path)
-        return said if said and said.bits * said.group_size == found.bits * found.group_size else found
+        found, claimed = detect_mlx(path, shape[-1], arrays), hint(hints.config, path)
+        return claimed if claimed and claimed.bits * claimed.group_size == found.bits * found.group_size else found
 
     patch.setitem(detect.READERS, ".scales", believe)
 
 
 def trust_the_global_pair(patch):
     def believe(path, shape, arrays, hints):
-        said = hints.config["quantization"]
-        return MLXFormat("affine", said["bits"], said["group_size"])
+        claimed = hints.config["quantization"]
+        return MLXFormat("affine", claimed["bits"], claimed["group_size"])
 
     patch.setitem(detect.READERS, ".scales", believe)
 
@@ -75,19 +75,19 @@ def test_without_its_rule_the_bundle_is_misread(kind, tmp_path, monkeypatch):
 
 
 def test_contradiction_is_said_once(tmp_path):
-    said = capture_log()
+    logged = capture_log()
     logits(MAKERS["wrong_config"](seed=2).write(tmp_path), True, TOKENS)
-    [line] = [line for line in said if "contradicts" in line]
+    [line] = [line for line in logged if "contradicts" in line]
     assert "8 modules" in line and "affine 8 bit group 64" in line and "4 bit group 128" in line
 
 
-def test_labels_that_lie_are_said(tmp_path):
-    said = capture_log()
+def test_wrong_labels_are_logged(tmp_path):
+    logged = capture_log()
     logits(MAKERS["jangtq_singly"](seed=2).write(tmp_path / "a"), False, TOKENS)
-    assert any("bf16" in line and "6 modules are JANGTQ" in line for line in said)
-    said.clear()
+    assert any("bf16" in line and "6 modules are JANGTQ" in line for line in logged)
+    logged.clear()
     logits(MAKERS["jangtq"](seed=2).write(tmp_path / "b"), False, TOKENS)
-    assert any("mxtq_bits says 2 for down_proj, 2 modules have 4" in line for line in said)
+    assert any("mxtq_bits says 2 for down_proj, 2 modules have 4" in line for line in logged)
 
 
 def hybrid(folder: Path, *, names: str, conv: str, whole: bool, stamp: bool) -> tuple[Path, Path]:

@@ -38,7 +38,7 @@ def test_signs_are_numpys_choice():
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
-def test_words_that_no_code_crosses(bits):
+def test_aligned_packing(bits):
     codes, packed = STORED[f"whole/codes_{bits}"], STORED[f"whole/packed_{bits}"]
     assert np.array_equal(np.array(unpack_aligned(mx.array(packed), bits, codes.shape[1])), codes)
     assert np.array_equal(np.array(pack_aligned(mx.array(codes), bits)), packed)

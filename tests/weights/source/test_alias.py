@@ -69,10 +69,10 @@ def quick(alias, monkeypatch):
 
 
 def fetch(alias: Alias, **options) -> list[str]:
-    said = capture_log()
+    logged = capture_log()
     path = module.fetch_alias(alias, offline=options.pop("offline", False), **options)
     assert path == alias.path and path.read_bytes() == CONTENT
-    return said
+    return logged
 
 
 def close_index(monkeypatch) -> None:

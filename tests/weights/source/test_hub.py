@@ -55,7 +55,7 @@ from mlxrt.errors import MlxrtError
 from mlxrt.weights.source.resolve import fetch, resolve
 from tests.support.log_lines import capture_log
 for order in json.loads(sys.argv[1]):
-    said = capture_log()
+    logged = capture_log()
     call = fetch if order.pop("pull", False) else resolve
     try:
         found = call(order.pop("name"), **order)
@@ -64,7 +64,7 @@ for order in json.loads(sys.argv[1]):
     else:
         path, nbytes = found if isinstance(found, tuple) else (found.path, None)
         answer = {"path": str(path), "nbytes": nbytes, "kind": "" if call is fetch else found.kind}
-    print(json.dumps(answer | {"said": said}))
+    print(json.dumps(answer | {"logged": logged}))
 """
 
 
@@ -73,7 +73,7 @@ class Answer:
     path: Path = Path("/nowhere")
     error: str = ""
     line: str = ""
-    said: tuple[str, ...] = ()
+    logged: tuple[str, ...] = ()
     nbytes: int | None = None
     kind: str = ""
 
@@ -103,7 +103,7 @@ class User:
         assert done.returncode == 0, done.stderr
         answers = [json.loads(line) for line in done.stdout.splitlines()]
         for answer in answers:
-            answer["said"] = tuple(answer["said"])
+            answer["logged"] = tuple(answer["logged"])
             answer["path"] = Path(answer.get("path", "/nowhere"))
         return [Answer(**answer) for answer in answers], done.stderr
 
@@ -143,14 +143,14 @@ def test_a_fresh_download_asks_for_what_is_needed_and_the_next_start_for_nothing
     assert got.files == NEEDED == hub.fetched()
     for name in NEEDED:
         assert (got.path / name).read_bytes() == NEW[name]
-    assert len(got.said) == 1 and "7 files" in got.said[0] and hub.address in got.said[0]
+    assert len(got.logged) == 1 and "7 files" in got.logged[0] and hub.address in got.logged[0]
     assert "%" not in stderr, "a progress bar without a terminal"
 
     asked = len(hub.log)
     cached, offline, missing = user.load_all(
         {"name": "us/model"}, {"name": "us/model", "offline": True}, {"name": "us/model@v1", "offline": True}
     )[0]
-    assert cached.path == offline.path == got.path and "from the cache" in cached.said[0]
+    assert cached.path == offline.path == got.path and "from the cache" in cached.logged[0]
     assert missing.error == "HubError" and "mlxrt pull us/model@v1" in missing.line
     [cached, missing], _ = user.load_all({"name": "us/model"}, {"name": "us/quants:a.Q4_0.gguf"}, HF_HUB_OFFLINE="1")
     assert cached.path == got.path and missing.error == "HubError"
@@ -293,7 +293,7 @@ def test_an_address_that_is_one(monkeypatch):
 def test_verify_reads_every_byte_again(hub, user):
     got = user.load("us/model", pull=True, verify=True)
     assert got.error == "", got.line
-    said = capture_log()
+    logged = capture_log()
     for name in ("model.safetensors", "config.json"):
         blob = (got.path / name).resolve()
         kept = blob.read_bytes()
@@ -303,7 +303,7 @@ def test_verify_reads_every_byte_again(hub, user):
         assert name in str(caught.value) and str(blob) in str(caught.value)
         blob.write_bytes(kept)
     verify(got.path)
-    assert said == []
+    assert logged == []
 
 
 def test_a_cache_that_cannot_be_written(hub, user):

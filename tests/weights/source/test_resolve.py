@@ -32,13 +32,13 @@ def test_a_folder_and_a_file_come_first(asked, tmp_path, monkeypatch):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     monkeypatch.setenv("HOME", str(tmp_path))
-    said = capture_log()
+    logged = capture_log()
     for name in ("plain", "owner/name", str(tmp_path / "plain"), "~/plain"):
         found = resolve(name)
         assert (found.name, found.kind) == (name, "folder") and found.path.samefile(os.path.expanduser(name))
     assert resolve("a.gguf").kind == "gguf"
-    assert said == []
-    assert resolve("smollm2").kind == "folder" and "alias" in said[0], "a shadowed alias is said"
+    assert logged == []
+    assert resolve("smollm2").kind == "folder" and "alias" in logged[0], "a shadowed alias is logged"
     assert asked == []
 
 
