@@ -21,7 +21,7 @@ from ..config import EngineConfig
 from ..engine.load import compute_dtype, is_packed, unpacked_fits
 from ..kernels import backend, device
 from ..models import CausalLM, find
-from ..models.config import unreported
+from ..models.config import suppress_reports
 from ..weights import Checkpoint, TensorInfo
 from ..weights.formats.gguf.tensors import PACKED
 from ..weights.formats.jang.labels import read_labels
@@ -86,7 +86,7 @@ def classify(name: str) -> str:
 def make_outline(config: dict[str, Any], dtype: mx.Dtype | None, quiet: bool = False) -> CausalLM:
     """The model of a config with lazy weights that are never computed; unknown keys are logged unless `quiet`."""
     family = find(config)
-    with unreported() if quiet else nullcontext():
+    with suppress_reports() if quiet else nullcontext():
         model = family(family.parse(config))  # type: ignore[call-arg]
     if dtype is not None:
         model.set_dtype(dtype)
@@ -104,7 +104,7 @@ def flatten(model: nn.Module) -> dict[str, mx.array]:
 def inspect_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> ModelReport:
     family = find(checkpoint.config)
     refuse_methods(checkpoint.config)
-    if not family.adapted:
+    if not family.is_adapter:
         check_depth(checkpoint, family.rename)
     sizes = {family.rename(name): info for name, info in checkpoint.sizes().items()}
     bundle = read_labels(checkpoint.config)
@@ -134,7 +134,7 @@ def choose_dtype(config: EngineConfig, infos: Iterable[TensorInfo], family: type
         kind = "F16" if info.dtype.startswith(("Q", "IQ", "TQ")) else info.dtype
         held[kind] += info.nbytes if kind in ("F32", "F16", "BF16") else 0
     stored = STORED_DTYPES[held.most_common(1)[0][0]] if held.total() else mx.float16
-    return compute_dtype(config.dtype, mx.bfloat16 if stored == mx.float16 and family.OUTGROWS_HALF else stored)
+    return compute_dtype(config.dtype, mx.bfloat16 if stored == mx.float16 and family.NEEDS_BF16 else stored)
 
 
 def dequantizes(checkpoint: Checkpoint, config: EngineConfig, dtype: mx.Dtype) -> bool:

@@ -16,7 +16,7 @@ from ..errors import NoTokenizer
 from ..kernels import Kernels, backend, device, make_gpu
 from ..kernels.selftest import verify_on_first_use
 from ..models import CausalLM, find
-from ..models.config import unreported
+from ..models.config import suppress_reports
 from ..text import Tokenizer
 from ..weights import Checkpoint, FolderCheckpoint, GgufCheckpoint, build
 from ..weights.random_models import Shape, random_weights
@@ -57,7 +57,7 @@ def load(
 
 def suited(config: EngineConfig, model: CausalLM) -> EngineConfig:
     """The config without what a model of another library cannot do."""
-    if not model.adapted:
+    if not model.is_adapter:
         return config
     if config.compile:
         log.warning("compile does not apply: mlx-lm's modules change their caches while they run")
@@ -110,7 +110,7 @@ def unpacked_fits(checkpoint: Checkpoint, dtype: mx.Dtype) -> bool:
 def outline(config: dict[str, Any]) -> CausalLM:
     """The model of a config, its weights never computed."""
     family = find(config)
-    with unreported():
+    with suppress_reports():
         return family(family.parse(config))  # type: ignore[call-arg]
 
 

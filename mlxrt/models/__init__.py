@@ -34,9 +34,9 @@ def find(raw: dict) -> type[CausalLM]:
     if not isinstance(kind, str):
         raise BadCheckpoint(f"config.json has no model_type (found {shown(kind)})")
     if kind not in FAMILIES:
-        from .mlx_lm_adapter import adapted
+        from .mlx_lm_adapter import find_adapter
 
-        return adapted(kind, ", ".join(sorted(FAMILIES)))
+        return find_adapter(kind, ", ".join(sorted(FAMILIES)))
     module, name = FAMILIES[kind]
     return getattr(import_module(f".{module}", __name__), name)
 

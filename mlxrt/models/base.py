@@ -1,4 +1,4 @@
-"""What the runtime asks of a model. A model knows nothing of batches, schedulers or masks."""
+"""Base classes of models: what the engine calls. A model knows nothing of batches, schedulers or masks."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,63 +11,63 @@ from ..kernels import PLAIN, Kernels
 from .config import ModelConfig
 
 
-def arrays_in(modules: Iterable[nn.Module | None]) -> list[tuple[nn.Module, str]]:
-    """(module, name) of every array that is directly in one of them."""
+def find_arrays(modules: Iterable[nn.Module | None]) -> list[tuple[nn.Module, str]]:
+    """(module, name) of every array that is a direct attribute of one of them."""
     return [(m, name) for m in modules if m is not None for name, a in m.items() if isinstance(a, mx.array)]
 
 
-class Computing(nn.Module):
-    """A module that computes by kernels where there are any."""
+class KernelModule(nn.Module):
+    """A module that runs ops through `Kernels`: our kernel where there is one, else plain MLX."""
 
     kernels: Kernels = PLAIN
 
-    def together(self, *modules: nn.Module | None) -> None:
-        """Lay what these hold into one buffer, for the kernels that read it all."""
+    def pack_constants(self, *modules: nn.Module | None) -> None:
+        """Pack the arrays of these modules into one buffer, so that a kernel that reads them all has one input."""
         if self.kernels.gpu is None:
             return
-        held = arrays_in(modules)
-        for (module, name), array in zip(held, self.kernels.gpu.pack_constants([m[name] for m, name in held])):
+        found = find_arrays(modules)
+        for (module, name), array in zip(found, self.kernels.gpu.pack_constants([m[name] for m, name in found])):
             module[name] = array
 
 
-class Fusible(Computing):
-    """A module some of whose arrays are read together and can be one. Those inside it have been asked before it."""
+class FusedModule(KernelModule):
+    """A module that merges weights after loading, e.g. q, k and v into one matrix. Inner modules are fused first."""
 
     def fuse(self) -> None:
         raise NotImplementedError
 
-    def lead(self, *norms: nn.Module, into: nn.Module) -> None:
-        """Lay norms beside the matrix that reads what they make, the `entry` of a part, where it names one; and beside
-        both what a part's `layout` holds, for a kernel that goes on with the product."""
+    def pack_norms(self, *norms: nn.Module, into: nn.Module) -> None:
+        """Pack norm weights with the `input_linear` of the module they feed and with the constants of its `layout`, so
+        that the kernel which fuses them has one input."""
         if self.kernels.gpu is None:
             return
         layout = getattr(into, "layout", None)
-        more = {} if layout is None else layout.held()
-        held = arrays_in((*norms, getattr(into, "entry", None)))
-        laid = self.kernels.gpu.pack_constants([*(m[name] for m, name in held), *more.values()])
-        for (module, name), array in zip(held, laid):
+        more = {} if layout is None else layout.arrays()
+        found = find_arrays((*norms, getattr(into, "input_linear", None)))
+        packed = self.kernels.gpu.pack_constants([*(m[name] for m, name in found), *more.values()])
+        for (module, name), array in zip(found, packed):
             module[name] = array
         if layout is not None:
-            into.layout = replace(layout, **dict(zip(more, laid[len(held) :])))
+            into.layout = replace(layout, **dict(zip(more, packed[len(found) :])))
 
 
-class CausalLM(Computing):
+class CausalLM(KernelModule):
     config: ModelConfig
     Config: type[ModelConfig] = ModelConfig
-    adapted = False  # another library's module: it names its tensors itself
-    # Checkpoint keys that are dropped on purpose: (pattern, reason).
-    DROPS: tuple[tuple[str, str], ...] = ((r"rotary_emb\.inv_freq$", "recomputed from the config"),)
-    # Weights that stay float32 whatever the model's dtype: patterns. Their results must be cast back.
-    WIDE: tuple[str, ...] = ()
-    # Trained in bfloat16 with activations beyond 65504: files in float16 (most GGUF are) are computed in bfloat16.
-    OUTGROWS_HALF = False
+    is_adapter = False  # a module of mlx-lm, which names its tensors itself
+    # Tensors of a checkpoint that are not used: (pattern, reason).
+    IGNORED_TENSORS: tuple[tuple[str, str], ...] = ((r"rotary_emb\.inv_freq$", "recomputed from the config"),)
+    # Patterns of weights that stay float32 in any dtype. What is computed with them must be cast back.
+    KEEP_FP32: tuple[str, ...] = ()
+    # Activations exceed float16's range (65504): float16 files (most GGUF are) are computed in bfloat16.
+    NEEDS_BF16 = False
 
     @classmethod
     def parse(cls, raw: dict) -> ModelConfig:
         return cls.Config.parse(raw)
 
     def cache_specs(self) -> list[LayerSpec | Shared]:
-        """One spec per layer: the whole of what a model says about caching."""
+        """One KV cache spec per layer."""
         raise NotImplementedError
 
     def __call__(self, tokens: mx.array, views) -> mx.array:
@@ -78,45 +78,45 @@ class CausalLM(Computing):
         """Logits for the rows that will be sampled."""
         raise NotImplementedError
 
-    def last(self) -> tuple[nn.Module, ...]:
-        """The modules that `logits` reads together."""
+    def head_modules(self) -> tuple[nn.Module, ...]:
+        """The modules that `logits` reads in one kernel."""
         return ()
 
     def constants(self) -> list[mx.array]:
-        """Every array its modules hold, parameters or not, and the buffers they lie in together."""
+        """Every array of its modules, parameters or not, and the buffers they are packed into."""
         found = [v for module in self.modules() for v in (*module.values(), *vars(module).values())]
         bundles = self.kernels.gpu.constant_buffers if self.kernels.gpu is not None else []
         return [v for v in found if isinstance(v, mx.array)] + bundles
 
     @property
     def dtype(self) -> mx.Dtype:
-        """What activations, and so keys and values, are computed in."""
+        """The dtype of activations, and so of keys and values."""
         raise NotImplementedError
 
     @staticmethod
     def rename(key: str) -> str:
-        """A checkpoint's weight name to ours."""
+        """Our name of a checkpoint's tensor."""
         return key
 
     @classmethod
-    def arrange(cls, config: ModelConfig, arrays: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Tensors of other checkpoint layouts as ours: experts stacked, fused matrices split. Names are ours already.
+    def sanitize(cls, config: ModelConfig, arrays: dict[str, mx.array]) -> dict[str, mx.array]:
+        """Convert other checkpoint layouts to ours: stack experts, split fused matrices. Names are already ours.
 
-        May take `arrays` apart. A packed X is X.weight, X.scales and, when affine, X.biases.
+        May modify `arrays`. A quantised X is X.weight, X.scales and, when affine, X.biases.
         """
         return arrays
 
     def fuse(self, kernels: Kernels = PLAIN) -> None:
-        """Join what is read together, and hand out the kernels. Called once, when all weights are in."""
+        """Give modules their kernels and merge weights that are read together. Called once, after loading."""
         modules = self.modules()
         for module in modules:
-            if isinstance(module, Computing):
+            if isinstance(module, KernelModule):
                 module.kernels = kernels
         for module in reversed(modules):  # from the inside out
-            if isinstance(module, Fusible):
+            if isinstance(module, FusedModule):
                 module.fuse()
-                mx.eval(module.parameters())  # one at a time: old and joined matrices exist together
-        self.together(*self.last())
-        for module in [] if self.adapted else self.modules():
+                mx.eval(module.parameters())  # one at a time: old and merged matrices exist together
+        self.pack_constants(*self.head_modules())
+        for module in [] if self.is_adapter else self.modules():
             if not module.children():
-                self.together(module)
+                self.pack_constants(module)

@@ -1,6 +1,6 @@
-"""config.json, read with nothing ignored in silence.
+"""Parses config.json, and ignores nothing silently.
 
-Every key is used, known to say nothing about the arithmetic, known and pinned to the values we compute, or printed.
+Every key is used, listed as irrelevant to the arithmetic, restricted to the values we support, or reported.
 """
 
 import logging
@@ -11,15 +11,15 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 from ..errors import BadCheckpoint, UnsupportedModel, shown
-from .rope import Rope, read_rope
+from .rope import RopeParams, read_rope
 
 log = logging.getLogger("mlxrt")
 _reports: ContextVar[bool] = ContextVar("reports", default=True)
 
 
 @contextmanager
-def unreported() -> Iterator[None]:
-    """Parse a config whose lines are logged elsewhere: `info` and `convert` build a model more than once."""
+def suppress_reports() -> Iterator[None]:
+    """Parse without log lines: `info` and `convert` parse a config more than once."""
     token = _reports.set(False)
     try:
         yield
@@ -28,13 +28,13 @@ def unreported() -> Iterator[None]:
 
 
 def report(line: str) -> None:
-    """Log what of a config has no effect, or another one than it says."""
+    """Log a key that has no effect, or not the one it claims."""
     if _reports.get():
         log.warning(line)
 
 
-# Keys that say nothing about the arithmetic of a forward pass.
-NOISE = frozenset(
+# Keys without effect on the forward pass.
+IGNORED_KEYS = frozenset(
     """architectures auto_map bos_token_id eos_token_id pad_token_id torch_dtype dtype transformers_version use_cache
     attention_dropout hidden_dropout embd_pdrop resid_pdrop initializer_range name_or_path _name_or_path model_type
     output_attentions output_hidden_states output_router_logits return_dict id2label label2id problem_type
@@ -45,8 +45,8 @@ NOISE = frozenset(
     use_return_dict torchscript use_bfloat16 pruned_heads prefix add_cross_attention tie_encoder_decoder
     cross_attention_hidden_size jang_config jang codebook_config mxtq_bits mxtq_seed weight_format jangtq jangt
     jang_norms_pre_shifted jang_mup_folded jang_expert_pruning""".split()
-)  # those of JANG and codebooks say how weights are stored: mlxrt/weights reads them
-PINNED: dict[str, tuple] = {
+)  # those of JANG and codebooks describe how weights are stored: mlxrt/weights reads them
+SUPPORTED_VALUES: dict[str, tuple] = {
     "hidden_act": ("silu", "swish"),
     "pretraining_tp": (1,),
     "rope_interleaved": (False, None),
@@ -56,16 +56,16 @@ LARGEST = {"vocab_size": 1 << 24, "num_hidden_layers": 1 << 12, "max_position_em
 ROPE_KEYS = {"rope_theta", "rope_scaling", "rope_parameters", "rope_freq_factors"}
 
 
-def needs(low=None, high=None, **options) -> Any:
+def config_field(low=None, high=None, **options) -> Any:
     return field(metadata={"low": low, "high": high}, **options)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What all decoder-only families share. Names are the Hub's."""
+    """The keys all decoder-only families share, by their names on the Hub."""
 
-    noise: ClassVar[frozenset[str]] = frozenset()  # a family's own keys that say nothing about the arithmetic
-    made: ClassVar[frozenset[str]] = frozenset({"rope", "windows"})  # fields that are no keys: made from others
+    ignored_keys: ClassVar[frozenset[str]] = frozenset()  # the family's own keys without effect
+    derived: ClassVar[frozenset[str]] = frozenset({"rope", "windows"})  # fields computed from keys
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -73,7 +73,7 @@ class ModelConfig:
     num_attention_heads: int
     rms_norm_eps: float
     max_position_embeddings: int
-    rope: Rope
+    rope: RopeParams
     num_key_value_heads: int = 0  # 0: as many as attention heads
     head_dim: int = 0  # 0: hidden_size / heads
     attention_bias: bool = False
@@ -83,29 +83,29 @@ class ModelConfig:
     use_sliding_window: bool | None = None
     layer_types: tuple[str, ...] | None = None
     model_type: str = ""
-    windows: tuple[int | None, ...] = ()  # per layer, made from the keys above
+    windows: tuple[int | None, ...] = ()  # per layer, from the keys above
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any], pinned: Mapping[str, tuple] = PINNED) -> Self:
-        values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw and f.name not in cls.made}
+    def parse(cls, raw: Mapping[str, Any], supported: Mapping[str, tuple] = SUPPORTED_VALUES) -> Self:
+        values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw and f.name not in cls.derived}
         for f in fields(cls):
             if f.name in values:
                 kind = f.type.__name__ if isinstance(f.type, type) else str(f.type)
-                values[f.name] = checked(f.name, kind, values[f.name], **f.metadata)
-            elif f.name not in cls.made and f.default is MISSING:
+                values[f.name] = check_value(f.name, kind, values[f.name], **f.metadata)
+            elif f.name not in cls.derived and f.default is MISSING:
                 raise BadCheckpoint(f"config.json has no {f.name}; {raw.get('model_type')} needs it")
-        for key, allowed in pinned.items():
+        for key, allowed in supported.items():
             if key in raw and raw[key] not in allowed:
                 raise UnsupportedModel(
                     f"config.json: {key} = {shown(raw[key])} is not supported (only {one_of(allowed)})"
                 )
-        known = {f.name for f in fields(cls)} - cls.made | NOISE | cls.noise | ROPE_KEYS | set(pinned)
-        for key in sorted(set(raw) - known):
+        known = {f.name for f in fields(cls)} - cls.derived | ROPE_KEYS | set(supported)
+        for key in sorted(set(raw) - known - IGNORED_KEYS - cls.ignored_keys):
             report(f"config.json: {shown(key)} is unknown to mlxrt and has no effect")
         return cls(**values, rope=None)._complete(raw)  # type: ignore[arg-type]
 
     def _complete(self, raw) -> Self:
-        """What follows from the keys that were given."""
+        """Set the derived fields."""
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731  still under construction
         put("num_key_value_heads", self.num_key_value_heads or self.num_attention_heads)
         if not self.head_dim:
@@ -123,8 +123,8 @@ class ModelConfig:
         put("windows", self._windows(raw))
         return self
 
-    def read_rope(self, raw) -> Rope:
-        """Families whose layers turn differently say here where the rope of full attention is."""
+    def read_rope(self, raw) -> RopeParams:
+        """The RoPE of full attention; families with several kinds of layers override it."""
         return read_rope(raw, self.head_dim, self.max_position_embeddings)
 
     def _windows(self, raw) -> tuple[int | None, ...]:
@@ -144,11 +144,11 @@ class ModelConfig:
 
     @property
     def context(self) -> int:
-        """Tokens the model was made for."""
+        """The context length the model was trained for."""
         return min(self.max_position_embeddings, self.rope.limit or self.max_position_embeddings)
 
     def windows_without_types(self, raw) -> tuple[int | None, ...]:
-        """Families say what sliding_window means where layer_types is absent."""
+        """What sliding_window means without layer_types: families override it."""
         if self.sliding_window is not None:
             raise UnsupportedModel(
                 f"config.json: sliding_window = {self.sliding_window} means nothing to {self.model_type}"
@@ -156,8 +156,8 @@ class ModelConfig:
         return (None,) * self.num_hidden_layers
 
 
-def checked(name: str, kind: str, value, low=None, high=None):
-    """A config value of the annotated kind and within the bounds its field `needs`, or an error that names it."""
+def check_value(name: str, kind: str, value, low=None, high=None):
+    """The value, if it is of the annotated type and within its bounds; otherwise an error that names it."""
     if value is None and "None" in kind:
         return None
     if value is None and name in ("num_key_value_heads", "head_dim"):

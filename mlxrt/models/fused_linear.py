@@ -1,6 +1,6 @@
-"""A linear layer with what stands before and after it, in one launch where a kernel fits.
+"""Linear layers fused with the norm before and the activation, residual or softcap after them, where a kernel can.
 
-Many rows go through MLX's own products: there the arithmetic costs, not the launches.
+Many rows use MLX's own matmul: there the arithmetic costs, not the launches.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from ..kernels.ops.qmm import MANY
 
 
 def matrix_of(linear: nn.Module) -> QuantizedMatrix | None:
-    """What kernels multiply by; None for a layer that does more with its input, or stores other than rows."""
+    """The weights as kernels read them; None for a layer of another format, or one that transforms its input."""
     if type(linear) in (nn.Linear, nn.Embedding):
         return QuantizedMatrix(linear["weight"])
     if type(linear) is not nn.QuantizedLinear and not isinstance(linear, nn.QuantizedEmbedding):
@@ -25,12 +25,12 @@ def matrix_of(linear: nn.Module) -> QuantizedMatrix | None:
     )
 
 
-def met(linear: nn.Module, x: mx.array, kernels: Kernels) -> QuantizedMatrix | None:
-    """The matrix, where kernels may multiply x by it: a GPU, not too many rows, and a layer that is nothing else."""
+def kernel_matrix(linear: nn.Module, x: mx.array, kernels: Kernels) -> QuantizedMatrix | None:
+    """matrix_of(linear) if kernels may compute it for x: there is a GPU, and x has not too many rows."""
     return matrix_of(linear) if kernels.gpu is not None and x.shape[0] <= MANY else None
 
 
-def product(
+def fused_linear(
     linear: nn.Module,
     x: mx.array,
     kernels: Kernels,
@@ -42,17 +42,17 @@ def product(
     residual: mx.array | None = None,
     softcap: float | None = None,
 ) -> mx.array:
-    """linear(norm(x)); `pair`: its first half is a gate for the second; `times`: it is a gate for that; + residual.
+    """linear(norm(x)) + residual; with `activation`, its first half gates the second (`pair`) or it gates `times`.
 
     `softcap`: y = softcap * tanh(y / softcap).
     """
     after = {"activation": activation, "pair": pair, "times": times, "residual": residual, "softcap": softcap}
-    matrix = met(linear, x, kernels)
+    matrix = kernel_matrix(linear, x, kernels)
     if matrix is not None:
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         return kernel_linear(kernels, x, matrix, norm=weight, eps=eps, bias=linear.get("bias"), **after)
     h = x if norm is None else norm(x)
-    y = whole(linear, h, unpacks=kernels.gpu is not None)
+    y = plain_linear(linear, h, dequantize=kernels.gpu is not None)
     if activation is not None:
         gate, up = mx.split(y, 2, axis=-1) if pair else (y, times)
         y = activate(activation, gate, up)
@@ -61,14 +61,14 @@ def product(
 
 
 def lazy_qkv(linear: nn.Module, x: mx.array, kernels: Kernels, norm: nn.RMSNorm | None) -> LazyQKV | mx.array:
-    """linear(norm(x)), left for attention to compute in its own launch where a kernel can."""
-    if (matrix := met(linear, x, kernels)) is None:
-        return product(linear, x, kernels, norm=norm)
+    """linear(norm(x)), left for attention to compute in its own launch where a kernel can fuse them."""
+    if (matrix := kernel_matrix(linear, x, kernels)) is None:
+        return fused_linear(linear, x, kernels, norm=norm)
     weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
     return LazyQKV(x, matrix, weight, eps, linear.get("bias"))
 
 
-def product_of_sum(
+def add_norm_linear(
     linear: nn.Module,
     x: mx.array,
     kernels: Kernels,
@@ -80,21 +80,21 @@ def product_of_sum(
     pair: bool = False,
     times: mx.array | None = None,
 ) -> tuple[mx.array, mx.array]:
-    """h = residual + post(x), which a branch made; (product of h, h)."""
+    """h = residual + post(x); (fused_linear of h, h)."""
     after: dict[str, Any] = {"activation": activation, "pair": pair, "times": times}
-    if (matrix := met(linear, x, kernels)) is None:
-        h = plus_normed(post, x, residual, kernels)
-        return product(linear, h, kernels, norm=norm, **after), h
+    if (matrix := kernel_matrix(linear, x, kernels)) is None:
+        h = add_rms_norm(post, x, residual, kernels)
+        return fused_linear(linear, h, kernels, norm=norm, **after), h
     weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
     given = {"x": x, "residual": residual, "post": post.weight, "post_eps": post.eps, "bias": linear.get("bias")}
     return kernels.run(add_norm_qmv, matrix=matrix, norm=weight, eps=eps, **given, **after)
 
 
-def whole(linear: nn.Module, x: mx.array, *, unpacks: bool) -> mx.array:
-    """The product alone. Many rows on a GPU: unpacked once, so that MLX's fast one runs (docs/decisions/0006)."""
+def plain_linear(linear: nn.Module, x: mx.array, *, dequantize: bool) -> mx.array:
+    """linear(x). Many rows on a GPU: dequantised first, so that MLX's fast matmul runs (docs/decisions/0006)."""
     if isinstance(linear, (nn.Embedding, nn.QuantizedEmbedding)):
         return linear.as_linear(x)  # a tied head: calling it would look rows up
-    if not unpacks or not isinstance(linear, nn.QuantizedLinear):
+    if not dequantize or not isinstance(linear, nn.QuantizedLinear):
         return linear(x)
     w = mx.dequantize(
         linear.weight, linear.scales, linear.get("biases"), linear.group_size, linear.bits, linear.mode, dtype=x.dtype
@@ -104,19 +104,19 @@ def whole(linear: nn.Module, x: mx.array, *, unpacks: bool) -> mx.array:
 
 
 def embed(table: nn.Module, tokens: mx.array, kernels: Kernels, dtype: mx.Dtype, scale: float = 1.0) -> mx.array:
-    """Rows of an embedding, times `scale`."""
+    """Rows of an embedding table, times `scale`."""
     if kernels.gpu is not None and isinstance(table, nn.QuantizedEmbedding):
         return kernels.run(embed_rows, tokens=tokens, matrix=matrix_of(table), dtype=dtype, scale=scale)
     y = table(tokens)
     return y if scale == 1.0 else y * scale  # a Python float: rounded to the dtype of the weights
 
 
-def normed(norm: nn.RMSNorm, x: mx.array, kernels: Kernels) -> mx.array:
-    """norm(x), by a kernel if it can be: a step with anything else in it is no graph."""
+def rms_norm(norm: nn.RMSNorm, x: mx.array, kernels: Kernels) -> mx.array:
+    """norm(x), by a kernel if possible: a step with other ops in it cannot be captured as a graph."""
     return kernels.run(add_norm, x=x, weight=norm.weight, eps=norm.eps)
 
 
-def plus_normed(
+def add_rms_norm(
     norm: nn.RMSNorm, x: mx.array, residual: mx.array, kernels: Kernels, scalar: mx.array | float | None = None
 ) -> mx.array:
     """(residual + norm(x)) * scalar."""

@@ -10,9 +10,9 @@ import mlx.nn as nn
 from ..cache.memory import Recurrent
 from ..kernels import gated_delta_step
 from ..kernels.ops.gated_delta import gated_delta_layer
-from .base import Fusible
-from .fused_linear import product
-from .layers import joined
+from .base import FusedModule
+from .fused_linear import fused_linear
+from .layers import concat_linears
 
 CHUNK = 64  # tokens whose corrections are solved for at once, and tokens between two checkpoints
 
@@ -25,7 +25,7 @@ class DepthwiseConv(nn.Module):
         self.weight = mx.random.uniform(-0.5, 0.5, (channels, width))
 
 
-class GatedDeltaNet(Fusible):
+class GatedDeltaNet(FusedModule):
     def __init__(self, c):
         super().__init__()
         self.value_heads = c.linear_num_value_heads
@@ -41,21 +41,21 @@ class GatedDeltaNet(Fusible):
         self.out_proj = nn.Linear(values, c.hidden_size, bias=False)
 
     def fuse(self):
-        if whole := joined([self[name] for name in PROJECTIONS]):
+        if whole := concat_linears([self[name] for name in PROJECTIONS]):
             self.in_proj = whole
             for name in PROJECTIONS:
                 del self[name]
-        self.together(self, self.conv1d, self.norm)  # what one step reads besides the token and the memory
+        self.pack_constants(self, self.conv1d, self.norm)  # what one step reads besides the token and the memory
 
     @property
-    def entry(self) -> nn.Module | None:
+    def input_linear(self) -> nn.Module | None:
         return self.get("in_proj")
 
     def project(self, x, norm=None):
         """q, k and v side by side; the gate z; b and a, one number a head."""
         if "in_proj" in self:
             ends = [sum(self.widths[: i + 1]) for i in range(3)]
-            return mx.split(product(self.in_proj, x, self.kernels, norm=norm), ends, axis=-1)
+            return mx.split(fused_linear(self.in_proj, x, self.kernels, norm=norm), ends, axis=-1)
         h = x if norm is None else norm(x)
         return [self[name](h) for name in PROJECTIONS]
 
@@ -67,7 +67,7 @@ class GatedDeltaNet(Fusible):
     def __call__(self, x, memory, *, norm=None, residual=None):
         qkv, z, b, a = self.project(x, norm)
         y = memory.scan(self.cell, qkv, z, a, b)
-        return product(self.out_proj, y, self.kernels, residual=residual)
+        return fused_linear(self.out_proj, y, self.kernels, residual=residual)
 
     def cell(self, parts, *xs):
         """parts: inputs of the convolution, state [B, Hv, Dk, Dv]; xs: qkv [B, L, C], the gate, a and b [B, L, Hv]."""
@@ -134,11 +134,11 @@ def unit_lower_inverse(a):
 
     A power series in a would need fewer products, but its terms grow beyond float32 when keys repeat.
     """
-    *lead, length, _ = a.shape
-    known, size = mx.ones((*lead, length, 1, 1), a.dtype), 1
+    *batch, length, _ = a.shape
+    known, size = mx.ones((*batch, length, 1, 1), a.dtype), 1
     while size < length:
         n = length // (2 * size)
-        corner = a.reshape(*lead, n, 2, size, n, 2, size)[..., 1, :, :, 0, :]  # [..., n, size, n, size]
+        corner = a.reshape(*batch, n, 2, size, n, 2, size)[..., 1, :, :, 0, :]  # [..., n, size, n, size]
         corner = mx.moveaxis(mx.diagonal(corner, axis1=-4, axis2=-2), -1, -3)  # [..., n, size, size]
         upper, lower = known[..., ::2, :, :], known[..., 1::2, :, :]
         top = mx.concatenate([upper, mx.zeros_like(upper)], axis=-1)

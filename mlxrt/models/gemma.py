@@ -13,41 +13,46 @@ import mlx.nn as nn
 
 from ..cache.memory import PagedKV, PlainKV, WindowKV
 from ..errors import BadCheckpoint, shown
-from .base import Fusible
-from .config import PINNED, ModelConfig, needs
-from .fused_linear import plus_normed, product, product_of_sum
+from .base import FusedModule
+from .config import SUPPORTED_VALUES, ModelConfig, config_field
+from .fused_linear import add_norm_linear, add_rms_norm, fused_linear
 from .layers import Attention, Decoder, DecoderLM, GatedMLP
-from .rope import RoPE, Rope, read_rope
+from .rope import RoPE, RopeParams, read_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 GELU = ("gelu_pytorch_tanh",)
-GEMMA = {**PINNED, "hidden_act": GELU, "hidden_activation": GELU, "use_bidirectional_attention": (False, None)}
+GEMMA_VALUES = {
+    **SUPPORTED_VALUES,
+    "hidden_act": GELU,
+    "hidden_activation": GELU,
+    "use_bidirectional_attention": (False, None),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class GemmaConfig(ModelConfig):
-    made: ClassVar[frozenset[str]] = ModelConfig.made | {"sizes", "ropes"}
-    pinned: ClassVar[Mapping[str, tuple]] = GEMMA
-    head_dim: int = needs()
+    derived: ClassVar[frozenset[str]] = ModelConfig.derived | {"sizes", "ropes"}
+    supported: ClassVar[Mapping[str, tuple]] = GEMMA_VALUES
+    head_dim: int = config_field()
     tie_word_embeddings: bool = True
-    final_logit_softcapping: float | None = needs(high=1e6, default=None)
+    final_logit_softcapping: float | None = config_field(high=1e6, default=None)
     sizes: tuple[tuple[int, int], ...] = ()  # key-value heads and numbers in a head, per layer
-    ropes: tuple[Rope, ...] = ()  # per layer
+    ropes: tuple[RopeParams, ...] = ()  # per layer
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any], pinned: Mapping[str, tuple] | None = None) -> Self:
-        return super().parse(raw, pinned or cls.pinned)
+    def parse(cls, raw: Mapping[str, Any], supported: Mapping[str, tuple] | None = None) -> Self:
+        return super().parse(raw, supported or cls.supported)
 
     def _complete(self, raw) -> Self:
         super()._complete(raw)
         object.__setattr__(self, "sizes", self.read_sizes(raw))
-        object.__setattr__(self, "ropes", tuple(self.rope_of(raw, i) for i in range(self.num_hidden_layers)))
+        object.__setattr__(self, "ropes", tuple(self.layer_rope(raw, i) for i in range(self.num_hidden_layers)))
         return self
 
-    def read_rope(self, raw) -> Rope:
+    def read_rope(self, raw) -> RopeParams:
         return read_rope(self.rope_keys(raw, FULL), self.head_dim, self.max_position_embeddings)
 
-    def rope_of(self, raw, i: int) -> Rope:
+    def layer_rope(self, raw, i: int) -> RopeParams:
         kind = FULL if self.windows[i] is None else SLIDING
         return read_rope(self.rope_keys(raw, kind), self.sizes[i][1], self.max_position_embeddings)
 
@@ -87,11 +92,11 @@ class GemmaMLP(GatedMLP):
     def after(self, x, *, post, residual, norm):
         """h = residual + post(x), the sum that this branch begins with: (what it makes of h, h)."""
         if "gate_up_proj" not in self:
-            h = plus_normed(post, x, residual, self.kernels)
+            h = add_rms_norm(post, x, residual, self.kernels)
             return self(h, norm=norm), h
         around = {"post": post, "residual": residual, "norm": norm, "activation": self.activation, "pair": True}
-        y, h = product_of_sum(self.gate_up_proj, x, self.kernels, **around)
-        return product(self.down_proj, y, self.kernels), h
+        y, h = add_norm_linear(self.gate_up_proj, x, self.kernels, **around)
+        return fused_linear(self.down_proj, y, self.kernels), h
 
 
 class GemmaAttention(Attention):
@@ -101,7 +106,7 @@ class GemmaAttention(Attention):
         self.rope = RoPE(c.ropes[i])
 
 
-class Sandwich(Fusible):
+class GemmaBlock(FusedModule):
     """A block whose branches are normed on the way in and on the way out."""
 
     def __init__(self, c, mixer, mlp):
@@ -111,8 +116,8 @@ class Sandwich(Fusible):
             self[f"{name}_layernorm"] = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
 
     def fuse(self):
-        self.lead(self.input_layernorm, into=self.self_attn)
-        self.lead(self.post_attention_layernorm, self.pre_feedforward_layernorm, into=self.mlp)
+        self.pack_norms(self.input_layernorm, into=self.self_attn)
+        self.pack_norms(self.post_attention_layernorm, self.pre_feedforward_layernorm, into=self.mlp)
 
     def branches(self, x, memory):
         """Both: what the MLP makes, not normed yet, and the residual that it is to be added to."""
@@ -125,7 +130,7 @@ class Sandwich(Fusible):
 
     def __call__(self, x, memory):
         y, h = self.branches(x, memory)
-        return plus_normed(self.post_feedforward_layernorm, y, h, self.kernels)
+        return add_rms_norm(self.post_feedforward_layernorm, y, h, self.kernels)
 
 
 class GemmaDecoder(Decoder):
@@ -137,7 +142,7 @@ class GemmaDecoder(Decoder):
 class Gemma(DecoderLM):
     config: GemmaConfig
     Stack = GemmaDecoder
-    OUTGROWS_HALF = True
+    NEEDS_BF16 = True
 
     def __init__(self, config):
         super().__init__(config, [self.block(config, i) for i in range(config.num_hidden_layers)])
@@ -157,7 +162,7 @@ class Gemma(DecoderLM):
         ]
 
 
-def add_one(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
+def add_one_to_norms(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
     """Norms of Gemma 2 and 3 are stored as what is added to one. In float32: the sum is rounded once, when placed."""
     for name, array in arrays.items():
         if re.search(r"norm\.weight$", name) and mx.issubdtype(array.dtype, mx.floating):

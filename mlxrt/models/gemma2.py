@@ -4,16 +4,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..errors import BadCheckpoint
-from .config import needs
-from .gemma import Gemma, GemmaAttention, GemmaConfig, GemmaMLP, Sandwich, add_one
+from .config import config_field
+from .gemma import Gemma, GemmaAttention, GemmaBlock, GemmaConfig, GemmaMLP, add_one_to_norms
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma2Config(GemmaConfig):
-    noise: ClassVar[frozenset[str]] = frozenset({"sliding_window_size"})  # an older name, always beside the new one
-    query_pre_attn_scalar: float = needs(high=1e6)
-    attn_logit_softcapping: float | None = needs(high=1e6)
-    final_logit_softcapping: float | None = needs(high=1e6)
+    ignored_keys: ClassVar[frozenset[str]] = frozenset(
+        {"sliding_window_size"}
+    )  # an older name, always beside the new one
+    query_pre_attn_scalar: float = config_field(high=1e6)
+    attn_logit_softcapping: float | None = config_field(high=1e6)
+    final_logit_softcapping: float | None = config_field(high=1e6)
 
     def windows_without_types(self, raw):
         if self.sliding_window is None:
@@ -26,8 +28,8 @@ class Gemma2(Gemma):
 
     def block(self, c, i):
         attention = GemmaAttention(c, i, softcap=c.attn_logit_softcapping)
-        return Sandwich(c, attention, GemmaMLP(c.hidden_size, c.intermediate_size))
+        return GemmaBlock(c, attention, GemmaMLP(c.hidden_size, c.intermediate_size))
 
     @classmethod
-    def arrange(cls, config, arrays):
-        return add_one(arrays)
+    def sanitize(cls, config, arrays):
+        return add_one_to_norms(arrays)

@@ -5,9 +5,19 @@ from typing import ClassVar
 
 from ..errors import BadCheckpoint, shown
 from .base import CausalLM
-from .config import needs
-from .gemma import FULL, GEMMA, Gemma, GemmaAttention, GemmaConfig, GemmaMLP, Sandwich, add_one, rope_section
-from .multimodal import TOWERS, text_name, text_part
+from .config import config_field
+from .gemma import (
+    FULL,
+    GEMMA_VALUES,
+    Gemma,
+    GemmaAttention,
+    GemmaBlock,
+    GemmaConfig,
+    GemmaMLP,
+    add_one_to_norms,
+    rope_section,
+)
+from .multimodal import TOWERS, read_text_config, rename_text_tensor
 
 # The published 4B, 12B and 27B list only what differs from these.
 LEFT_OUT = {
@@ -28,11 +38,11 @@ TELLING = {"vocab_size", "rms_norm_eps", "max_position_embeddings", "rope_theta"
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma3Config(GemmaConfig):
-    noise: ClassVar[frozenset[str]] = frozenset(
+    ignored_keys: ClassVar[frozenset[str]] = frozenset(
         {"sliding_window_pattern", "_sliding_window_pattern", "rope_local_base_freq"}
     )
-    pinned: ClassVar = {**GEMMA, "attn_logit_softcapping": (None,)}
-    query_pre_attn_scalar: float = needs(high=1e6)
+    supported: ClassVar = {**GEMMA_VALUES, "attn_logit_softcapping": (None,)}
+    query_pre_attn_scalar: float = config_field(high=1e6)
 
     def rope_keys(self, raw, kind):
         return rope_section(raw, kind, "rope_theta" if kind == FULL else "rope_local_base_freq")
@@ -50,21 +60,21 @@ class Gemma3Config(GemmaConfig):
 
 class Gemma3(Gemma):
     Config = Gemma3Config
-    DROPS = (*CausalLM.DROPS, *TOWERS)
-    rename = staticmethod(text_name)
+    IGNORED_TENSORS = (*CausalLM.IGNORED_TENSORS, *TOWERS)
+    rename = staticmethod(rename_text_tensor)
 
     @classmethod
     def parse(cls, raw):
         if raw.get("model_type") != "gemma3":
             return cls.Config.parse(raw)
-        text = text_part(raw)
+        text = read_text_config(raw)
         if not TELLING & set(text):
             text = LEFT_OUT | text
-        return cls.Config.parse(text, {**cls.Config.pinned, "final_logit_softcapping": (None,)})
+        return cls.Config.parse(text, {**cls.Config.supported, "final_logit_softcapping": (None,)})
 
     def block(self, c, i):
-        return Sandwich(c, GemmaAttention(c, i, qk_norm=True), GemmaMLP(c.hidden_size, c.intermediate_size))
+        return GemmaBlock(c, GemmaAttention(c, i, qk_norm=True), GemmaMLP(c.hidden_size, c.intermediate_size))
 
     @classmethod
-    def arrange(cls, config, arrays):
-        return add_one(arrays)
+    def sanitize(cls, config, arrays):
+        return add_one_to_norms(arrays)

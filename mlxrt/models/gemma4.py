@@ -16,13 +16,13 @@ from ..cache.memory import Shared
 from ..errors import BadCheckpoint, UnsupportedModel, shown
 from ..kernels import LazyQKV, QKVLayout, moe_router
 from .attention import attend
-from .base import CausalLM, Computing, Fusible
-from .config import checked, needs, report
-from .fused_linear import embed, lazy_qkv, matrix_of, plus_normed, product, product_of_sum
-from .gemma import FULL, GEMMA, SLIDING, Gemma, GemmaConfig, GemmaDecoder, GemmaMLP, Sandwich, rope_section
-from .layers import joined
-from .moe import Experts, choose_then_softmax
-from .multimodal import TOWERS, text_name, text_part
+from .base import CausalLM, FusedModule, KernelModule
+from .config import check_value, config_field, report
+from .fused_linear import add_norm_linear, add_rms_norm, embed, fused_linear, lazy_qkv, matrix_of
+from .gemma import FULL, GEMMA_VALUES, SLIDING, Gemma, GemmaBlock, GemmaConfig, GemmaDecoder, GemmaMLP, rope_section
+from .layers import concat_linears
+from .moe import Experts, topk_softmax
+from .multimodal import TOWERS, read_text_config, rename_text_tensor
 from .rope import RoPE
 from .sanitize_moe import stack_experts
 
@@ -33,17 +33,19 @@ KEYS_AND_VALUES = re.compile(r"model\.layers\.(\d{1,5})\.self_attn\.(?:k_proj|v_
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma4Config(GemmaConfig):
-    made: ClassVar[frozenset[str]] = GemmaConfig.made | {"sources"}
-    noise: ClassVar[frozenset[str]] = frozenset({"global_head_dim", "num_global_key_value_heads", "per_layer_config"})
+    derived: ClassVar[frozenset[str]] = GemmaConfig.derived | {"sources"}
+    ignored_keys: ClassVar[frozenset[str]] = frozenset(
+        {"global_head_dim", "num_global_key_value_heads", "per_layer_config"}
+    )
     # "vision": images see themselves whole; text stays causal.
-    pinned: ClassVar = {
-        **GEMMA,
+    supported: ClassVar = {
+        **GEMMA_VALUES,
         "use_bidirectional_attention": (None, False, "vision"),
         "expert_intermediate_size": (None,),
     }
-    hidden_size_per_layer_input: int | None = needs(low=0)
+    hidden_size_per_layer_input: int | None = config_field(low=0)
     vocab_size_per_layer_input: int = 0
-    num_kv_shared_layers: int = needs(low=0, default=0)
+    num_kv_shared_layers: int = config_field(low=0, default=0)
     use_double_wide_mlp: bool = False
     attention_k_eq_v: bool = False
     enable_moe_block: bool = False
@@ -53,13 +55,13 @@ class Gemma4Config(GemmaConfig):
     sources: tuple[int | None, ...] = ()  # whose keys and values a layer reads; None: its own
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any], pinned: Mapping[str, tuple] | None = None) -> Self:
+    def parse(cls, raw: Mapping[str, Any], supported: Mapping[str, tuple] | None = None) -> Self:
         types = raw.get("layer_types")
         if isinstance(types, list) and types[-1:] == [SLIDING]:
             report(
                 "config.json: the last of layer_types slides; every Gemma 4 ends in full attention, so this one does"
             )
-        return super().parse(raw, pinned)
+        return super().parse(raw, supported)
 
     def _complete(self, raw) -> Self:
         super()._complete(raw)
@@ -98,8 +100,8 @@ class Gemma4Config(GemmaConfig):
             return read_layers(raw["per_layer_config"], self.num_hidden_layers)
         if raw.get("global_head_dim") is None:
             raise BadCheckpoint("config.json has neither global_head_dim nor per_layer_config; gemma4 needs one")
-        own = {"head_dim": checked("global_head_dim", "int", raw["global_head_dim"])}
-        heads = checked("num_global_key_value_heads", "int | None", raw.get("num_global_key_value_heads"))
+        own = {"head_dim": check_value("global_head_dim", "int", raw["global_head_dim"])}
+        heads = check_value("num_global_key_value_heads", "int | None", raw.get("num_global_key_value_heads"))
         if heads is not None and self.attention_k_eq_v:  # the models with values of their own do not use it
             own["num_key_value_heads"] = heads
         return {i: own for i, window in enumerate(self.windows) if window is None}
@@ -147,11 +149,11 @@ def read_layers(given: Any, count: int) -> dict[int, dict[str, int]]:
             raise BadCheckpoint(f"config.json: per_layer_config names {shown(key)}, which is none of {count} layers")
         if strange := sorted(set(own) - set(OVERRIDES)):
             raise UnsupportedModel(f"config.json: per_layer_config.{key} sets {shown(strange[0])}; only {OVERRIDES}")
-        layers[int(key)] = {name: checked(f"per_layer_config.{key}.{name}", "int", v) for name, v in own.items()}
+        layers[int(key)] = {name: check_value(f"per_layer_config.{key}.{name}", "int", v) for name, v in own.items()}
     return layers
 
 
-class Gemma4Attention(Fusible):
+class Gemma4Attention(FusedModule):
     """Queries, keys and values are normed, so scores need no scale. Some layers have no v_proj, some only q_proj."""
 
     layout: QKVLayout | None = None  # with the constants a kernel needs
@@ -174,8 +176,8 @@ class Gemma4Attention(Fusible):
 
     def fuse(self):
         names = [name for name in ("q_proj", "k_proj", "v_proj") if name in self]
-        if len(names) > 1 and (whole := joined([self[name] for name in names])):
-            self.qkv_proj = whole
+        if len(names) > 1 and (merged := concat_linears([self[name] for name in names])):
+            self.qkv_proj = merged
             for name in names:
                 del self[name]
         if self.kernels.gpu is not None:
@@ -186,23 +188,23 @@ class Gemma4Attention(Fusible):
         return QKVLayout(self.heads, self.kv_heads, self.head_dim, *norms, tied=self.tied)
 
     @property
-    def entry(self) -> nn.Module | None:
+    def input_linear(self) -> nn.Module | None:
         return self.get("q_proj" if self.reads else "qkv_proj")
 
     def qkv(self, x, norm) -> LazyQKV | mx.array:
         """[N, heads * D]: the queries; the keys, where there are; the values, where they are not the keys."""
-        if (whole := self.entry) is not None:
-            return lazy_qkv(whole, x, self.kernels, norm)
+        if (merged := self.input_linear) is not None:
+            return lazy_qkv(merged, x, self.kernels, norm)
         names = [name for name in ("q_proj", "k_proj", "v_proj") if name in self]
         return mx.concatenate([self[name](norm(x)) for name in names], axis=-1)
 
     def __call__(self, x, kv, *, norm):
         layout = self.layout or self.qkv_layout()
         y = attend(self.qkv(x, norm), kv, layout, self.rope, self.kernels, scale=1.0)
-        return product(self.o_proj, y, self.kernels)
+        return fused_linear(self.o_proj, y, self.kernels)
 
 
-class Gemma4Block(Sandwich):
+class Gemma4Block(GemmaBlock):
     def __init__(self, c, i):
         wide = c.use_double_wide_mlp and c.sources[i] is not None
         mlp = GemmaMLP(c.hidden_size, c.intermediate_size * (2 if wide else 1))
@@ -217,7 +219,7 @@ class Gemma4Block(Sandwich):
         super().fuse()
         last = self.post_feedforward_layernorm
         if "per_layer_input_gate" in self:
-            self.together(last, self.per_layer_input_gate)
+            self.pack_constants(last, self.per_layer_input_gate)
             last = self.post_per_layer_input_norm
         if self.kernels.gpu is not None:
             last.weight, self.layer_scalar = self.kernels.gpu.pack_constants([last.weight, self.layer_scalar])
@@ -227,12 +229,12 @@ class Gemma4Block(Sandwich):
         (y, h), post = self.branches(x, memory), self.post_feedforward_layernorm
         if own is not None:
             around = {"post": post, "residual": h, "activation": "gelu", "times": own}
-            gated, h = product_of_sum(self.per_layer_input_gate, y, self.kernels, **around)
-            y, post = product(self.per_layer_projection, gated, self.kernels), self.post_per_layer_input_norm
-        return plus_normed(post, y, h, self.kernels, self.layer_scalar)
+            gated, h = add_norm_linear(self.per_layer_input_gate, y, self.kernels, **around)
+            y, post = fused_linear(self.per_layer_projection, gated, self.kernels), self.post_per_layer_input_norm
+        return add_rms_norm(post, y, h, self.kernels, self.layer_scalar)
 
 
-class Router(Computing):
+class Router(KernelModule):
     """Chooses from the residual itself, which it norms for itself. `scale` holds the stored one over sqrt(hidden)."""
 
     def __init__(self, c):
@@ -247,7 +249,7 @@ class Router(Computing):
         if self.kernels.gpu is not None and matrix is not None:
             norm = {"norm": self.scale, "eps": self.eps, "normalise": True, "scales": self.per_expert_scale}
             return self.kernels.run(moe_router, x=h, matrix=matrix, k=self.k, **norm)
-        experts, weights = choose_then_softmax(self.proj(mx.fast.rms_norm(h, self.scale, self.eps)), self.k)
+        experts, weights = topk_softmax(self.proj(mx.fast.rms_norm(h, self.scale, self.eps)), self.k)
         return experts, weights * self.per_expert_scale[experts]
 
 
@@ -279,8 +281,8 @@ class Gemma4Decoder(GemmaDecoder):
     def inputs(self, tokens, h):
         """[N, layers, dim]: half from the token itself, half from its embedding."""
         own = embed(self.embed_tokens_per_layer, tokens, self.kernels, h.dtype, self.dim**0.5).reshape(-1, self.dim)
-        seen = product(self.per_layer_model_projection, h, self.kernels).reshape(-1, self.dim)
-        both = plus_normed(self.per_layer_projection_norm, seen, own, self.kernels, 2**-0.5)
+        seen = fused_linear(self.per_layer_model_projection, h, self.kernels).reshape(-1, self.dim)
+        both = add_rms_norm(self.per_layer_projection_norm, seen, own, self.kernels, 2**-0.5)
         return both.reshape(len(tokens), -1, self.dim)
 
     def __call__(self, tokens, views):
@@ -295,11 +297,11 @@ class Gemma4(Gemma):
     config: Gemma4Config
     Config = Gemma4Config
     Stack = Gemma4Decoder
-    DROPS = (*CausalLM.DROPS, *TOWERS)
+    IGNORED_TENSORS = (*CausalLM.IGNORED_TENSORS, *TOWERS)
 
     @classmethod
     def parse(cls, raw):
-        return cls.Config.parse(text_part(raw) if raw.get("model_type") == "gemma4" else raw)
+        return cls.Config.parse(read_text_config(raw) if raw.get("model_type") == "gemma4" else raw)
 
     def block(self, c, i):
         return Gemma4MoEBlock(c, i) if c.enable_moe_block else Gemma4Block(c, i)
@@ -310,10 +312,10 @@ class Gemma4(Gemma):
 
     @staticmethod
     def rename(key):
-        return text_name(key).replace(".experts.switch_glu.", ".experts.")  # mlx-lm's name for the stacks
+        return rename_text_tensor(key).replace(".experts.switch_glu.", ".experts.")  # mlx-lm's name for the stacks
 
     @classmethod
-    def arrange(cls, config, arrays):
+    def sanitize(cls, config, arrays):
         """Published checkpoints keep keys and values of layers that read those of others; they are not used."""
         reading = {str(i) for i, j in enumerate(config.sources) if j is not None}
         used = {n: a for n, a in arrays.items() if not ((m := KEYS_AND_VALUES.fullmatch(n)) and m[1] in reading)}

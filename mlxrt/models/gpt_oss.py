@@ -10,12 +10,12 @@ import mlx.nn as nn
 
 from ..errors import BadCheckpoint, shown
 from ..kernels.ops.activation import clamped
-from .base import Computing
-from .config import needs
+from .base import KernelModule
+from .config import config_field
 from .fused_linear import matrix_of
 from .layers import Attention, Block
 from .llama import Llama
-from .moe import FEW_TOKENS, ROUTING_NOISE, Experts, MoEConfig, choose_then_softmax
+from .moe import FEW_TOKENS, ROUTING_KEYS, Experts, MoEConfig, topk_softmax
 from .sanitize_moe import put
 
 # What a config without rope_scaling means (Hugging Face's default for this family).
@@ -34,11 +34,11 @@ RANKS = {"": 3, "_bias": 2, "_blocks": 4, "_scales": 3}
 
 @dataclass(frozen=True)
 class GptOssConfig(MoEConfig):
-    noise: ClassVar[frozenset[str]] = ROUTING_NOISE | {"initial_context_length"}
+    ignored_keys: ClassVar[frozenset[str]] = ROUTING_KEYS | {"initial_context_length"}
 
     attention_bias: bool = True
-    swiglu_alpha: float = needs(high=1e6, default=1.702)
-    swiglu_limit: float = needs(high=1e6, default=7.0)
+    swiglu_alpha: float = config_field(high=1e6, default=1.702)
+    swiglu_limit: float = config_field(high=1e6, default=7.0)
 
     def read_rope(self, raw):
         given = raw.get("rope_scaling") is not None or raw.get("rope_parameters") is not None
@@ -56,50 +56,50 @@ class SinkAttention(Attention):
         self.sinks = mx.zeros((self.heads,))
 
 
-class BiasedMixture(Computing):
+class GptOssMoE(KernelModule):
     def __init__(self, c):
         super().__init__()
-        self.used = c.num_experts_per_tok
+        self.top_k = c.num_experts_per_tok
         self.router = nn.Linear(c.hidden_size, c.num_experts)
         own = partial(clamped, alpha=c.swiglu_alpha, limit=c.swiglu_limit)
         activation = "clamped" if (c.swiglu_alpha, c.swiglu_limit) == (1.702, 7.0) else own
         self.experts = Experts(c.num_experts, c.hidden_size, c.intermediate_size, activation=activation, bias=True)
 
     @property
-    def entry(self) -> nn.Module:
+    def input_linear(self) -> nn.Module:
         return self.router
 
     def __call__(self, x, *, norm=None, residual=None):
         if self.kernels.gpu is not None and x.shape[0] <= FEW_TOKENS and matrix_of(self.router) is not None:
-            return self.experts.routed(x, self.router, self.used, norm=norm, residual=residual, normalise=True)
+            return self.experts.route_and_run(x, self.router, self.top_k, norm=norm, residual=residual, normalise=True)
         h = x if norm is None else norm(x)
-        return self.experts(h, *choose_then_softmax(self.router(h), self.used), residual=residual)
+        return self.experts(h, *topk_softmax(self.router(h), self.top_k), residual=residual)
 
 
 class GptOss(Llama):
     Config = GptOssConfig
-    OUTGROWS_HALF = True
+    NEEDS_BF16 = True
 
     def block(self, c, i):
-        return Block(c, SinkAttention(c), BiasedMixture(c))
+        return Block(c, SinkAttention(c), GptOssMoE(c))
 
     @classmethod
-    def arrange(cls, config, arrays):
+    def sanitize(cls, config, arrays):
         """The published layouts: mxfp4 blocks, or plain [E, in, out]; gate and up rows take turns in both."""
-        arranged: dict[str, mx.array] = {}
+        sanitized: dict[str, mx.array] = {}
         for name in list(arrays):
             array = arrays.pop(name)
             if not (found := PUBLISHED.fullmatch(name)):
-                put(arranged, name, array)
+                put(sanitized, name, array)
                 continue
             path, matrix, kind = found.groups()
             array, part = rows_first(name, array, kind), PARTS[kind]
             if matrix == "gate_up_proj":
-                put(arranged, f"{path}gate_proj.{part}", array[:, ::2])
-                put(arranged, f"{path}up_proj.{part}", array[:, 1::2])
+                put(sanitized, f"{path}gate_proj.{part}", array[:, ::2])
+                put(sanitized, f"{path}up_proj.{part}", array[:, 1::2])
             else:
-                put(arranged, f"{path}down_proj.{part}", array)
-        return arranged
+                put(sanitized, f"{path}down_proj.{part}", array)
+        return sanitized
 
 
 def rows_first(name: str, array: mx.array, kind: str) -> mx.array:

@@ -7,31 +7,31 @@ import mlx.nn as nn
 
 from ..kernels import LazyQKV, QKVLayout
 from .attention import attend
-from .base import CausalLM, Computing, Fusible
-from .fused_linear import embed, lazy_qkv, product
+from .base import CausalLM, FusedModule, KernelModule
+from .fused_linear import embed, fused_linear, lazy_qkv
 from .rope import RoPE
 
 
-def joined(linears: list[nn.Module]) -> nn.Module | None:
-    """One matrix whose outputs are those of several, or None where they are stored differently."""
+def concat_linears(linears: list[nn.Module]) -> nn.Module | None:
+    """One matrix with the rows of several, or None where their formats differ."""
     if not all(type(m) in (nn.Linear, nn.QuantizedLinear) for m in linears):
-        return None  # what else there is has more than rows in it
+        return None  # other kinds hold more than rows
     kinds = {
         (type(m), *(m.bits, m.group_size, m.mode)) if isinstance(m, nn.QuantizedLinear) else (type(m),) for m in linears
     }
     if len(kinds) > 1 or len({tuple(sorted(m)) for m in linears}) > 1:
         return None
-    whole = type(linears[0]).__new__(type(linears[0]))
-    nn.Module.__init__(whole)
+    merged = type(linears[0]).__new__(type(linears[0]))
+    nn.Module.__init__(merged)
     for name, value in vars(linears[0]).items():  # bits, group_size, mode
-        if name not in vars(whole):
-            setattr(whole, name, value)
+        if name not in vars(merged):
+            setattr(merged, name, value)
     for name in linears[0]:
-        whole[name] = mx.concatenate([m[name] for m in linears])
-    return whole
+        merged[name] = mx.concatenate([m[name] for m in linears])
+    return merged
 
 
-class Attention(Fusible):
+class Attention(FusedModule):
     softcap: float | None = None
     layout: QKVLayout | None = None  # with the constants a kernel needs
 
@@ -43,31 +43,31 @@ class Attention(Fusible):
         self.k_proj = nn.Linear(c.hidden_size, self.kv_heads * self.head_dim, bias=qkv_bias)
         self.v_proj = nn.Linear(c.hidden_size, self.kv_heads * self.head_dim, bias=qkv_bias)
         self.o_proj = nn.Linear(self.heads * self.head_dim, c.hidden_size, bias=o_bias)
-        self.normed = qk_norm  # head by head
+        self.qk_norm = qk_norm  # head by head
         if qk_norm:
             self.q_norm = nn.RMSNorm(self.head_dim, eps=c.rms_norm_eps)
             self.k_norm = nn.RMSNorm(self.head_dim, eps=c.rms_norm_eps)
         self.rope = RoPE(c.rope)
 
     def fuse(self):
-        if whole := joined([self.q_proj, self.k_proj, self.v_proj]):
-            self.qkv_proj = whole
+        if merged := concat_linears([self.q_proj, self.k_proj, self.v_proj]):
+            self.qkv_proj = merged
             for name in ("q_proj", "k_proj", "v_proj"):
                 del self[name]
         if self.kernels.gpu is not None:
             self.layout = replace(self.qkv_layout(), **self.rope.constants())
 
     def qkv_layout(self) -> QKVLayout:
-        norms = (self.q_norm.weight, self.k_norm.weight, False, self.q_norm.eps) if self.normed else ()
+        norms = (self.q_norm.weight, self.k_norm.weight, False, self.q_norm.eps) if self.qk_norm else ()
         return QKVLayout(self.heads, self.kv_heads, self.head_dim, *norms)
 
     @property
-    def entry(self) -> nn.Module | None:
-        """The matrix that reads what the block's norm makes."""
+    def input_linear(self) -> nn.Module | None:
+        """The linear that reads the block's input norm."""
         return self.get("qkv_proj")
 
     def qkv(self, x, norm=None) -> LazyQKV | mx.array:
-        """[N, heads * D]: the queries, the keys, the values."""
+        """[N, (Hq + 2 Hkv) * D]: q, k, v."""
         if "qkv_proj" in self:
             return lazy_qkv(self.qkv_proj, x, self.kernels, norm)
         h = x if norm is None else norm(x)
@@ -80,10 +80,10 @@ class Attention(Fusible):
 
     def __call__(self, x, kv, *, norm=None, residual=None):
         y = self.attend(self.qkv(x, norm), kv)
-        return product(self.o_proj, y, self.kernels, residual=residual)
+        return fused_linear(self.o_proj, y, self.kernels, residual=residual)
 
 
-class GatedMLP(Fusible):
+class GatedMLP(FusedModule):
     activation = "silu"
 
     def __init__(self, dim, hidden, *, bias=False):
@@ -93,25 +93,25 @@ class GatedMLP(Fusible):
         self.down_proj = nn.Linear(hidden, dim, bias=bias)
 
     def fuse(self):
-        if whole := joined([self.gate_proj, self.up_proj]):
-            self.gate_up_proj = whole
+        if merged := concat_linears([self.gate_proj, self.up_proj]):
+            self.gate_up_proj = merged
             del self["gate_proj"], self["up_proj"]
 
     @property
-    def entry(self) -> nn.Module | None:
+    def input_linear(self) -> nn.Module | None:
         return self.get("gate_up_proj")
 
     def __call__(self, x, *, norm=None, residual=None):
         if "gate_up_proj" in self:
-            h = product(self.gate_up_proj, x, self.kernels, norm=norm, activation=self.activation, pair=True)
+            h = fused_linear(self.gate_up_proj, x, self.kernels, norm=norm, activation=self.activation, pair=True)
         else:
             h = x if norm is None else norm(x)
-            h = product(self.gate_proj, h, self.kernels, activation=self.activation, times=self.up_proj(h))
-        return product(self.down_proj, h, self.kernels, residual=residual)
+            h = fused_linear(self.gate_proj, h, self.kernels, activation=self.activation, times=self.up_proj(h))
+        return fused_linear(self.down_proj, h, self.kernels, residual=residual)
 
 
-class Block(Fusible):
-    """Each branch norms what it reads and adds what it makes: both in the launch of the product beside them."""
+class Block(FusedModule):
+    """Pre-norm block: norms and residual sums are fused into the linear layers next to them."""
 
     def __init__(self, c, mixer, mlp):
         super().__init__()
@@ -120,18 +120,18 @@ class Block(Fusible):
         self.post_attention_layernorm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
 
     def fuse(self):
-        self.lead(self.input_layernorm, into=self.self_attn)
-        self.lead(self.post_attention_layernorm, into=self.mlp)
+        self.pack_norms(self.input_layernorm, into=self.self_attn)
+        self.pack_norms(self.post_attention_layernorm, into=self.mlp)
 
     def __call__(self, x, memory):
         h = self.self_attn(x, memory, norm=self.input_layernorm, residual=x)
         return self.mlp(h, norm=self.post_attention_layernorm, residual=h)
 
 
-class Decoder(Computing):
-    """Embedding, blocks, and the norm that the head applies to the rows it reads."""
+class Decoder(KernelModule):
+    """Embedding and blocks. The head applies the last norm, to the rows that are sampled."""
 
-    scale = 1.0  # of what is embedded
+    scale = 1.0  # of embeddings
 
     def __init__(self, c, blocks):
         super().__init__()
@@ -165,21 +165,21 @@ class DecoderLM(CausalLM):
         return self.model(tokens, views)
 
     def logits(self, hidden):
-        return product(self.head, hidden, self.kernels, norm=self.model.norm, softcap=self.softcap)
+        return fused_linear(self.head, hidden, self.kernels, norm=self.model.norm, softcap=self.softcap)
 
     @property
     def softcap(self) -> float | None:
-        """What logits stay below."""
+        """logits = softcap * tanh(logits / softcap)."""
         return None
 
     @property
     def head(self) -> nn.Module:
         return self.lm_head if "lm_head" in self else self.model.embed_tokens
 
-    def last(self):
+    def head_modules(self):
         return self.model.norm, self.head
 
     @property
     def dtype(self) -> mx.Dtype:
-        """What activations, and so keys and values, are computed in."""
+        """The dtype of activations, and so of keys and values."""
         return self.model.norm.weight.dtype

@@ -8,10 +8,10 @@ import mlx.nn as nn
 
 from ..errors import UnsupportedModel, shown
 from ..kernels import compute_qkv
-from .config import PINNED
+from .config import SUPPORTED_VALUES
 from .layers import Attention, Block
 from .llama import Llama
-from .moe import ROUTING_NOISE, Experts, MoEConfig, choose_by_sigmoid
+from .moe import ROUTING_KEYS, Experts, MoEConfig, sigmoid_topk
 from .rope import read_rope
 from .sanitize_moe import rename_experts, stack_experts
 
@@ -31,19 +31,19 @@ DRAFTS = {"use_mtp", "num_mtp_modules", "mtp_transformer_layers"}
 
 @dataclass(frozen=True)
 class MiniMaxM2Config(MoEConfig):
-    noise: ClassVar[frozenset[str]] = (
-        ROUTING_NOISE | UNUSED | DRAFTS | {"rotary_dim", "partial_rotary_factor", "attn_type_list"}
+    ignored_keys: ClassVar[frozenset[str]] = (
+        ROUTING_KEYS | UNUSED | DRAFTS | {"rotary_dim", "partial_rotary_factor", "attn_type_list"}
     )
 
     @classmethod
-    def parse(cls, raw, pinned=PINNED):
-        pinned = {key: values for key, values in pinned.items() if key != "partial_rotary_factor"} | SWITCHES
+    def parse(cls, raw, supported=SUPPORTED_VALUES):
+        supported = {key: values for key, values in supported.items() if key != "partial_rotary_factor"} | SWITCHES
         kinds = raw.get("attn_type_list")
         if kinds is not None and (not isinstance(kinds, list) or any(kind != 1 for kind in kinds)):
             raise UnsupportedModel(
                 f"config.json: attn_type_list = {shown(kinds)}: only 1, full attention, is in this family"
             )
-        return super().parse(raw, pinned)
+        return super().parse(raw, supported)
 
     def read_rope(self, raw):
         return read_rope(raw, self.head_dim, self.max_position_embeddings, partial=True)
@@ -61,12 +61,12 @@ class WideNormAttention(Attention):
         return mx.concatenate([self.q_norm(q), self.k_norm(k), v], axis=-1)
 
 
-class SigmoidMixture(nn.Module):
+class MiniMaxMoE(nn.Module):
     """Routing is float32: the correction bias is large against the differences it decides."""
 
     def __init__(self, c):
         super().__init__()
-        self.used = c.num_experts_per_tok
+        self.top_k = c.num_experts_per_tok
         self.gate = nn.Linear(c.hidden_size, c.num_experts, bias=False)
         self.e_score_correction_bias = mx.zeros((c.num_experts,))
         self.experts = Experts(c.num_experts, c.hidden_size, c.intermediate_size)
@@ -74,19 +74,22 @@ class SigmoidMixture(nn.Module):
     def __call__(self, x, *, norm=None, residual=None):
         h = x if norm is None else norm(x)
         logits = self.gate(h.astype(mx.float32))
-        chosen = choose_by_sigmoid(logits, self.e_score_correction_bias, self.used, normalise=True)
+        chosen = sigmoid_topk(logits, self.e_score_correction_bias, self.top_k, normalise=True)
         return self.experts(h, *chosen, residual=residual)
 
 
 class MiniMaxM2(Llama):
     Config = MiniMaxM2Config
-    DROPS = (*Llama.DROPS, (r"(^|\.)mtp(_modules?)?\.", "draft layers; nothing here drafts with them"))
-    WIDE = (r"\.mlp\.gate\.", r"\.e_score_correction_bias$")
+    IGNORED_TENSORS = (
+        *Llama.IGNORED_TENSORS,
+        (r"(^|\.)mtp(_modules?)?\.", "multi-token prediction is not used"),
+    )
+    KEEP_FP32 = (r"\.mlp\.gate\.", r"\.e_score_correction_bias$")
     rename = staticmethod(rename_experts)
 
     @classmethod
-    def arrange(cls, config, arrays):
+    def sanitize(cls, config, arrays):
         return stack_experts(arrays, config.num_experts)
 
     def block(self, c, i):
-        return Block(c, WideNormAttention(c), SigmoidMixture(c))
+        return Block(c, WideNormAttention(c), MiniMaxMoE(c))

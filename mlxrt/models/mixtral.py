@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from .layers import Block
 from .llama import Llama
-from .moe import Mixture, MoEConfig
+from .moe import MoEConfig, SparseMoE
 from .sanitize_moe import rename_experts, stack_experts
 
 
@@ -19,9 +19,9 @@ class Mixtral(Llama):
     rename = staticmethod(rename_experts)
 
     @classmethod
-    def arrange(cls, config, arrays):
+    def sanitize(cls, config, arrays):
         return stack_experts(arrays, config.num_experts)
 
     def block(self, c, i):
-        mlp = Mixture(c.num_experts, c.hidden_size, c.intermediate_size, c.num_experts_per_tok, normalise=True)
+        mlp = SparseMoE(c.num_experts, c.hidden_size, c.intermediate_size, c.num_experts_per_tok, normalise=True)
         return Block(c, self.attention(c, i), mlp)

@@ -42,7 +42,7 @@ PROBE = 256  # tokens between the two lengths at which a cache is measured: mlx-
 
 
 @dataclass(frozen=True)
-class AdaptedConfig:
+class MlxLmConfig:
     """As much of a foreign config.json as the engine must know; the module reads `raw` itself."""
 
     model_type: str
@@ -80,17 +80,17 @@ class AdaptedConfig:
 
 
 class MlxLm(CausalLM):
-    config: AdaptedConfig  # type: ignore[assignment]
-    adapted = True
+    config: MlxLmConfig  # type: ignore[assignment]
+    is_adapter = True
 
-    def __init__(self, config: AdaptedConfig):
+    def __init__(self, config: MlxLmConfig):
         super().__init__()
         self.config = config
         self.module = construct(config.raw)
         self.module.eval()
 
     @classmethod
-    def parse(cls, raw: dict) -> AdaptedConfig:  # type: ignore[override]
+    def parse(cls, raw: dict) -> MlxLmConfig:  # type: ignore[override]
         kind = raw["model_type"]
         if raw.get("model_file") is not None:
             raise UnsupportedModel(
@@ -101,7 +101,7 @@ class MlxLm(CausalLM):
         if context is None:
             context = UNLIMITED
             report(f"config.json names no context length; sequences may have {context} tokens (max_context)")
-        return AdaptedConfig(kind, vocabulary(raw), context, raw)
+        return MlxLmConfig(kind, vocabulary(raw), context, raw)
 
     def __call__(self, tokens, views):
         return views[0].run(self._call, tokens)
@@ -159,7 +159,7 @@ class MlxLm(CausalLM):
         )
 
 
-def adapted(kind: str, natives: str) -> type[MlxLm]:
+def find_adapter(kind: str, natives: str) -> type[MlxLm]:
     """The adapter, where mlx-lm has this model_type."""
     if not has(kind):
         raise UnsupportedModel(

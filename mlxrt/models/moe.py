@@ -24,19 +24,19 @@ from ..kernels import (
 from ..kernels.ops.activation import GATES
 from ..kernels.ops.gather import gather_mm
 from ..kernels.ops.moe_qmv import MANY as FEW_TOKENS
-from .base import Computing, Fusible
-from .config import PINNED, ModelConfig
-from .fused_linear import matrix_of, normed
-from .quantized.lut_linear import CodedExpertLinear
+from .base import FusedModule, KernelModule
+from .config import SUPPORTED_VALUES, ModelConfig
+from .fused_linear import matrix_of, rms_norm
+from .quantized.lut_linear import LUTExpertLinear
 
 GROUPED = 8  # tokens from which an expert is likely to have more than one of them
 MANY = 64  # (token, expert) pairs from which sorting them by expert pays: each matrix is then read once
-ROUTING_NOISE = frozenset({"router_aux_loss_coef", "router_jitter_noise", "aux_loss_alpha"})  # of training only
+ROUTING_KEYS = frozenset({"router_aux_loss_coef", "router_jitter_noise", "aux_loss_alpha"})  # of training only
 
 
 @dataclass(frozen=True)
 class MoEConfig(ModelConfig):
-    noise: ClassVar[frozenset[str]] = ROUTING_NOISE
+    ignored_keys: ClassVar[frozenset[str]] = ROUTING_KEYS
     # other spelling -> the field's name
     spellings: ClassVar[Mapping[str, str]] = {
         "num_local_experts": "num_experts",
@@ -47,8 +47,8 @@ class MoEConfig(ModelConfig):
     num_experts_per_tok: int = field(kw_only=True)
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any], pinned: Mapping[str, tuple] = PINNED) -> Self:
-        return super().parse(respelled(raw, cls.spellings), pinned)
+    def parse(cls, raw: Mapping[str, Any], supported: Mapping[str, tuple] = SUPPORTED_VALUES) -> Self:
+        return super().parse(rename_keys(raw, cls.spellings), supported)
 
     def _complete(self, raw) -> Self:
         if self.num_experts_per_tok > self.num_experts:
@@ -58,7 +58,7 @@ class MoEConfig(ModelConfig):
         return super()._complete(raw)
 
 
-def respelled(raw: Mapping[str, Any], spellings: Mapping[str, str]) -> dict[str, Any]:
+def rename_keys(raw: Mapping[str, Any], spellings: Mapping[str, str]) -> dict[str, Any]:
     """A config in which every key has the name we use."""
     same = dict(raw)
     for other, name in spellings.items():
@@ -91,11 +91,11 @@ class ExpertLinear(nn.Module):
         y = gather_mm(x, w.swapaxes(-1, -2), experts, ordered=ordered).astype(dtype)
         return y + self.bias[experts][..., None, :] if "bias" in self else y
 
-    def to_quantized(self, group_size: int, bits: int, mode: str = "affine") -> "PackedExpertLinear":
-        return PackedExpertLinear(self, group_size, bits, mode)
+    def to_quantized(self, group_size: int, bits: int, mode: str = "affine") -> "QuantizedExpertLinear":
+        return QuantizedExpertLinear(self, group_size, bits, mode)
 
 
-class PackedExpertLinear(nn.Module):
+class QuantizedExpertLinear(nn.Module):
     """An ExpertLinear in one of MLX's quantised layouts."""
 
     def __init__(self, plain: ExpertLinear, group_size: int, bits: int, mode: str):
@@ -123,36 +123,36 @@ class PackedExpertLinear(nn.Module):
         return y + self.bias[experts][..., None, :] if "bias" in self else y
 
 
-def stack_of(linear: nn.Module) -> QuantizedMatrix | None:
+def expert_matrix(linear: nn.Module) -> QuantizedMatrix | None:
     """What kernels multiply by; None for experts that are stored some other way."""
     if type(linear) is ExpertLinear:
         return QuantizedMatrix(linear["weight"])
-    if type(linear) is CodedExpertLinear and "divisor" not in linear:
+    if type(linear) is LUTExpertLinear and "divisor" not in linear:
         return linear.matrix
-    if type(linear) is not PackedExpertLinear:
+    if type(linear) is not QuantizedExpertLinear:
         return None
     return QuantizedMatrix(
         linear.weight, linear.scales, linear.get("biases"), linear.bits, linear.group_size, linear.mode
     )
 
 
-def alike(a: nn.Module, b: nn.Module) -> bool:
+def same_format(a: nn.Module, b: nn.Module) -> bool:
     """Whether two stacks are stored the same way, so that their rows can lie in one."""
     if type(a) is not type(b) or set(a) != set(b):
         return False
-    if isinstance(a, CodedExpertLinear):
-        return a.coding == b.coding and stack_of(a) is not None
-    if isinstance(a, PackedExpertLinear):
+    if isinstance(a, LUTExpertLinear):
+        return a.coding == b.coding and expert_matrix(a) is not None
+    if isinstance(a, QuantizedExpertLinear):
         return (a.bits, a.group_size, a.mode) == (b.bits, b.group_size, b.mode)
     return type(a) is ExpertLinear
 
 
-def entering(linear: nn.Module, x: mx.array) -> mx.array:
+def prepare_input(linear: nn.Module, x: mx.array) -> mx.array:
     """What meets the rows of a stack: x itself, or turned as they are."""
-    return linear.turned(x, x.dtype) if isinstance(linear, CodedExpertLinear) else x
+    return linear.turned(x, x.dtype) if isinstance(linear, LUTExpertLinear) else x
 
 
-class Experts(Fusible):
+class Experts(FusedModule):
     """Gated MLPs [E], of which every token uses some: `activation(gate, up)` between the matrices, or its name."""
 
     def __init__(
@@ -172,7 +172,7 @@ class Experts(Fusible):
         self.down_proj = ExpertLinear(count, hidden, dim, bias=bias)
 
     def fuse(self) -> None:
-        if alike(self.gate_proj, self.up_proj):
+        if same_format(self.gate_proj, self.up_proj):
             whole = self.gate_proj
             for name in whole.parameters():  # what has a row for each output; levels and signs are the same in both
                 whole[name] = mx.concatenate([whole[name], self.up_proj[name]], axis=1)
@@ -189,60 +189,63 @@ class Experts(Fusible):
         residual: mx.array | None = None,
     ) -> mx.array:
         """The weighted sum [N, dim] of what `experts` [N, K] make of norm(x) [N, dim]; weights [N, K]; + residual."""
-        if self.kernels.gpu is not None and self.launches(x):
+        if self.kernels.gpu is not None and self.has_kernels(x):
             return self.launch(x, experts, weights, norm, residual)
         x = x if norm is None else norm(x)
         if experts.size < MANY:
-            y = self.each(x[:, None, None], experts, ordered=False)  # [N, K, 1, dim]
+            y = self.run_experts(x[:, None, None], experts, ordered=False)  # [N, K, 1, dim]
             y = y[:, :, 0]
         else:
             order = mx.argsort(experts.flatten())
-            y = self.each(x[order // experts.shape[1]][:, None], experts.flatten()[order], ordered=True)
+            y = self.run_experts(x[order // experts.shape[1]][:, None], experts.flatten()[order], ordered=True)
             y = y[mx.argsort(order)].reshape(*experts.shape, -1)  # [N, K, dim]
         y = (y * weights.astype(y.dtype)[..., None]).sum(axis=1)
         return y if residual is None else residual + y
 
-    def launches(self, x: mx.array) -> bool:
+    def has_kernels(self, x: mx.array) -> bool:
         """Whether there are kernels for experts of this kind and so many tokens."""
-        if self.kernel is None or "gate_up_proj" not in self or stack_of(self.down_proj) is None:
+        if self.kernel is None or "gate_up_proj" not in self or expert_matrix(self.down_proj) is None:
             return False
         if x.shape[0] <= FEW_TOKENS:
             return True
         # Many tokens on an H200, a layer of Qwen3-30B-A3B: 1.20 ms against 2.53 of gather_qmm's for 128, 1.26 against
         # 9.06 for 512. Nobody has measured that on a Mac, whose gather_qmm is another one.
-        gpu, coded = self.kernels.gpu, isinstance(self.gate_up_proj, CodedExpertLinear)
-        return (coded or (gpu is not None and gpu.name == "cuda")) and self.grouped(x)
+        gpu, coded = self.kernels.gpu, isinstance(self.gate_up_proj, LUTExpertLinear)
+        return (coded or (gpu is not None and gpu.name == "cuda")) and self.is_grouped(x)
 
-    def grouped(self, x: mx.array) -> bool:
+    def is_grouped(self, x: mx.array) -> bool:
         """Whether every expert is read once for all of its tokens."""
         stacks = self.gate_up_proj, self.down_proj
-        return x.shape[0] >= GROUPED and not any(moe_grouped.unsupported(x, stack_of(m)) for m in stacks)
+        return x.shape[0] >= GROUPED and not any(moe_grouped.unsupported(x, expert_matrix(m)) for m in stacks)
 
     def launch(self, x, experts, weights, norm, residual):
         first = self.gate_up_proj
-        if norm is not None and (self.grouped(x) or isinstance(first, CodedExpertLinear)):
-            x, norm = normed(norm, x, self.kernels), None  # what turns is normed before
-        x = entering(first, x)
-        if self.grouped(x):
+        if norm is not None and (self.is_grouped(x) or isinstance(first, LUTExpertLinear)):
+            x, norm = rms_norm(norm, x, self.kernels), None  # what turns is normed before
+        x = prepare_input(first, x)
+        if self.is_grouped(x):
             return self.launch_grouped(x, experts, weights, residual)
         return self.down(
-            self.kernels.run(moe_gate_up, x=x, experts=experts, **self.gates(norm)), experts, weights, residual
+            self.kernels.run(moe_gate_up, x=x, experts=experts, **self.gate_up_args(norm)),
+            experts,
+            weights,
+            residual,
         )
 
-    def routed(self, x, gate, k, *, norm=None, residual=None, **rules):
+    def route_and_run(self, x, gate, k, *, norm=None, residual=None, **rules):
         """The same for `k` experts that a linear layer chooses, by kernels; `rules` are the op's that chooses."""
-        if not self.launches(x) or self.grouped(x) or isinstance(self.gate_up_proj, CodedExpertLinear):
-            return self(x, *route_by(self, gate, x, k, norm=norm, **rules), norm=norm, residual=residual)
+        if not self.has_kernels(x) or self.is_grouped(x) or isinstance(self.gate_up_proj, LUTExpertLinear):
+            return self(x, *route_tokens(self, gate, x, k, norm=norm, **rules), norm=norm, residual=residual)
         router = {"router": matrix_of(gate), "rbias": gate.get("bias"), "k": k}
-        h, experts, weights = self.kernels.run(moe_router_gate_up, x=x, **router, **self.gates(norm), **rules)
+        h, experts, weights = self.kernels.run(moe_router_gate_up, x=x, **router, **self.gate_up_args(norm), **rules)
         return self.down(h, experts, weights, residual)
 
-    def gates(self, norm):
+    def gate_up_args(self, norm):
         """What computes gates and ups, for the ops that do."""
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         bias = self.gate_up_proj.get("bias")
         return {
-            "matrix": stack_of(self.gate_up_proj),
+            "matrix": expert_matrix(self.gate_up_proj),
             "activation": self.kernel,
             "norm": weight,
             "eps": eps,
@@ -252,21 +255,21 @@ class Experts(Fusible):
     def down(self, h, experts, weights, residual):
         last = self.down_proj
         where = {"experts": experts, "weights": weights, "bias": last.get("bias"), "residual": residual}
-        return self.kernels.run(moe_down, x=entering(last, h), matrix=stack_of(last), **where)
+        return self.kernels.run(moe_down, x=prepare_input(last, h), matrix=expert_matrix(last), **where)
 
     def launch_grouped(self, x, experts, weights, residual):
         """Every expert once for all of its tokens."""
-        first, last, run = stack_of(self.gate_up_proj), stack_of(self.down_proj), self.kernels.run
+        first, last, run = expert_matrix(self.gate_up_proj), expert_matrix(self.down_proj), self.kernels.run
         assert first is not None and last is not None
         order, bounds = run(moe_sort, experts=experts, count=first.weight.shape[0])
         where = {"experts": experts, "order": order, "bounds": bounds}
         what = {"matrix": first, "each": experts.shape[1], "activation": self.kernel, "pair": True, "dtype": x.dtype}
         h = run(moe_grouped, x=x, bias=self.gate_up_proj.get("bias"), **where, **what)
         what = {"matrix": last, "each": 1, "dtype": mx.float32, "bias": self.down_proj.get("bias")}
-        parts = run(moe_grouped, x=entering(self.down_proj, h), **where, **what)
+        parts = run(moe_grouped, x=prepare_input(self.down_proj, h), **where, **what)
         return run(moe_combine, parts=parts, weights=weights, dtype=x.dtype, residual=residual)
 
-    def each(self, x: mx.array, experts: mx.array, *, ordered: bool) -> mx.array:
+    def run_experts(self, x: mx.array, experts: mx.array, *, ordered: bool) -> mx.array:
         if "gate_up_proj" in self:
             gate, up = mx.split(self.gate_up_proj(x, experts, ordered=ordered), 2, axis=-1)
         else:
@@ -274,57 +277,57 @@ class Experts(Fusible):
         return self.down_proj(self.activation(gate, up), experts, ordered=ordered)
 
 
-class Mixture(Computing):
+class SparseMoE(KernelModule):
     """Experts behind the router most families have: a linear layer and a softmax."""
 
-    def __init__(self, count: int, dim: int, hidden: int, used: int, *, normalise: bool):
+    def __init__(self, count: int, dim: int, hidden: int, top_k: int, *, normalise: bool):
         super().__init__()
-        self.used, self.normalise = used, normalise
+        self.top_k, self.normalise = top_k, normalise
         self.gate = nn.Linear(dim, count, bias=False)
         self.experts = Experts(count, dim, hidden)
 
     @property
-    def entry(self) -> nn.Module:
+    def input_linear(self) -> nn.Module:
         return self.gate
 
     def __call__(self, x: mx.array, *, norm: nn.RMSNorm | None = None, residual: mx.array | None = None) -> mx.array:
         if self.kernels.gpu is not None and x.shape[0] <= FEW_TOKENS and matrix_of(self.gate) is not None:
             around = {"norm": norm, "residual": residual, "normalise": self.normalise}
-            return self.experts.routed(x, self.gate, self.used, **around)
+            return self.experts.route_and_run(x, self.gate, self.top_k, **around)
         h = x if norm is None else norm(x)
-        chosen = softmax_then_choose(self.gate(h), self.used, normalise=self.normalise)
+        chosen = softmax_topk(self.gate(h), self.top_k, normalise=self.normalise)
         return self.experts(h, *chosen, residual=residual)
 
 
-def route_by(owner: Computing, gate: nn.Module, x: mx.array, k: int, *, norm: nn.RMSNorm | None = None, **rules):
+def route_tokens(owner: KernelModule, gate: nn.Module, x: mx.array, k: int, *, norm: nn.RMSNorm | None = None, **rules):
     """(experts, weights) by the kernel that norms, multiplies and chooses at once."""
     weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
     what = {"matrix": matrix_of(gate), "k": k, "norm": weight, "eps": eps, "bias": gate.get("bias")}
     return owner.kernels.run(moe_router, x=x, **what, **rules)
 
 
-def largest(scores: mx.array, k: int) -> mx.array:
+def argtopk(scores: mx.array, k: int) -> mx.array:
     """Which k of each row are largest, in no particular order."""
     return mx.argpartition(-scores, kth=k - 1, axis=-1)[..., :k]
 
 
-def softmax_then_choose(logits: mx.array, k: int, *, normalise: bool) -> tuple[mx.array, mx.array]:
+def softmax_topk(logits: mx.array, k: int, *, normalise: bool) -> tuple[mx.array, mx.array]:
     """(experts [N, k], weights [N, k] in float32): shares of the softmax over all experts."""
     shares = mx.softmax(logits.astype(mx.float32), axis=-1)
-    experts = largest(shares, k)
+    experts = argtopk(shares, k)
     weights = mx.take_along_axis(shares, experts, axis=-1)
     return experts, weights / weights.sum(axis=-1, keepdims=True) if normalise else weights
 
 
-def choose_then_softmax(logits: mx.array, k: int) -> tuple[mx.array, mx.array]:
+def topk_softmax(logits: mx.array, k: int) -> tuple[mx.array, mx.array]:
     """Shares of the softmax over the chosen ones only."""
-    experts = largest(logits, k)
+    experts = argtopk(logits, k)
     return experts, mx.softmax(mx.take_along_axis(logits, experts, axis=-1).astype(mx.float32), axis=-1)
 
 
-def choose_by_sigmoid(logits: mx.array, bias: mx.array, k: int, *, normalise: bool) -> tuple[mx.array, mx.array]:
+def sigmoid_topk(logits: mx.array, bias: mx.array, k: int, *, normalise: bool) -> tuple[mx.array, mx.array]:
     """Sigmoid scores; `bias` [E] balances who is chosen and does not weigh what they say."""
     scores = mx.sigmoid(logits.astype(mx.float32))
-    experts = largest(scores + bias, k)
+    experts = argtopk(scores + bias, k)
     weights = mx.take_along_axis(scores, experts, axis=-1)
     return experts, weights / weights.sum(axis=-1, keepdims=True) if normalise else weights

@@ -1,6 +1,6 @@
-"""A text model inside a checkpoint that can also see or hear: which keys and tensors are its own.
+"""The text model of a multimodal checkpoint: its part of the config and its tensors.
 
-Images and sound are not computed, so their towers are dropped by rule. Refuses to know any family's arithmetic.
+Images and audio are not supported, so the tensors of their towers are ignored.
 """
 
 import re
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import BadCheckpoint, shown
-from .config import NOISE, report
+from .config import IGNORED_KEYS, report
 
 TOWERS = (
     (
@@ -17,39 +17,39 @@ TOWERS = (
         "images and sound are not computed",
     ),
 )
-# Keys beside text_config: the towers, and the tokens that stand for what they see.
-OUTER = frozenset(
+# Keys beside text_config: the towers and their placeholder tokens.
+OUTER_KEYS = frozenset(
     """text_config vision_config audio_config boi_token_index eoi_token_index image_token_index mm_tokens_per_image
     boi_token_id eoi_token_id image_token_id video_token_id audio_token_id boa_token_id eoa_token_id eoa_token_index
     vision_start_token_id vision_end_token_id vision_soft_tokens_per_image audio_soft_tokens_per_image processor_class
     tie_word_embeddings vocab_size""".split()
 )
-# Said of the whole file, used by the text model.
-STAMPS = frozenset({"jang_config", "jang", "jang_norms_pre_shifted"})
-INNER = re.compile(r"(?:model\.)?language_model\.(?:model\.)?(lm_head\.)?(.*)", re.DOTALL)
+# Keys of the outer config that the text model needs.
+INHERITED_KEYS = frozenset({"jang_config", "jang", "jang_norms_pre_shifted"})
+TEXT_TENSOR = re.compile(r"(?:model\.)?language_model\.(?:model\.)?(lm_head\.)?(.*)", re.DOTALL)
 
 
-def text_part(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of the text model, with what the file says around it."""
+def read_text_config(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of the text model, with the outer keys it needs."""
     inner = raw.get("text_config")
     if not isinstance(inner, Mapping):
         kind = raw.get("model_type")
         raise BadCheckpoint(f"config.json: {shown(kind)} needs text_config, an object; found {shown(inner)}")
-    for key in sorted(set(raw) - OUTER - NOISE):
+    for key in sorted(set(raw) - OUTER_KEYS - IGNORED_KEYS):
         report(f"config.json: {shown(key)} is unknown to mlxrt and has no effect")
     text = dict(inner)
-    if "tie_word_embeddings" in raw:  # the head belongs to the whole, so the outer word counts
+    if "tie_word_embeddings" in raw:  # the outer value counts
         text["tie_word_embeddings"] = raw["tie_word_embeddings"]
-    for key in STAMPS & set(raw):
+    for key in INHERITED_KEYS & set(raw):
         text[key] = raw[key]
-    if "vocab_size" in raw:  # mirrored by some tools; a resized table is told inside
+    if "vocab_size" in raw:  # some tools copy it here; the inner one is right for a resized table
         text.setdefault("vocab_size", raw["vocab_size"])
     return text
 
 
-def text_name(key: str) -> str:
-    """A tensor's name as if the text model had been saved alone."""
-    found = INNER.fullmatch(key)
+def rename_text_tensor(key: str) -> str:
+    """The tensor's name as if the text model had been saved alone."""
+    found = TEXT_TENSOR.fullmatch(key)
     if not found:
         return key
     return f"lm_head.{found[2]}" if found[1] else f"model.{found[2]}"

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .moe import ROUTING_NOISE
-from .multimodal import TOWERS, text_name, text_part
-from .qwen3_next import Hybrid, HybridConfig, SharedMixture, SparseConfig
+from .moe import ROUTING_KEYS
+from .multimodal import TOWERS, read_text_config, rename_text_tensor
+from .qwen3_next import Hybrid, HybridConfig, SharedExpertMoE, SparseConfig
 from .sanitize_moe import rename_experts, stack_experts
 
 # Drafting further tokens, and the dtype of the state, which is float32 here whatever it says. (mrope gives a text one
 # position on all its axes, so the sections in rope_parameters do not matter either.)
-NOISE = frozenset({"mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"})
+IGNORED_KEYS = frozenset({"mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"})
 EXPERTS = frozenset(
     {
         "num_experts_per_tok",
@@ -26,16 +26,16 @@ EXPERTS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen35Config(HybridConfig):
-    noise: ClassVar[frozenset[str]] = HybridConfig.noise | ROUTING_NOISE | NOISE | EXPERTS
-    pinned: ClassVar[Mapping[str, tuple]] = {**HybridConfig.pinned, "num_experts": (0, None)}
+    ignored_keys: ClassVar[frozenset[str]] = HybridConfig.ignored_keys | ROUTING_KEYS | IGNORED_KEYS | EXPERTS
+    supported: ClassVar[Mapping[str, tuple]] = {**HybridConfig.supported, "num_experts": (0, None)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen35MoeConfig(SparseConfig):
-    noise: ClassVar[frozenset[str]] = SparseConfig.noise | NOISE
+    ignored_keys: ClassVar[frozenset[str]] = SparseConfig.ignored_keys | IGNORED_KEYS
     # Of Qwen3-Next's choices this family has one each.
-    pinned: ClassVar[Mapping[str, tuple]] = {
-        **SparseConfig.pinned,
+    supported: ClassVar[Mapping[str, tuple]] = {
+        **SparseConfig.supported,
         "norm_topk_prob": (True,),
         "decoder_sparse_step": (1,),
         "mlp_only_layers": ([], None),
@@ -44,12 +44,12 @@ class Qwen35MoeConfig(SparseConfig):
 
 class Qwen35(Hybrid):
     Config: type[HybridConfig] = Qwen35Config
-    DROPS = (*Hybrid.DROPS, *TOWERS)
-    rename = staticmethod(text_name)
+    IGNORED_TENSORS = (*Hybrid.IGNORED_TENSORS, *TOWERS)
+    rename = staticmethod(rename_text_tensor)
 
     @classmethod
     def parse(cls, raw):
-        return cls.Config.parse(text_part(raw) if "text_config" in raw else raw)
+        return cls.Config.parse(read_text_config(raw) if "text_config" in raw else raw)
 
 
 class Qwen35Moe(Qwen35):
@@ -57,11 +57,11 @@ class Qwen35Moe(Qwen35):
 
     @staticmethod
     def rename(key):
-        return rename_experts(text_name(key))
+        return rename_experts(rename_text_tensor(key))
 
     def mlp(self, c, i):
-        return SharedMixture(c)
+        return SharedExpertMoE(c)
 
     @classmethod
-    def arrange(cls, config, arrays):
-        return stack_experts(super().arrange(config, arrays), config.num_experts)
+    def sanitize(cls, config, arrays):
+        return stack_experts(super().sanitize(config, arrays), config.num_experts)

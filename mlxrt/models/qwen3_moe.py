@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from ..errors import BadCheckpoint
 from .layers import Attention, Block, GatedMLP
 from .llama import Llama
-from .moe import Mixture, MoEConfig
+from .moe import MoEConfig, SparseMoE
 from .sanitize_moe import rename_experts, stack_experts
 
 
@@ -32,7 +32,7 @@ class Qwen3MoE(Llama):
     rename = staticmethod(rename_experts)
 
     @classmethod
-    def arrange(cls, config, arrays):
+    def sanitize(cls, config, arrays):
         return stack_experts(arrays, config.num_experts)
 
     def attention(self, c, i):
@@ -41,7 +41,7 @@ class Qwen3MoE(Llama):
     def block(self, c, i):
         if not c.sparse(i):
             return Block(c, self.attention(c, i), GatedMLP(c.hidden_size, c.intermediate_size))
-        mlp = Mixture(
+        mlp = SparseMoE(
             c.num_experts,
             c.hidden_size,
             c.moe_intermediate_size,

@@ -13,14 +13,14 @@ import mlx.nn as nn
 from ..cache.memory import PagedKV, PlainKV
 from ..errors import BadCheckpoint, UnsupportedModel, shown
 from ..kernels import compute_qkv
-from .base import CausalLM, Fusible
-from .config import PINNED, ModelConfig, needs
-from .fused_linear import product
+from .base import CausalLM, FusedModule
+from .config import SUPPORTED_VALUES, ModelConfig, config_field
+from .fused_linear import fused_linear
 from .gated_delta import GatedDeltaNet
 from .layers import Attention, DecoderLM, GatedMLP
-from .moe import Mixture, MoEConfig
+from .moe import MoEConfig, SparseMoE
 from .rope import read_rope
-from .sanitize_hybrid import plain_layout
+from .sanitize_hybrid import sanitize_hybrid
 from .sanitize_moe import rename_experts, stack_experts
 
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -30,14 +30,16 @@ LINEAR, FULL = "linear_attention", "full_attention"
 class HybridConfig(ModelConfig):
     """What Qwen3-Next and Qwen3.5 share."""
 
-    made: ClassVar[frozenset[str]] = ModelConfig.made | {"by_jang"}
-    noise: ClassVar[frozenset[str]] = frozenset({"partial_rotary_factor"})
-    pinned: ClassVar[Mapping[str, tuple]] = {k: v for k, v in PINNED.items() if k != "partial_rotary_factor"} | {
+    derived: ClassVar[frozenset[str]] = ModelConfig.derived | {"by_jang"}
+    ignored_keys: ClassVar[frozenset[str]] = frozenset({"partial_rotary_factor"})
+    supported: ClassVar[Mapping[str, tuple]] = {
+        k: v for k, v in SUPPORTED_VALUES.items() if k != "partial_rotary_factor"
+    } | {
         "attn_output_gate": (True,),
         "use_sliding_window": (False, None),
         "mlp_bias": (False, None),
     }
-    linear_conv_kernel_dim: int = needs(low=2, high=1 << 10)
+    linear_conv_kernel_dim: int = config_field(low=2, high=1 << 10)
     linear_num_key_heads: int
     linear_num_value_heads: int
     linear_key_head_dim: int
@@ -47,8 +49,8 @@ class HybridConfig(ModelConfig):
     by_jang: bool = False  # written by JANG, which leaves norms as they were or adds the 1
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any], pinned: Mapping[str, tuple] | None = None) -> Self:
-        return super().parse(raw, pinned or cls.pinned)
+    def parse(cls, raw: Mapping[str, Any], supported: Mapping[str, tuple] | None = None) -> Self:
+        return super().parse(raw, supported or cls.supported)
 
     def _complete(self, raw):
         if self.linear_num_value_heads % self.linear_num_key_heads:
@@ -84,7 +86,7 @@ class HybridConfig(ModelConfig):
 class SparseConfig(HybridConfig, MoEConfig):
     """With experts."""
 
-    noise: ClassVar[frozenset[str]] = HybridConfig.noise | MoEConfig.noise
+    ignored_keys: ClassVar[frozenset[str]] = HybridConfig.ignored_keys | MoEConfig.ignored_keys
     intermediate_size: int = 0  # of the layers without experts: needed where there are some
     moe_intermediate_size: int
     shared_expert_intermediate_size: int
@@ -113,10 +115,10 @@ class GatedAttention(Attention):
         both, rest = mx.split(qkv, [2 * self.heads], axis=1)  # queries and gates interleaved; keys and values
         qkv = mx.concatenate([both[:, ::2], rest], axis=1).flatten(1)
         y = self.attend(qkv, kv) * mx.sigmoid(both[:, 1::2].flatten(1))
-        return product(self.o_proj, y, self.kernels, residual=residual)
+        return fused_linear(self.o_proj, y, self.kernels, residual=residual)
 
 
-class SharedMixture(Mixture):
+class SharedExpertMoE(SparseMoE):
     """Experts, and one more that every token uses as far as its gate lets it."""
 
     def __init__(self, c):
@@ -131,7 +133,7 @@ class SharedMixture(Mixture):
         return y if residual is None else residual + y
 
 
-class HybridBlock(Fusible):
+class HybridBlock(FusedModule):
     def __init__(self, c, kind, mlp):
         super().__init__()
         if kind == LINEAR:
@@ -147,8 +149,8 @@ class HybridBlock(Fusible):
         return self.linear_attn if "linear_attn" in self else self.self_attn
 
     def fuse(self):
-        self.lead(self.input_layernorm, into=self.mixer)
-        self.lead(self.post_attention_layernorm, into=self.mlp)
+        self.pack_norms(self.input_layernorm, into=self.mixer)
+        self.pack_norms(self.post_attention_layernorm, into=self.mlp)
 
     def __call__(self, x, memory):
         h = self.mixer(x, memory, norm=self.input_layernorm, residual=x)
@@ -158,7 +160,10 @@ class HybridBlock(Fusible):
 class Hybrid(DecoderLM):
     """The families' common frame, dense."""
 
-    DROPS = (*CausalLM.DROPS, (r"^(language_model\.)?mtp\.", "drafts further tokens; the model itself does not use it"))
+    IGNORED_TENSORS = (
+        *CausalLM.IGNORED_TENSORS,
+        (r"^(language_model\.)?mtp\.", "multi-token prediction is not used"),
+    )
 
     def __init__(self, config):
         kinds = enumerate(config.layer_types)
@@ -173,8 +178,8 @@ class Hybrid(DecoderLM):
         return [b.linear_attn.spec(self.dtype) if "linear_attn" in b else full for b in self.model.layers]
 
     @classmethod
-    def arrange(cls, config, arrays):
-        return plain_layout(config, arrays)
+    def sanitize(cls, config, arrays):
+        return sanitize_hybrid(config, arrays)
 
 
 class Qwen3Next(Hybrid):
@@ -182,8 +187,8 @@ class Qwen3Next(Hybrid):
     rename = staticmethod(rename_experts)
 
     def mlp(self, c, i):
-        return SharedMixture(c) if c.sparse(i) else super().mlp(c, i)
+        return SharedExpertMoE(c) if c.sparse(i) else super().mlp(c, i)
 
     @classmethod
-    def arrange(cls, config, arrays):
-        return stack_experts(super().arrange(config, arrays), config.num_experts)
+    def sanitize(cls, config, arrays):
+        return stack_experts(super().sanitize(config, arrays), config.num_experts)

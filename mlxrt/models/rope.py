@@ -18,7 +18,7 @@ STILL = 1e30  # a period no text is long enough to turn by; infinity is no numbe
 
 
 @dataclass(frozen=True)
-class Rope:
+class RopeParams:
     """Periods of the pairs and what they are scaled by, ready to compute with."""
 
     dim: int
@@ -31,7 +31,7 @@ class Rope:
 
 
 class RoPE(nn.Module):
-    def __init__(self, rope: Rope):
+    def __init__(self, rope: RopeParams):
         super().__init__()
         self._rope = rope
         self._periods = None if rope.periods is None else mx.array(rope.periods, mx.float32)
@@ -53,10 +53,10 @@ class RoPE(nn.Module):
         """What a kernel needs to apply it: fields of a QKVLayout."""
         r = self._rope
         periods = mx.array(plain(r.theta, r.dim), mx.float32) if self._periods is None else self._periods
-        return {"speeds": r.scale / periods, "magnitude": r.magnitude}
+        return {"inv_freq": r.scale / periods, "magnitude": r.magnitude}
 
 
-def read_rope(raw: Mapping[str, Any], dim: int, context: int, *, partial: bool = False) -> Rope:
+def read_rope(raw: Mapping[str, Any], dim: int, context: int, *, partial: bool = False) -> RopeParams:
     """The rope of a config whose layers all turn alike; `partial` allows it to turn the first part of a head only."""
     parameters = raw.get("rope_parameters")
     scaling = raw.get("rope_scaling")
@@ -77,7 +77,7 @@ def read_rope(raw: Mapping[str, Any], dim: int, context: int, *, partial: bool =
     if whole and (factor := number(given, "partial_rotary_factor", None, low=0)) not in (None, 1):
         raise UnsupportedModel(f"config.json: partial_rotary_factor = {factor} is not supported by this family")
     if raw.get("rope_freq_factors") is not None:
-        return Rope(dim, theta, "factors", stretched(theta, dim, raw["rope_freq_factors"]))
+        return RopeParams(dim, theta, "factors", stretched(theta, dim, raw["rope_freq_factors"]))
     kind = given.get("rope_type", given.get("type", "default"))
     if not isinstance(kind, str) or kind not in KINDS:
         raise UnsupportedModel(
@@ -129,15 +129,15 @@ def stretched(theta: float, dim: int, factors) -> tuple[float, ...]:
     return tuple(p * f for p, f in zip(plain(theta, dim), factors))
 
 
-def default(dim, theta, given, context) -> Rope:
-    return Rope(dim, theta)
+def default(dim, theta, given, context) -> RopeParams:
+    return RopeParams(dim, theta)
 
 
-def linear(dim, theta, given, context) -> Rope:
-    return Rope(dim, theta, "linear", scale=1 / number(given, "factor", None, low=1e-6, required="linear"))
+def linear(dim, theta, given, context) -> RopeParams:
+    return RopeParams(dim, theta, "linear", scale=1 / number(given, "factor", None, low=1e-6, required="linear"))
 
 
-def llama3(dim, theta, given, context) -> Rope:
+def llama3(dim, theta, given, context) -> RopeParams:
     """Long periods are stretched by the factor, short ones kept, those between blended."""
     factor, low, high = (
         number(given, k, None, low=1e-6, required="llama3") for k in ("factor", "low_freq_factor", "high_freq_factor")
@@ -151,10 +151,10 @@ def llama3(dim, theta, given, context) -> Rope:
         turns = context / (2 * math.pi * p)  # over the original context
         keep = min(1.0, max(0.0, (turns - low) / (high - low)))
         periods.append(1 / ((1 - keep) / (factor * p) + keep / p))
-    return Rope(dim, theta, "llama3", tuple(periods))
+    return RopeParams(dim, theta, "llama3", tuple(periods))
 
 
-def proportional(dim, theta, given, context) -> Rope:
+def proportional(dim, theta, given, context) -> RopeParams:
     """Only the first pairs turn, at the speed they have in a head that turns whole (Gemma 4)."""
     share = number(given, "partial_rotary_factor", 1.0, low=0)
     factor = number(given, "factor", 1.0, low=1e-6)
@@ -162,10 +162,10 @@ def proportional(dim, theta, given, context) -> Rope:
         raise BadCheckpoint(f"config.json: partial_rotary_factor = {share} turns more than there is")
     turning = int(share * dim // 2)
     periods = [factor * p if i < turning else STILL for i, p in enumerate(plain(theta, dim))]
-    return Rope(dim, theta, "proportional", tuple(periods))
+    return RopeParams(dim, theta, "proportional", tuple(periods))
 
 
-def yarn(dim, theta, given, context) -> Rope:
+def yarn(dim, theta, given, context) -> RopeParams:
     factor = number(given, "factor", None, low=1e-6, required="yarn")
     fast, slow = number(given, "beta_fast", 32.0, low=1e-6), number(given, "beta_slow", 1.0, low=1e-6)
 
@@ -181,7 +181,7 @@ def yarn(dim, theta, given, context) -> Rope:
     for i, p in enumerate(plain(theta, dim)):
         stretch = min(1.0, max(0.0, (i - first) / (last - first)))
         periods.append(1 / (stretch / (factor * p) + (1 - stretch) / p))
-    return Rope(dim, theta, "yarn", tuple(periods), magnitude=yarn_magnitude(given, factor))
+    return RopeParams(dim, theta, "yarn", tuple(periods), magnitude=yarn_magnitude(given, factor))
 
 
 def yarn_magnitude(given, factor: float) -> float:
@@ -195,13 +195,13 @@ def yarn_magnitude(given, factor: float) -> float:
     return grown(m) / grown(all_dim) if m and all_dim else grown(1)
 
 
-def dynamic(dim, theta, given, context) -> Rope:
+def dynamic(dim, theta, given, context) -> RopeParams:
     """Dynamic NTK leaves texts up to the trained context alone and turns *every* key anew beyond it.
 
     No cache can follow that, so the context ends where it begins (`limit`).
     """
     number(given, "factor", None, low=1e-6, required="dynamic")
-    return Rope(dim, theta, "dynamic", limit=context)
+    return RopeParams(dim, theta, "dynamic", limit=context)
 
 
 KINDS = {

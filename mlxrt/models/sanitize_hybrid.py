@@ -20,52 +20,52 @@ GROUPED = re.compile(r"(.*\.linear_attn\.)in_proj_(qkvz|ba)\.(weight|scales|bias
 CONV = re.compile(r".*\.linear_attn\.conv1d\.weight")
 
 
-def plain_layout(config, arrays: Arrays) -> Arrays:
+def sanitize_hybrid(config, arrays: Arrays) -> Arrays:
     """Convolutions as [channels, width], norms as the gain itself, projections apart. Takes `arrays` apart."""
-    add = 0.0 if gains_are_whole(config, arrays) else 1.0
-    arranged: Arrays = {}
+    add = 0.0 if norms_include_one(config, arrays) else 1.0
+    sanitized: Arrays = {}
     for name in list(arrays):
         array = arrays.pop(name)
         if found := GROUPED.fullmatch(name):
-            made = {f"{found[1]}in_proj_{to}.{found[3]}": a for to, a in ungrouped(config, name, found[2], array)}
+            made = {f"{found[1]}in_proj_{to}.{found[3]}": a for to, a in ungroup(config, name, found[2], array)}
         elif CONV.fullmatch(name):
-            made = {name: flat_conv(array)}
+            made = {name: squeeze_conv(array)}
         elif LESS_ONE.fullmatch(name) and array.dtype in FLOATS:  # any other is left for the comparison to name
             made = {name: array.astype(mx.float32) + add}
         else:
             made = {name: array}
-        if twice := made.keys() & arranged.keys():
+        if twice := made.keys() & sanitized.keys():
             raise BadCheckpoint(f"the checkpoint holds {shown(min(twice))} twice, in two layouts; keep one")
-        arranged |= made
-    return arranged
+        sanitized |= made
+    return sanitized
 
 
-def by_mlx(conv: mx.array) -> bool:
+def is_mlx_conv(conv: mx.array) -> bool:
     """MLX converts [channels, 1, width] to [channels, width, 1]."""
     return conv.ndim == 3 and conv.shape[2] == 1 and conv.shape[1] > 1
 
 
-def flat_conv(conv: mx.array) -> mx.array:
+def squeeze_conv(conv: mx.array) -> mx.array:
     """Without the axis of length 1; what has none is left for the comparison of shapes to name."""
-    if by_mlx(conv):
+    if is_mlx_conv(conv):
         return conv.squeeze(2)
     return conv.squeeze(1) if conv.ndim == 3 and conv.shape[1] == 1 else conv
 
 
-def gains_are_whole(config, arrays: Arrays) -> bool:
+def norms_include_one(config, arrays: Arrays) -> bool:
     """The original never has the 1 in its norms. Of those who convert it for MLX some add it: a stamp or the average
     tells. JANG also leaves convolutions as they were, so for its bundles they say nothing."""
     if config.jang_norms_pre_shifted:
         return True
     convs = [array for name, array in arrays.items() if CONV.fullmatch(name)]
     norms = [array for name, array in arrays.items() if AROUND.fullmatch(name) and array.dtype in FLOATS]
-    if not norms or not (config.by_jang or any(map(by_mlx, convs))):
+    if not norms or not (config.by_jang or any(map(is_mlx_conv, convs))):
         return False
     gains = mx.concatenate([norm.astype(mx.float32).flatten() for norm in norms])
     return bool((gains.mean() > 0.5).item())
 
 
-def ungrouped(config, name: str, what: str, array: mx.array) -> list[tuple[str, mx.array]]:
+def ungroup(config, name: str, what: str, array: mx.array) -> list[tuple[str, mx.array]]:
     """Rows that lie key head by key head, part by part instead: all q, all k, all v, then the gate; all b, all a."""
     c, heads = config, config.linear_num_key_heads
     each = c.linear_num_value_heads // heads

@@ -29,37 +29,37 @@ def rename_experts(key: str) -> str:
 
 def stack_experts(arrays: Arrays, count: int) -> Arrays:
     """Single experts stacked, [E, 2I, ...] split into gate and up, names completed. Takes `arrays` apart."""
-    together: Arrays = {}
+    stacks: Arrays = {}
     singles: dict[str, dict[int, mx.array]] = defaultdict(dict)
     for name in list(arrays):
         array = arrays.pop(name)
         if found := SINGLE.fullmatch(name):
             put_single(singles[f"{found[1]}.{found[3]}"], name, int(found[2]), array)
         else:
-            put(together, f"{name}.weight" if BARE.fullmatch(name) else name, array)
+            put(stacks, f"{name}.weight" if BARE.fullmatch(name) else name, array)
     for name, parts in singles.items():
-        put(together, name, stacked(name, parts, count))
-    return split_gate_up(together)
+        put(stacks, name, stack(name, parts, count))
+    return split_gate_up(stacks)
 
 
 def split_gate_up(arrays: Arrays) -> Arrays:
     """Fused gates and ups apart, whatever they are stored in: rows are halved, what all rows share goes to both."""
-    apart: Arrays = {}
+    split: Arrays = {}
     for name, array in arrays.items():
         if found := FUSED.fullmatch(name):
             shared = found[2] in SHARED
-            gate, up = (array, array) if shared else halves(name, array)
-            put(apart, f"{found[1]}.gate_proj{found[2] or '.weight'}", gate)
-            put(apart, f"{found[1]}.up_proj{found[2] or '.weight'}", up)
+            gate, up = (array, array) if shared else split_halves(name, array)
+            put(split, f"{found[1]}.gate_proj{found[2] or '.weight'}", gate)
+            put(split, f"{found[1]}.up_proj{found[2] or '.weight'}", up)
         else:
-            put(apart, name, array)
-    return apart
+            put(split, name, array)
+    return split
 
 
-def put(arranged: Arrays, name: str, array: mx.array) -> None:
-    if name in arranged:
+def put(sanitized: Arrays, name: str, array: mx.array) -> None:
+    if name in sanitized:
         raise BadCheckpoint(f"the checkpoint holds {shown(name)} twice, in two layouts; keep one")
-    arranged[name] = array
+    sanitized[name] = array
 
 
 def put_single(parts: dict[int, mx.array], name: str, number: int, array: mx.array) -> None:
@@ -68,7 +68,7 @@ def put_single(parts: dict[int, mx.array], name: str, number: int, array: mx.arr
     parts[number] = array
 
 
-def halves(name: str, array: mx.array) -> list[mx.array]:
+def split_halves(name: str, array: mx.array) -> list[mx.array]:
     """Gate first, then up, along the rows of each expert."""
     if array.ndim not in (2, 3) or array.shape[1] % 2:
         raise BadCheckpoint(
@@ -77,7 +77,7 @@ def halves(name: str, array: mx.array) -> list[mx.array]:
     return list(mx.split(array, 2, axis=1))
 
 
-def stacked(name: str, parts: dict[int, mx.array], count: int) -> mx.array:
+def stack(name: str, parts: dict[int, mx.array], count: int) -> mx.array:
     if sorted(parts) != list(range(count)):
         lost = sorted(set(range(count)) - set(parts))[:5]
         detail = f"expert {lost[0]} is missing" if lost else f"expert {max(parts)} is one too many"

@@ -9,9 +9,9 @@ import pytest
 
 from mlxrt.kernels import PLAIN, Kernels, moe_down, moe_gate_up
 from mlxrt.kernels.ops.gather import gather_mm
-from mlxrt.models.base import Fusible
-from mlxrt.models.moe import Experts, entering, stack_of
-from mlxrt.models.quantized.lut_linear import CodedExpertLinear, Coding
+from mlxrt.models.base import FusedModule
+from mlxrt.models.moe import Experts, expert_matrix, prepare_input
+from mlxrt.models.quantized.lut_linear import LUTEncoding, LUTExpertLinear
 
 MAX_ERROR = 0.02  # of the largest value
 MAX_JANG_ERROR = 0.05
@@ -79,19 +79,19 @@ def jang_layer(gpu):
     """256 experts of MiniMax-M2's shape in JANGTQ2, fused and packed as a model's layers are."""
     layer = Experts(256, 32, 32)
     for name, width, outs in PROJECTIONS:
-        linear = CodedExpertLinear(Coding.jangtq(2, width, 42), 256, outs)
+        linear = LUTExpertLinear(LUTEncoding.jangtq(2, width, 42), 256, outs)
         linear.words = mx.random.randint(-(1 << 31), (1 << 31) - 1, linear.words.shape).view(mx.uint32)
         linear.norms = mx.random.uniform(0.5, 1.5, linear.norms.shape).astype(mx.float16)
         mx.eval(linear.words, linear.norms)
         layer[name] = linear
     set_kernels(layer, Kernels("strict", gpu))
     for part in reversed(layer.modules()):
-        if isinstance(part, Fusible):
+        if isinstance(part, FusedModule):
             part.fuse()
             mx.eval(part.parameters())
     for part in layer.modules():
         if not part.children():
-            layer.together(part)
+            layer.pack_constants(part)
     return layer
 
 
@@ -126,6 +126,6 @@ def test_jang_experts(gpu, jang_layer, tokens, dtype):
     assert relative_error(jang_layer(x, experts, weights)[few], expected) < MAX_JANG_ERROR
     if tokens > 1:
         first, last = jang_layer.gate_up_proj, jang_layer.down_proj
-        h = moe_gate_up.launch(gpu, entering(first, x), experts, stack_of(first), "silu")
-        by_rows = moe_down.launch(gpu, entering(last, h), experts, weights, stack_of(last))
+        h = moe_gate_up.launch(gpu, prepare_input(first, x), experts, expert_matrix(first), "silu")
+        by_rows = moe_down.launch(gpu, prepare_input(last, h), experts, weights, expert_matrix(last))
         assert relative_error(by_rows[few], expected) < MAX_JANG_ERROR

@@ -15,7 +15,7 @@ from mlxrt.kernels import Kernels, add_norm, add_norm_qmv, make_gpu, qmv
 from mlxrt.kernels.ops.qmv import FEW
 from mlxrt.kernels.selftest import DTYPES, list_cases
 from mlxrt.models import find
-from mlxrt.models.fused_linear import product_of_sum
+from mlxrt.models.fused_linear import add_norm_linear
 from mlxrt.weights.random_models import random_weights
 from tests.support.launch_count import launches_per_token, make_request
 
@@ -125,7 +125,7 @@ def by_hand(linear, x, post, residual, norm):
 @pytest.mark.parametrize("rows", [1, FEW, FEW + 1, 70])
 def test_more_rows_take_the_two_ways_apart(rows):
     kernels, (linear, x, around) = simulated(), layer(rows, bias=True)
-    found = product_of_sum(linear, x, kernels, **around)
+    found = add_norm_linear(linear, x, kernels, **around)
     assert all(mx.allclose(a, b, atol=1e-4) for a, b in zip(found, by_hand(linear, x, **around), strict=True))
     assert ("add_norm_qmv" in kernels.used) == (rows <= FEW)
 
@@ -133,19 +133,19 @@ def test_more_rows_take_the_two_ways_apart(rows):
 def test_a_kernel_that_is_wrong_here_is_replaced_by_two():
     (kernels, said), (linear, x, around) = aloud(), layer(2)
     kernels.disabled["add_norm_qmv"] = "wrong on this machine"
-    found = product_of_sum(linear, x, kernels, **around)
+    found = add_norm_linear(linear, x, kernels, **around)
     assert all(mx.allclose(a, b, atol=1e-4) for a, b in zip(found, by_hand(linear, x, **around), strict=True))
     assert kernels.used == {"add_norm": 1, "qmv": 1}
     assert said == ["add_norm_qmv runs as several launches: wrong on this machine"]
     kernels.mode = "strict"
     with pytest.raises(NoKernel, match="add_norm_qmv: wrong on this machine"):
-        product_of_sum(linear, x, kernels, **around)
+        add_norm_linear(linear, x, kernels, **around)
 
 
 def test_what_the_kernel_refuses_is_said():
     (kernels, said), (linear, x, around) = aloud(), layer(2)
     packed = nn.QuantizedLinear.from_linear(linear, 16, 4, mode="nvfp4")
-    found = product_of_sum(packed, x, kernels, **around)
+    found = add_norm_linear(packed, x, kernels, **around)
     assert all(mx.allclose(a, b, atol=1e-4) for a, b in zip(found, by_hand(packed, x, **around), strict=True))
     apart, plain = "add_norm_qmv runs as several launches", "qmv runs as plain MLX"
     assert said == [f"{apart}: nvfp4 weights", f"{plain}: nvfp4 weights"] and kernels.used == {"add_norm": 1}
@@ -155,7 +155,7 @@ def test_other_types_are_summed_apart():
     (kernels, said), (linear, x, around) = aloud(), layer(1)
     linear.weight, around["norm"].weight = (a.astype(mx.bfloat16) for a in (linear.weight, around["norm"].weight))
     x, around["residual"] = x.astype(mx.bfloat16), around["residual"].astype(mx.bfloat16)
-    _, h = product_of_sum(linear, x, kernels, **around)  # the weight of `post` is still float32
+    _, h = add_norm_linear(linear, x, kernels, **around)  # the weight of `post` is still float32
     assert mx.allclose(h, by_hand(linear, x, **around)[1].astype(mx.bfloat16), rtol=0.02)
     assert kernels.used == {"add_norm": 1, "qmv": 1} and "the norm in mlx.core.float32" in said[0]
 
@@ -168,7 +168,7 @@ def test_a_layer_that_is_no_matrix_is_called():
     linear, x, around = layer(1)
     twice = Twice(64, 40, bias=False)
     twice.weight = linear.weight
-    y, h = product_of_sum(twice, x, simulated(), **around)
+    y, h = add_norm_linear(twice, x, simulated(), **around)
     assert mx.allclose(y, 2 * by_hand(linear, x, **around)[0], atol=1e-4)
     assert mx.allclose(h, by_hand(linear, x, **around)[1], atol=1e-5)
 
@@ -180,5 +180,5 @@ def test_branch_residual_and_one_buffer_are_the_inputs():
     sim.inputs.clear()
     block.feed(x, x)
     around = {"post": block.post_feedforward_layernorm, "residual": x, "activation": "gelu", "times": own}
-    product_of_sum(block.per_layer_input_gate, x, kernels, **around)
+    add_norm_linear(block.per_layer_input_gate, x, kernels, **around)
     assert sim.inputs == [3, 2, 4]  # gate and up, down; the gate also reads what it is a gate for

@@ -95,8 +95,8 @@ def heads_of(rng: random.Random, dtype: mx.Dtype, dims: list[int]) -> QKVLayout:
     keys, group, dim = rng.choice([1, 2]), rng.choice([1, 2, 3, 4, 8]), rng.choice(dims)
     norms = [normal(dtype, dim) for _ in range(2)] if rng.random() < 0.5 else [None, None]
     turning = rng.choice([None, dim // 2, dim // 4])
-    speeds = None if turning is None else 10000.0 ** -(mx.arange(turning) / turning)
-    return QKVLayout(keys * group, keys, dim, norms[0], norms[1], False, 1e-6, speeds, rng.choice([1.0, 1.3]))
+    inv_freq = None if turning is None else 10000.0 ** -(mx.arange(turning) / turning)
+    return QKVLayout(keys * group, keys, dim, norms[0], norms[1], False, 1e-6, inv_freq, rng.choice([1.0, 1.3]))
 
 
 def attention(rng: random.Random, dtype: mx.Dtype, heads: QKVLayout, at: dict[str, Any], pages: Any) -> Case:

@@ -15,7 +15,7 @@ from mlxrt.cache.memory import PagedKV, Shared, WindowKV
 from mlxrt.engine.engine import Engine
 from mlxrt.errors import BadCheckpoint
 from mlxrt.models import find
-from mlxrt.models.multimodal import text_name
+from mlxrt.models.multimodal import rename_text_tensor
 from mlxrt.weights import FolderCheckpoint, build
 
 from .. import parity_adapter as adapter
@@ -233,4 +233,4 @@ def test_memory_of_each_layer():
     ],
 )
 def test_names_inside_a_wrapper(name, ours):
-    assert text_name(name) == ours
+    assert rename_text_tensor(name) == ours

@@ -9,10 +9,10 @@ from mlxrt.models.moe import (
     MANY,
     ExpertLinear,
     Experts,
-    PackedExpertLinear,
-    choose_by_sigmoid,
-    choose_then_softmax,
-    softmax_then_choose,
+    QuantizedExpertLinear,
+    sigmoid_topk,
+    softmax_topk,
+    topk_softmax,
 )
 from mlxrt.models.sanitize_moe import rename_experts, stack_experts
 from tests.support import mlx_format_truth
@@ -65,7 +65,7 @@ def test_experts(layout, n, k, fused):
         if layout:
             mode, bits, group = layout
             experts[name] = experts[name].to_quantized(group, bits, mode)
-            assert isinstance(experts[name], PackedExpertLinear) and experts[name].weight.dtype == mx.uint32
+            assert isinstance(experts[name], QuantizedExpertLinear) and experts[name].weight.dtype == mx.uint32
     stacks = [matrices(experts[name]) for name in names]
     biases = [np.array(experts[name].bias).astype(np.float64) for name in names]
     if fused:
@@ -118,11 +118,11 @@ def test_routers(k):
     sigmoid = 1 / (1 + np.exp(-logits))
     x, b = mx.array(logits, mx.float32), mx.array(bias, mx.float32)
     cases = [
-        (softmax_then_choose(x, k, normalise=False), shares, logits, False),
-        (softmax_then_choose(x, k, normalise=True), shares, logits, True),
-        (choose_then_softmax(x, k), np.exp(logits), logits, True),
-        (choose_by_sigmoid(x, b, k, normalise=False), sigmoid, sigmoid + bias, False),
-        (choose_by_sigmoid(x, b, k, normalise=True), sigmoid, sigmoid + bias, True),
+        (softmax_topk(x, k, normalise=False), shares, logits, False),
+        (softmax_topk(x, k, normalise=True), shares, logits, True),
+        (topk_softmax(x, k), np.exp(logits), logits, True),
+        (sigmoid_topk(x, b, k, normalise=False), sigmoid, sigmoid + bias, False),
+        (sigmoid_topk(x, b, k, normalise=True), sigmoid, sigmoid + bias, True),
     ]
     for (experts, weights), values, ranking, normalised in cases:
         assert weights.dtype == mx.float32 and experts.shape == weights.shape == (20, k)

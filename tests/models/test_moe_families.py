@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 from mlxrt.engine.load import outline, parameters
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
 from mlxrt.models import find
-from mlxrt.models.moe import PackedExpertLinear
+from mlxrt.models.moe import QuantizedExpertLinear
 from mlxrt.weights.formats.folder import FolderCheckpoint
 from mlxrt.weights.load.build import build
 from mlxrt.weights.random_models import shape_config
@@ -108,7 +108,7 @@ def test_gpt_oss_experts_stay_packed(made):
     for layer in model.model.layers:
         for name in ("gate_proj", "up_proj", "down_proj"):
             module = layer.mlp.experts[name]
-            assert isinstance(module, PackedExpertLinear) and module.mode == "mxfp4"
+            assert isinstance(module, QuantizedExpertLinear) and module.mode == "mxfp4"
             assert module.weight.dtype == mx.uint32 and module.scales.dtype == mx.uint8
     model.fuse()
     assert off(dense_logits(model, tokens), ref) < 1e-3

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
-from mlxrt.models.rope import RoPE, Rope, read_rope
+from mlxrt.models.rope import RoPE, RopeParams, read_rope
 
 CASES = json.loads((Path(__file__).parent / "rope.json").read_text())
 
@@ -40,7 +40,7 @@ def test_plain():
     x = np.random.default_rng(0).normal(size=(4, 2, 8))
     positions = np.array([3, 0, 7, 50])
     want = turned(x, positions, [100.0 ** (-2 * i / 8) for i in range(4)], 1)
-    got = RoPE(Rope(8, 100.0))(mx.array(x, mx.float32), mx.array(positions))
+    got = RoPE(RopeParams(8, 100.0))(mx.array(x, mx.float32), mx.array(positions))
     np.testing.assert_allclose(np.array(got), want, atol=1e-5)
 
 

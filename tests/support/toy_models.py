@@ -8,7 +8,7 @@ from mlxrt.kernels import compute_qkv
 from mlxrt.models.config import ModelConfig
 from mlxrt.models.layers import Attention, Block, GatedMLP
 from mlxrt.models.llama import Llama
-from mlxrt.models.rope import Rope
+from mlxrt.models.rope import RopeParams
 
 VOCAB = 97
 CONFIG = ModelConfig(
@@ -21,7 +21,7 @@ CONFIG = ModelConfig(
     head_dim=32,
     rms_norm_eps=1e-5,
     max_position_embeddings=4096,
-    rope=Rope(32, 10_000.0),
+    rope=RopeParams(32, 10_000.0),
     windows=(None,) * 4,
 )
 

@@ -12,7 +12,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
-from mlxrt.models.moe import PackedExpertLinear
+from mlxrt.models.moe import QuantizedExpertLinear
 from mlxrt.weights import FolderCheckpoint, GgufCheckpoint, build
 from mlxrt.weights.formats.gguf.architectures import ARCHITECTURES
 from mlxrt.weights.formats.gguf.config import build_config
@@ -100,7 +100,7 @@ def test_stacks_of_experts(tmp_path, kind, arch):
         if ".experts." not in name or name.endswith("bias"):
             continue
         module = dict(model.named_modules())[name.removesuffix(".weight")]
-        assert isinstance(module, PackedExpertLinear) == (kind != "Q5_0")
+        assert isinstance(module, QuantizedExpertLinear) == (kind != "Q5_0")
         assert module.weight.dtype == (mx.float32 if kind == "Q5_0" else mx.uint32)
         stored = gguf.quants.dequantize(gguf.quants.quantize(np.ascontiguousarray(value), type_), type_)
         np.testing.assert_allclose(np.array(plain[name]), stored, atol=2e-3 if kind == "Q5_0" else 1e-6, err_msg=name)

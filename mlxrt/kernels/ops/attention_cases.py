@@ -16,8 +16,8 @@ def paged_case(
     h, kv, dim = heads
     norms = [1 + 0.2 * mx.random.normal((dim,)).astype(dtype) for _ in range(2)] if extra.get("norms") else [None] * 2
     turning = extra.get("turning")
-    speeds = None if turning is None else 10000.0 ** -(mx.arange(turning) / turning)
-    more = (bool(extra.get("v_norm")), 1e-6, speeds, extra.get("magnitude", 1.0), bool(extra.get("tied")))
+    inv_freq = None if turning is None else 10000.0 ** -(mx.arange(turning) / turning)
+    more = (bool(extra.get("v_norm")), 1e-6, inv_freq, extra.get("magnitude", 1.0), bool(extra.get("tied")))
     width = h if extra.get("read") else h + kv if extra.get("tied") else h + 2 * kv
     arrays = {"qkv": mx.random.normal((rows, width * dim)).astype(dtype)}
     if extra.get("sinks"):

@@ -100,7 +100,7 @@ def run(
     kept = (pages.pool, tail, pages.table, pages.where)
     found, *made = gpu(
         sources[new, tiled],
-        [*begins, *kept, heads.speeds, heads.q_norm, heads.k_norm, sinks],
+        [*begins, *kept, heads.inv_freq, heads.q_norm, heads.k_norm, sinks],
         (rows * h // together, splits, 1),
         32 * simdgroups,
         [out, (tail.shape, tail.dtype)] if new else [out],
@@ -120,7 +120,7 @@ def run(
         VN=heads.v_norm,
         TIED=heads.tied,
         EPS=bits_of(heads.eps),
-        TURN=0 if heads.speeds is None else heads.speeds.shape[0],
+        TURN=0 if heads.inv_freq is None else heads.inv_freq.shape[0],
         MAGNITUDE=bits_of(heads.magnitude),
         S=size,
         TAIL=room,

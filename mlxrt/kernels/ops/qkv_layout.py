@@ -18,13 +18,13 @@ class QKVLayout:
     k_norm: mx.array | None = None
     v_norm: bool = False  # without a weight
     eps: float = 0.0
-    speeds: mx.array | None = None  # [turning / 2] radians per position
+    inv_freq: mx.array | None = None  # [rotary dim / 2] radians per position
     magnitude: float = 1.0
-    tied: bool = False  # values are the keys as they come out of the product
+    tied: bool = False  # the values are the projected keys (no v_proj)
 
-    def held(self) -> dict[str, mx.array]:
+    def arrays(self) -> dict[str, mx.array]:
         """Its arrays, by name."""
-        return {name: a for name in ("q_norm", "k_norm", "speeds") if (a := getattr(self, name)) is not None}
+        return {name: a for name in ("q_norm", "k_norm", "inv_freq") if (a := getattr(self, name)) is not None}
 
     def split(self, qkv: mx.array) -> list[mx.array]:
         """[N, (queries + 2 keys) * dim] -> q, k, v [N, heads, dim]; q alone where there is no more."""
@@ -53,10 +53,10 @@ class QKVLayout:
 
     def apply_rope(self, x: mx.array, positions: mx.array) -> mx.array:
         """x [N, heads, dim], rotated in float32, as the kernels do."""
-        if self.speeds is None:
+        if self.inv_freq is None:
             return x
-        half = self.speeds.shape[0]
-        angle = positions.astype(mx.float32)[:, None, None] * self.speeds
+        half = self.inv_freq.shape[0]
+        angle = positions.astype(mx.float32)[:, None, None] * self.inv_freq
         c, s = mx.cos(angle) * self.magnitude, mx.sin(angle) * self.magnitude
         a, b, rest = mx.split(x.astype(mx.float32), [half, 2 * half], axis=-1)
         return mx.concatenate([a * c - b * s, a * s + b * c, rest], axis=-1).astype(x.dtype)

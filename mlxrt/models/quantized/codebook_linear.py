@@ -8,10 +8,10 @@ import mlx.core as mx
 from ...kernels import codebook_rows
 from ...kernels.ops.codebook import MAX_ROWS, dequantize_codebook
 from ...kernels.ops.gather import gather_mm
-from ..base import Computing
+from ..base import KernelModule
 
 
-def gather_vector_matmul(
+def gather_codebook_matmul(
     x: mx.array, codes: mx.array, codebook: mx.array, experts: mx.array, *, ordered: bool = False
 ) -> mx.array:
     """x [..., 1, in] by the matrices of `experts` [...]: codes [E, out, in / g], one codebook for all. float32."""
@@ -22,7 +22,7 @@ def gather_vector_matmul(
     return gather_mm(x, stack, experts, ordered=ordered)
 
 
-class VectorLinear(Computing):
+class CodebookLinear(KernelModule):
     """A linear layer of such a matrix. The shape and dtype of codes and codebook are as stored."""
 
     def __init__(self, codes: mx.array, codebook: mx.array, *, bias: bool = False):
@@ -38,7 +38,7 @@ class VectorLinear(Computing):
         return y + self.bias if "bias" in self else y
 
 
-class VectorExpertLinear(Computing):
+class CodebookExpertLinear(KernelModule):
     """An ExpertLinear of such matrices, which share a codebook."""
 
     def __init__(self, codes: mx.array, codebook: mx.array, *, bias: bool = False):
@@ -53,7 +53,7 @@ class VectorExpertLinear(Computing):
         if self.kernels.gpu is not None and experts.size <= MAX_ROWS:
             y = self.few(x, experts)
         else:
-            y = gather_vector_matmul(x, self.codes, self.codebook, experts, ordered=ordered).astype(x.dtype)
+            y = gather_codebook_matmul(x, self.codes, self.codebook, experts, ordered=ordered).astype(x.dtype)
         return y + self.bias[experts][..., None, :] if "bias" in self else y
 
     def few(self, x: mx.array, experts: mx.array) -> mx.array:

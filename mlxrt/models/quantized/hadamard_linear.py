@@ -7,12 +7,12 @@ multiplies by the rows of one of those alone would be wrong here.
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..base import Computing
-from ..moe import ExpertLinear, PackedExpertLinear
-from .rotation import Rotation, divided, rotate
+from ..base import KernelModule
+from ..moe import ExpertLinear, QuantizedExpertLinear
+from .rotation import Rotation, divide_input, rotate
 
 
-class Turning(Computing):
+class HadamardLayer(KernelModule):
     """What happens to an input: `rotation` is None where only a divisor is needed; `divisor` is its shape."""
 
     def __init__(self, inner: nn.Module, rotation: Rotation | None, divisor: tuple[int, ...]):
@@ -25,11 +25,11 @@ class Turning(Computing):
             self.divisor = mx.ones(divisor)
 
     def turned(self, x: mx.array, experts: mx.array | None = None) -> mx.array:
-        y = divided(x, self.get("divisor"), experts)
+        y = divide_input(x, self.get("divisor"), experts)
         return y if self.rotation is None else rotate(y, self.rotation.blocks, self._signs, self.kernels, x.dtype)
 
 
-class TurnedLinear(Turning):
+class HadamardLinear(HadamardLayer):
     def __init__(self, plain: nn.Module, group: int, bits: int, rotation: Rotation | None, divisor: tuple[int, ...]):
         outputs, inputs = plain["weight"].shape
         super().__init__(nn.QuantizedLinear(inputs, outputs, "bias" in plain, group, bits), rotation, divisor)
@@ -39,11 +39,11 @@ class TurnedLinear(Turning):
         return y + self.bias if "bias" in self else y
 
 
-class TurnedExpertLinear(Turning):
+class HadamardExpertLinear(HadamardLayer):
     """The same for a stack of experts; the divisor is one for all or one per expert."""
 
     def __init__(self, plain: ExpertLinear, group: int, bits: int, rotation: Rotation | None, divisor: tuple[int, ...]):
-        super().__init__(PackedExpertLinear(plain, group, bits, "affine"), rotation, divisor)
+        super().__init__(QuantizedExpertLinear(plain, group, bits, "affine"), rotation, divisor)
 
     def __call__(self, x: mx.array, experts: mx.array, *, ordered: bool = False) -> mx.array:
         y = self.inner(self.turned(x, experts), experts, ordered=ordered)

@@ -16,9 +16,9 @@ from ...kernels.ops.bitpack import WORD, aligned_words, pack_bits, unpack_aligne
 from ...kernels.ops.gather import gather_mm
 from ...kernels.ops.qmm import MANY
 from ...kernels.ops.qmv import FEW
-from ..base import Fusible
+from ..base import FusedModule
 from .centroids import lloyd_max, odd_cubic
-from .rotation import Rotation, binary_blocks, divided, rotate, unrotate
+from .rotation import Rotation, binary_blocks, divide_input, rotate, unrotate
 
 HADAMARD32 = 32
 AT_ONCE = 1 << 30  # bytes of unpacked experts: a layer of 256 would take gigabytes
@@ -26,7 +26,7 @@ PACKED_AT_ONCE = 1 << 23  # codes that are laid anew together: each takes up to 
 
 
 @dataclass(frozen=True)
-class Coding:
+class LUTEncoding:
     """How the rows of a matrix with `width` inputs are coded."""
 
     name: str  # jangtq or jangtq2
@@ -35,11 +35,11 @@ class Coding:
     rotation: Rotation | None
 
     @classmethod
-    def jangtq(cls, bits: int, width: int, seed: int) -> "Coding":
+    def jangtq(cls, bits: int, width: int, seed: int) -> "LUTEncoding":
         return cls("jangtq", bits, width, Rotation(binary_blocks(width), seed))
 
     @classmethod
-    def jangtq2(cls, bits: int, width: int, *, turned: bool) -> "Coding":
+    def jangtq2(cls, bits: int, width: int, *, turned: bool) -> "LUTEncoding":
         blocks = (HADAMARD32,) * (width // HADAMARD32)
         return cls("jangtq2", bits, width, Rotation(blocks, None) if turned else None)
 
@@ -69,13 +69,13 @@ class Coding:
         return f"{self.name} {self.bits} bit" + ("" if self.rotation else " not turned")
 
 
-class CodedLayer(Fusible):
+class LUTLayer(FusedModule):
     """Words and norms as stored; levels and signs, which follow from the coding, beside them.
 
     Kernels read codes that lie as one stream of bits. Where a file's do not, they are laid so when the layer is fused.
     """
 
-    def __init__(self, coding: Coding, rows: tuple[int, ...], bias: bool, divisor: tuple[int, ...]):
+    def __init__(self, coding: LUTEncoding, rows: tuple[int, ...], bias: bool, divisor: tuple[int, ...]):
         super().__init__()
         self.coding = coding
         self.words = mx.zeros((*rows, coding.words), mx.uint32)
@@ -115,7 +115,7 @@ class CodedLayer(Fusible):
         return x.astype(dtype) if turns is None else rotate(x, turns.blocks, self._signs, self.kernels, dtype)
 
 
-def streamed(words: mx.array, coding: Coding) -> mx.array:
+def streamed(words: mx.array, coding: LUTEncoding) -> mx.array:
     """Words none of whose codes crosses a word -> the same codes as one stream of bits."""
     rows, each = words.reshape(-1, words.shape[-1]), max(1, PACKED_AT_ONCE // coding.width)
     made = []
@@ -125,14 +125,14 @@ def streamed(words: mx.array, coding: Coding) -> mx.array:
     return mx.concatenate(made).reshape(*words.shape[:-1], -1)
 
 
-class CodedLinear(CodedLayer):
+class LUTLinear(LUTLayer):
     """A linear layer whose matrix is coded. `divisor` [in], where there is one, divides the input before it turns."""
 
-    def __init__(self, coding: Coding, outputs: int, *, bias: bool = False, divisor: tuple[int, ...] = ()):
+    def __init__(self, coding: LUTEncoding, outputs: int, *, bias: bool = False, divisor: tuple[int, ...] = ()):
         super().__init__(coding, (outputs,), bias, divisor)
 
     def __call__(self, x: mx.array) -> mx.array:
-        rows, matrix = divided(x, self.get("divisor")).reshape(-1, x.shape[-1]), self.matrix
+        rows, matrix = divide_input(x, self.get("divisor")).reshape(-1, x.shape[-1]), self.matrix
         if matrix is None:
             y = self.codes.multiply(self.turned(rows)).astype(x.dtype)
         elif rows.shape[0] > MANY:
@@ -144,15 +144,17 @@ class CodedLinear(CodedLayer):
         return y + self.bias if "bias" in self else y
 
 
-class CodedExpertLinear(CodedLayer):
+class LUTExpertLinear(LUTLayer):
     """An ExpertLinear whose matrices are coded. `divisor` is one for all, or one per expert."""
 
-    def __init__(self, coding: Coding, count: int, outputs: int, *, bias: bool = False, divisor: tuple[int, ...] = ()):
+    def __init__(
+        self, coding: LUTEncoding, count: int, outputs: int, *, bias: bool = False, divisor: tuple[int, ...] = ()
+    ):
         super().__init__(coding, (count, outputs), bias, divisor)
 
     def __call__(self, x: mx.array, experts: mx.array, *, ordered: bool = False) -> mx.array:
         """x [..., 1, in] through the matrices of `experts` [...]."""
-        rows, matrix = divided(x, self.get("divisor"), experts), self.matrix
+        rows, matrix = divide_input(x, self.get("divisor"), experts), self.matrix
         if matrix is not None and experts.size >= self.words.shape[0]:
             y = self.unpacking(self.turned(rows, x.dtype), matrix, experts, ordered)
         else:

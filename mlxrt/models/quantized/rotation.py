@@ -70,7 +70,7 @@ def unrotate(x: mx.array, blocks: tuple[int, ...], signs: mx.array | None) -> mx
     return x if signs is None else x * signs
 
 
-def divided(x: mx.array, divisor: mx.array | None, experts: mx.array | None = None) -> mx.array:
+def divide_input(x: mx.array, divisor: mx.array | None, experts: mx.array | None = None) -> mx.array:
     """x by a divisor [in]; or x [..., 1, in] by the `experts` [...] of a divisor [E, in]."""
     if divisor is None:
         return x

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...kernels.ops.bitpack import pack_aligned
-from ...models.quantized.lut_linear import Coding
+from ...models.quantized.lut_linear import LUTEncoding
 from ...models.quantized.rotation import Rotation, binary_blocks, rotate
 
 Arrays = dict[str, mx.array]
@@ -38,7 +38,7 @@ def affine(w: mx.array, bits: int, group_size: int, dtype: mx.Dtype, rotation: R
 
 def jangtq(w: mx.array, bits: int) -> Arrays:
     """Centroid indices and norms of rotated rows: an index counts the borders between centroids below the value."""
-    coding = Coding.jangtq(bits, w.shape[-1], SEED)
+    coding = LUTEncoding.jangtq(bits, w.shape[-1], SEED)
     centroids = mx.array(coding.levels)
     borders = (centroids[:-1] + centroids[1:]) / 2.0
 

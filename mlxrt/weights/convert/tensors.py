@@ -12,10 +12,10 @@ import mlx.core as mx
 
 from ...errors import BadCheckpoint, UnsupportedModel, shown
 from ...models import CausalLM, find
-from ...models.config import ModelConfig, unreported
+from ...models.config import ModelConfig, suppress_reports
 from ...models.moe import MoEConfig
 from ...models.qwen3_next import HybridConfig
-from ...models.sanitize_hybrid import gains_are_whole
+from ...models.sanitize_hybrid import norms_include_one
 from ...models.sanitize_moe import stack_experts
 from ..formats.checkpoint import Checkpoint
 from ..formats.fp8 import has_fp8, unpack_fp8
@@ -62,17 +62,17 @@ class SourceModel:
         """Whether norm weights include the added one, which tensors alone do not tell."""
         if not isinstance(self.config, HybridConfig):
             return {}
-        return {"jang_norms_pre_shifted": gains_are_whole(self.config, dict(self.arrays))}
+        return {"jang_norms_pre_shifted": norms_include_one(self.config, dict(self.arrays))}
 
 
 def open_source(checkpoint: Checkpoint) -> SourceModel:
     """Lazy: tensors are read when they are used."""
     family = find(checkpoint.config)
-    if family.adapted:
+    if family.is_adapter:
         kind = shown(checkpoint.config.get("model_type"))
         raise UnsupportedModel(f"{kind} is computed by mlx-lm's module; convert it with mlx_lm.convert")
     refuse_methods(checkpoint.config)
-    with unreported():
+    with suppress_reports():
         config = family.parse(checkpoint.config)
     labels = jang.read_labels(checkpoint.config)
     loaded, dtype = load_tensors(checkpoint, None)

@@ -16,7 +16,7 @@ import mlx.nn as nn
 from ...errors import BadCheckpoint, UnsupportedModel, shown
 from ...kernels.ops.codebook import dequantize_codebook
 from ...models.moe import ExpertLinear
-from ...models.quantized.codebook_linear import VectorExpertLinear, VectorLinear
+from ...models.quantized.codebook_linear import CodebookExpertLinear, CodebookLinear
 from .checkpoint import LARGEST_DIMENSION
 from .weight_format import FLOATS, WeightFormat, describe
 
@@ -45,7 +45,7 @@ class CodebookFormat(WeightFormat):
         return ("codes", "codebook")
 
     def build_module(self, plain: nn.Module, dtype: mx.Dtype) -> nn.Module:
-        kind = VectorExpertLinear if isinstance(plain, ExpertLinear) else VectorLinear
+        kind = CodebookExpertLinear if isinstance(plain, ExpertLinear) else CodebookLinear
         return kind(self.indices, self.codebook, bias="bias" in plain)
 
     def module_tensors(self, path: str, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:

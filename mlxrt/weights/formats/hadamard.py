@@ -8,7 +8,7 @@ import mlx.nn as nn
 
 from ...errors import BadCheckpoint
 from ...models.moe import ExpertLinear
-from ...models.quantized.hadamard_linear import TurnedExpertLinear, TurnedLinear
+from ...models.quantized.hadamard_linear import HadamardExpertLinear, HadamardLinear
 from ...models.quantized.rotation import Rotation, binary_blocks, unrotate
 from .quantized import MLXFormat
 from .weight_format import FLOATS, WeightFormat, describe
@@ -65,8 +65,8 @@ class HadamardFormat(WeightFormat):
     def build_module(self, plain: nn.Module, dtype: mx.Dtype) -> nn.Module:
         shape = self.awq_scale.shape if self.awq_scale else ()
         if isinstance(plain, ExpertLinear):
-            return TurnedExpertLinear(plain, self.affine.group_size, self.affine.bits, self.rotation, shape)
-        return TurnedLinear(plain, self.affine.group_size, self.affine.bits, self.rotation, shape)
+            return HadamardExpertLinear(plain, self.affine.group_size, self.affine.bits, self.rotation, shape)
+        return HadamardLinear(plain, self.affine.group_size, self.affine.bits, self.rotation, shape)
 
     def module_tensors(self, path: str, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
         own = {f"inner.{part}": array for part, array in self.affine.module_tensors(path, arrays).items()}

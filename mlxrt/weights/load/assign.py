@@ -70,7 +70,7 @@ def select_tensors(family: type[CausalLM], arrays: Arrays, ignored: tuple[tuple[
     """The tensors that the model uses, under its names."""
     kept: Arrays = {}
     for key, array in arrays.items():
-        if any(re.search(pattern, key) for pattern, _ in (*family.DROPS, *ignored)):
+        if any(re.search(pattern, key) for pattern, _ in (*family.IGNORED_TENSORS, *ignored)):
             continue
         name = family.rename(key)
         if name in kept:
@@ -82,7 +82,7 @@ def select_tensors(family: type[CausalLM], arrays: Arrays, ignored: tuple[tuple[
 def select_dtype(family: type[CausalLM], arrays: Arrays) -> mx.Dtype:
     """The dtype of the weights, or bfloat16 where the family's activations overflow float16."""
     dtype = main_dtype(arrays)
-    if dtype != mx.float16 or not family.OUTGROWS_HALF:
+    if dtype != mx.float16 or not family.NEEDS_BF16:
         return dtype
     log.warning("the weights are float16, computed in bfloat16: the activations of this family overflow float16")
     return mx.bfloat16
@@ -120,7 +120,7 @@ def assign(model: CausalLM, arrays: Arrays, dtype: mx.Dtype) -> None:
         raise BadCheckpoint(f"the model has no parameter for {list_names(unexpected)} of the checkpoint")
     for name, parameter in parameters.items():
         check_fit(name, parameter, arrays[name])
-    fp32 = re.compile("|".join(model.WIDE) or "(?!)")  # (?!) matches nothing
+    fp32 = re.compile("|".join(model.KEEP_FP32) or "(?!)")  # (?!) matches nothing
     cast = {
         name: array.astype(mx.float32 if fp32.search(name) else dtype) if array.dtype in FLOATS else array
         for name, array in arrays.items()

@@ -37,7 +37,7 @@ def build(checkpoint: Checkpoint, *, dtype: mx.Dtype | None = None, dequantise: 
     """The model of a checkpoint with its weights in memory; `dequantise` unpacks quantised matrices."""
     family = find(checkpoint.config)
     refuse_methods(checkpoint.config)
-    if family.adapted:
+    if family.is_adapter:
         return build_mlx_lm(checkpoint, dtype=dtype, dequantise=dequantise)
     return build_native(family, checkpoint, dtype=dtype, dequantise=dequantise)
 
@@ -55,7 +55,7 @@ def build_native(
     if has_fp8(arrays):
         dtype = dtype or select_dtype(family, arrays)
         arrays = unpack_fp8(arrays, checkpoint.config, dtype)
-    arrays = family.arrange(config, arrays)
+    arrays = family.sanitize(config, arrays)
     drop_tied_head(model, arrays)
     dtype = dtype or select_dtype(family, arrays)
     hints = Hints(rename_quantized_modules(checkpoint.config, family.rename), labels)

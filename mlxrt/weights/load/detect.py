@@ -16,7 +16,7 @@ from ...errors import BadCheckpoint, UnsupportedModel
 from ...kernels.ops.bitpack import aligned_words
 from ...models.moe import ExpertLinear
 from ...models.quantized.centroids import CUBIC
-from ...models.quantized.lut_linear import Coding
+from ...models.quantized.lut_linear import LUTEncoding
 from ..formats.checkpoint import TensorInfo
 from ..formats.codebook import read_codebook_matrix
 from ..formats.hadamard import AWQ_SCALES, with_input_transform
@@ -118,10 +118,16 @@ def format_from_headers(
         return mlx_from_headers(path, shape, sizes, jang)
     if part == "tq_packed":
         bits = next((b for b in BITS if aligned_words(shape[-1], b) == info.shape[-1]), None)
-        return LUTFormat(Coding.jangtq(bits, shape[-1], jang.seed if jang else 42), JANGTQ_PARTS) if bits else "jangtq"
+        return (
+            LUTFormat(LUTEncoding.jangtq(bits, shape[-1], jang.seed if jang else 42), JANGTQ_PARTS)
+            if bits
+            else "jangtq"
+        )
     if part == "tq2_packed":
         bits = 32 * info.shape[-1] // shape[-1]
-        return LUTFormat(Coding.jangtq2(bits, shape[-1], turned=True), JANGTQ2_PARTS) if bits in CUBIC else "jangtq2"
+        return (
+            LUTFormat(LUTEncoding.jangtq2(bits, shape[-1], turned=True), JANGTQ2_PARTS) if bits in CUBIC else "jangtq2"
+        )
     if part == "codes" and (book := sizes.get(f"{path}.codebook")) and len(book.shape) == 2:
         return f"codebook of {book.shape[0]} x {book.shape[1]}"
     if part == "qweight" and info.dtype == "U8":

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 import mlxrt
 from mlxrt.cli import main
-from mlxrt.models.quantized.lut_linear import Coding
+from mlxrt.models.quantized.lut_linear import LUTEncoding
 from mlxrt.weights import FolderCheckpoint
 from mlxrt.weights.convert import convert
 from mlxrt.weights.convert.recipe import Recipe
@@ -70,7 +70,7 @@ def test_indices_are_the_definitions(moe, tmp_path, bits):
     for proj in ("gate_proj", "down_proj"):
         at, w = f"model.layers.1.mlp.switch_mlp.{proj}", true[f"model.layers.1.mlp.experts.{proj}.weight"]
         tensors, _ = of.jangtq(w, bits)
-        coding = Coding.jangtq(bits, w.shape[-1], 42)
+        coding = LUTEncoding.jangtq(bits, w.shape[-1], 42)
         ours, theirs = (np.array(coding.unpack(mx.array(t))) for t in (made[f"{at}.tq_packed"], tensors["tq_packed"]))
         assert (ours != theirs).mean() < 1e-3 and np.abs(ours.astype(int) - theirs).max() <= 1  # float32 on a border
         assert np.allclose(made[f"{at}.tq_norms"].astype(float), tensors["tq_norms"].astype(float), rtol=1e-3)

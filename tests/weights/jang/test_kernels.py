@@ -5,11 +5,11 @@ import pytest
 
 from mlxrt.errors import NoKernel
 from mlxrt.kernels import PLAIN, Kernels, make_gpu
-from mlxrt.models.base import Fusible
+from mlxrt.models.base import FusedModule
 from mlxrt.models.moe import Experts
-from mlxrt.models.quantized.codebook_linear import VectorExpertLinear, VectorLinear
-from mlxrt.models.quantized.hadamard_linear import TurnedLinear
-from mlxrt.models.quantized.lut_linear import CodedExpertLinear, CodedLinear, Coding
+from mlxrt.models.quantized.codebook_linear import CodebookExpertLinear, CodebookLinear
+from mlxrt.models.quantized.hadamard_linear import HadamardLinear
+from mlxrt.models.quantized.lut_linear import LUTEncoding, LUTExpertLinear, LUTLinear
 from mlxrt.models.quantized.rotation import Rotation, binary_blocks
 
 from ...support.log_lines import capture_log
@@ -44,14 +44,14 @@ def jangtq_experts(bits: tuple[int, int, int], dim: int = DIM, hidden: int = HID
     for name, width, outs, b in zip(
         ("gate_proj", "up_proj", "down_proj"), (dim, dim, hidden), (hidden, hidden, dim), bits
     ):
-        experts[name] = filled(CodedExpertLinear(Coding.jangtq(b, width, 42), E, outs))
+        experts[name] = filled(LUTExpertLinear(LUTEncoding.jangtq(b, width, 42), E, outs))
     return experts
 
 
 def by(kernels: Kernels, module, *arguments, **named):
     for part in reversed(module.modules()):
         part.kernels = kernels
-        if isinstance(part, Fusible):
+        if isinstance(part, FusedModule):
             part.fuse()
     y = module(*arguments, **named)
     mx.eval(y)
@@ -104,7 +104,7 @@ def test_experts_of_different_bits_are_not_fused(simulated):
 def test_rows_not_a_multiple_of_32_are_plain_and_logged(simulated):
     logged = capture_log()
     mx.random.seed(9)
-    layer, x = filled(CodedLinear(Coding.jangtq(2, 40, 7), 24)), mx.random.normal((2, 40))
+    layer, x = filled(LUTLinear(LUTEncoding.jangtq(2, 40, 7), 24)), mx.random.normal((2, 40))
     kernels = Kernels("auto", gpu())
     agrees(layer, kernels, x)
     assert logged == ["qmv runs as plain MLX: rows of 40 codes"] and "qmv" not in kernels.used
@@ -115,7 +115,7 @@ def test_rows_not_a_multiple_of_32_are_plain_and_logged(simulated):
 def test_indices_are_repacked_a_few_rows_at_a_time(simulated, monkeypatch):
     monkeypatch.setattr("mlxrt.models.quantized.lut_linear.PACKED_AT_ONCE", 3 * DIM)
     mx.random.seed(10)
-    layer = filled(CodedExpertLinear(Coding.jangtq(3, DIM, 42), E, 7))
+    layer = filled(LUTExpertLinear(LUTEncoding.jangtq(3, DIM, 42), E, 7))
     before = layer.codes.dequantize()
     agrees(layer, simulated, mx.random.normal((2, 1, 1, DIM)), mx.array([[4, 0], [1, 1]], mx.uint32))
     assert layer.words.shape == (E, 7, DIM * 3 // 32) and mx.array_equal(layer.codes.dequantize(), before)
@@ -141,14 +141,14 @@ def test_so_many_outputs_at_a_time_that_they_fit(simulated, monkeypatch):
 @pytest.mark.parametrize("rows", [1, 9, 70])
 def test_dense_layers(rows, simulated):
     mx.random.seed(3)
-    agrees(filled(CodedLinear(Coding.jangtq(3, DIM, 7), 24)), simulated, mx.random.normal((rows, DIM)))
-    agrees(filled(CodedLinear(Coding.jangtq2(4, DIM, turned=True), 24)), simulated, mx.random.normal((rows, DIM)))
+    agrees(filled(LUTLinear(LUTEncoding.jangtq(3, DIM, 7), 24)), simulated, mx.random.normal((rows, DIM)))
+    agrees(filled(LUTLinear(LUTEncoding.jangtq2(4, DIM, turned=True), 24)), simulated, mx.random.normal((rows, DIM)))
 
 
 def test_rotated_affine(simulated):
     mx.random.seed(4)
     plain = mx.random.normal((24, DIM))
-    layer = TurnedLinear({"weight": plain}, 32, 4, Rotation(binary_blocks(DIM), 42), ())
+    layer = HadamardLinear({"weight": plain}, 32, 4, Rotation(binary_blocks(DIM), 42), ())
     layer.inner.weight, layer.inner.scales, layer.inner.biases = mx.quantize(plain, 32, 4)
     agrees(layer, simulated, mx.random.normal((3, DIM)))
     assert simulated.used == {"hadamard": 1}
@@ -158,7 +158,7 @@ def test_vectors(simulated):
     mx.random.seed(5)
     book = mx.random.normal((30, 8)).astype(mx.float16)
     codes = mx.random.randint(0, 30, (E, 24, DIM // 8)).astype(mx.uint16)
-    one, many = VectorLinear(codes[0], book), VectorExpertLinear(codes, book)
+    one, many = CodebookLinear(codes[0], book), CodebookExpertLinear(codes, book)
     one.codes, one.codebook, many.codes, many.codebook = codes[0], book, codes, book
     agrees(one, simulated, mx.random.normal((3, DIM)))
     experts = mx.array([[4, 0], [2, 2]], mx.uint32)

@@ -127,7 +127,7 @@ def test_norms_are_detected_by_flag_and_mean(how, tmp_path, monkeypatch):
     folder, plain = hybrid(tmp_path, **how)
     true = logits(plain, True, TOKENS)
     assert close(logits(folder, True, TOKENS), true) < LIMIT
-    detect_norms = hybrid_layouts.gains_are_whole
+    detect_norms = hybrid_layouts.norms_include_one
     monkeypatch.setattr(hybrid_layouts, "gains_are_whole", lambda config, arrays: not detect_norms(config, arrays))
     assert close(logits(folder, True, TOKENS), true) > 100 * LIMIT
 

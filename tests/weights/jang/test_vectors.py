@@ -10,8 +10,8 @@ import pytest
 from mlxrt.kernels.ops.bitpack import pack_aligned, pack_bits, unpack_aligned, unpack_bits
 from mlxrt.kernels.ops.codebook import codebook_rows, dequantize_codebook
 from mlxrt.models.quantized.centroids import CUBIC, lloyd_max, odd_cubic
-from mlxrt.models.quantized.codebook_linear import gather_vector_matmul
-from mlxrt.models.quantized.lut_linear import CodedExpertLinear, CodedLinear, Coding
+from mlxrt.models.quantized.codebook_linear import gather_codebook_matmul
+from mlxrt.models.quantized.lut_linear import LUTEncoding, LUTExpertLinear, LUTLinear
 from mlxrt.models.quantized.rotation import Rotation, binary_blocks, random_signs, rotate, unrotate
 from mlxrt.weights.formats.folder import FolderCheckpoint
 from mlxrt.weights.formats.jang.bitstreams import read_streams
@@ -68,11 +68,11 @@ MATRICES = [("20x320b3", 3, 320), ("32x192b4", 4, 192), ("16x192b8", 8, 192), ("
 def test_jangtq_matrices(name, bits, width):
     stored = under("coded")
     words, norms = mx.array(stored[f"{name}_packed"]), mx.array(stored[f"{name}_norms"])
-    coding = Coding.jangtq(bits, width, 42)
+    coding = LUTEncoding.jangtq(bits, width, 42)
     assert np.array_equal(np.array(coding.unpack(words)), stored[f"{name}_codes"])
     assert np.abs(np.array(coding.matrix(words, norms)) - stored[f"{name}_deq"]).max() < 1e-6
     if f"{name}_y" in stored:
-        layer = CodedLinear(coding, words.shape[0])
+        layer = LUTLinear(coding, words.shape[0])
         layer.words, layer.norms = words, norms
         y = layer(mx.array(stored[f"{name}_x"]))
         assert y.dtype == mx.float32 and np.abs(np.array(y) - stored[f"{name}_y"]).max() < 1e-5
@@ -84,13 +84,13 @@ def test_jangtq2_matrices(bits):
     assert np.array_equal(odd_cubic(bits), stored["levels"])
     words, scales = mx.array(stored["tq2_packed"]), mx.array(stored["tq2_scales"])
     for rotated in (True, False):
-        coding = Coding.jangtq2(bits, 128, turned=rotated)
+        coding = LUTEncoding.jangtq2(bits, 128, turned=rotated)
         if np.abs(np.array(coding.matrix(words, scales)) - stored["deq"]).max() < 1e-6:
             break
     else:
         pytest.fail("neither the rotated nor the plain matrix is the stored one")
     assert np.array_equal(np.array(coding.unpack(words)), stored["codes"])
-    layer = CodedExpertLinear(coding, 1, words.shape[1])
+    layer = LUTExpertLinear(coding, 1, words.shape[1])
     layer.words, layer.norms = words, scales
     x = mx.array(stored["x"])[:, None]  # [2, 1, in]
     y = np.array(layer(x, mx.array([0, 0])))[:, 0]
@@ -112,7 +112,7 @@ def test_vectors():
     assert mx.allclose(one, stored["y_expert1"], atol=1e-5)
     for count in (1, 6):  # fewer pairs than experts, and more
         x, experts = mx.repeat(stored["x"][:1], count, axis=0)[:, None], mx.ones((count,), mx.uint32)
-        y = gather_vector_matmul(x, stored["indices"], stored["codebook"], experts)[:, 0]
+        y = gather_codebook_matmul(x, stored["indices"], stored["codebook"], experts)[:, 0]
         assert mx.allclose(y, mx.repeat(stored["y_expert1"][:1], count, axis=0), atol=1e-5)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ....errors import BadCheckpoint, UnsupportedModel, shown
 from ....models.quantized.centroids import CUBIC, odd_cubic
-from ....models.quantized.lut_linear import HADAMARD32, Coding
+from ....models.quantized.lut_linear import HADAMARD32, LUTEncoding
 from ..weight_format import describe
 from .jangtq import JANGTQ2_PARTS, LUTFormat, check_rows
 
@@ -30,7 +30,7 @@ def read_jangh(
             f"{path}.tq2_packed: {describe(packed)} does not fit {width} inputs in "
             f"{', '.join(map(str, CUBIC))} bit (inputs are a multiple of {HADAMARD32})"
         )
-    coding = Coding.jangtq2(bits, width, turned=read_rotation(path, bits, config))
+    coding = LUTEncoding.jangtq2(bits, width, turned=read_rotation(path, bits, config))
     stack = (1, *shape) if len(shape) == 2 and packed.ndim == 3 else shape
     check_rows(path, JANGTQ2_PARTS, stack, coding, arrays)
     return SingleLUTFormat(coding, JANGTQ2_PARTS) if stack != shape else LUTFormat(coding, JANGTQ2_PARTS)

@@ -14,7 +14,7 @@ import numpy as np
 from ....errors import BadCheckpoint, shown
 from ....models.moe import ExpertLinear
 from ....models.quantized.centroids import lloyd_max
-from ....models.quantized.lut_linear import CodedExpertLinear, CodedLinear, Coding
+from ....models.quantized.lut_linear import LUTEncoding, LUTExpertLinear, LUTLinear
 from ....models.quantized.rotation import random_signs
 from ..hadamard import AwqScale, find_awq_scale
 from ..weight_format import FLOATS, WeightFormat, describe
@@ -29,7 +29,7 @@ JANGTQ2_PARTS = ("tq2_packed", "tq2_scales")
 class LUTFormat(WeightFormat):
     """Rows of centroid indices with a norm each, of either version."""
 
-    coding: Coding
+    coding: LUTEncoding
     names: tuple[str, ...]  # packed indices, norms and what else is stored
     awq_scale: AwqScale | None = None
 
@@ -47,8 +47,8 @@ class LUTFormat(WeightFormat):
     def build_module(self, plain: nn.Module, dtype: mx.Dtype) -> nn.Module:
         shape, by = plain["weight"].shape, self.awq_scale.shape if self.awq_scale else ()
         if isinstance(plain, ExpertLinear):
-            return CodedExpertLinear(self.coding, shape[0], shape[1], bias="bias" in plain, divisor=by)
-        return CodedLinear(self.coding, shape[0], bias="bias" in plain, divisor=by)
+            return LUTExpertLinear(self.coding, shape[0], shape[1], bias="bias" in plain, divisor=by)
+        return LUTLinear(self.coding, shape[0], bias="bias" in plain, divisor=by)
 
     def module_tensors(self, path: str, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
         own = {"words": self.packed(path, arrays), "norms": self.norms(path, arrays)}
@@ -68,7 +68,7 @@ class LUTFormat(WeightFormat):
 def read_jangtq(path: str, shape: tuple[int, ...], arrays: Mapping[str, mx.array], seed: int) -> LUTFormat:
     """The format of the module at `path`, whose matrix is of `shape`."""
     bits = read_bits(path, arrays)
-    coding = Coding.jangtq(bits, shape[-1], seed)
+    coding = LUTEncoding.jangtq(bits, shape[-1], seed)
     check_rows(path, JANGTQ_PARTS, shape, coding, arrays)
     return LUTFormat(coding, JANGTQ_PARTS, find_awq_scale(path, shape, arrays))
 
@@ -88,7 +88,7 @@ def read_bits(path: str, arrays: Mapping[str, mx.array]) -> int:
 
 
 def check_rows(
-    path: str, names: tuple[str, ...], shape: tuple[int, ...], coding: Coding, arrays: Mapping[str, mx.array]
+    path: str, names: tuple[str, ...], shape: tuple[int, ...], coding: LUTEncoding, arrays: Mapping[str, mx.array]
 ) -> None:
     packed, norms = (arrays.get(f"{path}.{name}") for name in names[:2])
     expected = [*shape[:-1], coding.words]
