@@ -1,9 +1,8 @@
 """KV cache on the host: block tables, layer states, prefix cache. No mlx here: the arrays are in cache/memory."""
 
 from .blocks import Block, BlockPool
-from .layer_state import BlockTable, LayerState, RecurrentState, RotatingState
+from .layer_state import BlockTable, LayerState, RecurrentState, RotatingState, SequenceState
 from .prefix_cache import PrefixCache
-from .sequence import SequenceState
 
 __all__ = [
     "Block",

@@ -1,6 +1,7 @@
 """Layer states: what a sequence holds in the KV cache of one group of layers. Immutable, a few integers, no arrays.
 
-Layers with equal cache specs form a group and share one state, so host work does not grow with the model's depth.
+Layers with equal cache specs form a group and share one state, so host work does not grow with the model's depth. A
+`SequenceState` is the layer states of a sequence and the tokens they hold.
 """
 
 from abc import ABC, abstractmethod
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Self
 
-from ..errors import CannotRewind
+from ..errors import CacheCorrupt, CannotRewind
 from .blocks import Block, BlockPool
 
 SHARED = -1  # `filled` of a block that no state may append to
@@ -267,3 +268,30 @@ class RecurrentState(LayerState):
     def from_blocks(self, blocks, n, size):
         checkpoint = blocks[(n - 1) // size]
         return checkpoint if checkpoint is not None and checkpoint.length == n else None
+
+
+class SequenceState:
+    """A sequence's tokens and layer states (`parts`, one per group), which change together or not at all."""
+
+    def __init__(self, tokens: tuple[int, ...], parts: tuple[LayerState, ...]):
+        for i, part in enumerate(parts):
+            if part.length != len(tokens):
+                raise CacheCorrupt(f"group {i} holds {part.length} tokens, the sequence {len(tokens)}")
+        self.tokens, self.parts = tokens, parts
+
+    @classmethod
+    def fit(cls, tokens: tuple[int, ...], parts: tuple[LayerState, ...]) -> "SequenceState":
+        """From parts that may hold more than the tokens: the longest state that both have."""
+        n = min(len(tokens), *(part.length for part in parts))
+        n = n if n >= max(part.floor for part in parts) else 0
+        return cls(tokens[:n], tuple(part.rewind(n) for part in parts))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def floor(self) -> int:
+        return max(part.floor for part in self.parts)
+
+    def rewind(self, n: int) -> "SequenceState":
+        return SequenceState(self.tokens[:n], tuple(part.rewind(n) for part in self.parts))

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .blocks import Block
-from .layer_state import LayerState
-from .sequence import SequenceState
+from .layer_state import LayerState, SequenceState
 
 NodeBlock = Block | LayerState | None  # a KV block, a checkpoint of a sparse state, or nothing
 

@@ -1,4 +1,4 @@
-"""What the user asks of the cache: applied exactly, said in one line, or refused before the first token."""
+"""What the user asks of the cache: applied exactly, log_lines in one line, or refused before the first token."""
 
 import pytest
 
@@ -31,10 +31,10 @@ class AsChosen:
 
 @pytest.mark.parametrize("kv", ["q8", "q6", "q4", "q3", "q2", "k8v4"])
 def test_quantised_kinds_equal_recomputation_with_the_same_bits(kv):
-    said = capture_log()
+    log_lines = capture_log()
     engine = Engine(make("wfs"), EngineConfig(kv=kv, chunk=7))
-    assert len(said) == 1 and said[0].startswith(f"kv {kv}: ")
-    assert ("k8v4 differs far less" in said[0]) == (kv in ("q4", "q3", "q2"))
+    assert len(log_lines) == 1 and log_lines[0].startswith(f"kv {kv}: ")
+    assert ("k8v4 differs far less" in log_lines[0]) == (kv in ("q4", "q3", "q2"))
     assert all(isinstance(s.codec, QuantizedKV) for s in engine.specs if isinstance(s, PagedKV))
     assert engine.generate(P, max_tokens=30).tokens == truth(AsChosen(engine), P, 30)
     again = engine.generate((*P, 1), max_tokens=5)
@@ -42,17 +42,17 @@ def test_quantised_kinds_equal_recomputation_with_the_same_bits(kv):
 
 
 def test_a_window_on_full_attention_equals_recomputation_under_that_mask():
-    said = capture_log()
+    log_lines = capture_log()
     engine = Engine(make("wf"), EngineConfig(max_kv_size=16))
-    assert len(said) == 1 and "max_kv_size 16" in said[0]
+    assert len(log_lines) == 1 and "max_kv_size 16" in log_lines[0]
     assert [type(s) for s in engine.specs] == [WindowKV, RotatingKV] * 2
     want = truth(AsChosen(engine), P, 40)
     assert engine.generate(P, max_tokens=40).tokens == want
     assert want != truth(engine.model, P, 40)  # the mask matters
-    places = engine.stats().kv_bytes
+    kv_bytes = engine.stats().kv_bytes
     engine.generate((*P, *want), max_tokens=60)
     assert engine.groups[1].pool.used < 12  # one place a sequence and its checkpoints, whatever the length
-    assert places
+    assert kv_bytes
 
 
 def test_memory_really_shrinks():

@@ -14,7 +14,7 @@ def ids(state):
     return [b.id for b in state.blocks]
 
 
-def stored(pool, size=4, **options):
+def make_cache(pool, size=4, **options):
     return PrefixCache(lambda: (BlockTable(pool, size, **options),), size)
 
 
@@ -24,10 +24,10 @@ def state(table):
 
 def test_live_sequences_and_the_store_share_blocks_without_copying():
     pool = BlockPool(32)
-    store = stored(pool)
+    cache = make_cache(pool)
     a = BlockTable(pool, 4).grow(10)
-    store.insert(state(a))
-    b = store.resume([*range(10), 99]).parts[0]
+    cache.insert(state(a))
+    b = cache.resume([*range(10), 99]).parts[0]
     assert ids(b) == ids(a) and not pool.copies
     a2, b2 = a.grow(1), b.grow(1)  # the first to write on keeps the last block, the second gets its own
     assert ids(a2) == ids(a) and ids(b2)[:2] == ids(a)[:2] and ids(b2)[2] != ids(a)[2]
@@ -43,10 +43,10 @@ def test_full_blocks_are_never_copied():
 
 def test_blocks_go_back_with_their_last_holder():
     pool = BlockPool(8)
-    store = stored(pool)
-    store.insert(state(BlockTable(pool, 4).grow(10)))
-    mine = store.resume([*range(6), 99])
-    store.clear()
+    cache = make_cache(pool)
+    cache.insert(state(BlockTable(pool, 4).grow(10)))
+    mine = cache.resume([*range(6), 99])
+    cache.clear()
     assert len(mine) == 6 and pool.used == 2
     del mine
     assert pool.used == 0
@@ -62,7 +62,7 @@ def test_a_stale_handle_raises():
         block.check()
 
 
-def test_no_room_leaves_everything_as_it_was():
+def test_a_failed_grow_changes_nothing():
     pool = BlockPool(3)
     a = BlockTable(pool, 4).grow(6)
     with pytest.raises(NoRoom):
@@ -84,14 +84,14 @@ def test_a_pool_doubles_up_to_its_limit():
 
 def test_window_lets_blocks_go_and_the_store_keeps_them():
     pool = BlockPool(64)
-    store = stored(pool, window=6)
+    cache = make_cache(pool, window=6)
     a = BlockTable(pool, 4, window=6)
     for n in (8, 8, 8):
         a = a.grow(n)
-        store.insert(state(a))
+        cache.insert(state(a))
     assert a.first == 2 and a.floor == 13
     for n in range(1, 24):
-        assert len(store.resume([*range(n), 99])) == n
+        assert len(cache.resume([*range(n), 99])) == n
     with pytest.raises(CannotRewind):
         a.rewind(12)
 
@@ -116,76 +116,76 @@ def test_nothing_before_zero():
 
 def test_the_store_finds_the_longest_prefix_and_leaves_one_token():
     pool = BlockPool(64)
-    store = stored(pool)
-    store.insert(state(BlockTable(pool, 4).grow(10)))
-    assert len(store.resume(range(10))) == 9
-    assert len(store.resume([*range(7), 50, 51])) == 7
-    assert store.resume([50, 51]) is None
-    assert store.resume([0]) is None
-    assert (store.hits, store.misses, store.reused) == (2, 2, 16)
+    cache = make_cache(pool)
+    cache.insert(state(BlockTable(pool, 4).grow(10)))
+    assert len(cache.resume(range(10))) == 9
+    assert len(cache.resume([*range(7), 50, 51])) == 7
+    assert cache.resume([50, 51]) is None
+    assert cache.resume([0]) is None
+    assert (cache.hits, cache.misses, cache.reused) == (2, 2, 16)
 
 
 def test_a_longer_text_replaces_the_half_block_it_continues():
     pool = BlockPool(64)
-    store = stored(pool)
+    cache = make_cache(pool)
     a = BlockTable(pool, 4).grow(6)
-    store.insert(state(a))
-    store.insert(state(a.grow(5)))
-    assert len(store) == 3 and len(store.resume([*range(11), 99])) == 11
+    cache.insert(state(a))
+    cache.insert(state(a.grow(5)))
+    assert len(cache) == 3 and len(cache.resume([*range(11), 99])) == 11
 
 
 def test_eviction_takes_leaves_first_and_the_least_recently_used():
     pool = BlockPool(64)
-    store = stored(pool)
+    cache = make_cache(pool)
     a = BlockTable(pool, 4).grow(12)
-    store.insert(state(a))
+    cache.insert(state(a))
     other = SequenceState((0, 1, 2, 3, 70, 71, 72, 73), (BlockTable(pool, 4).grow(8),))
-    store.insert(other)
+    cache.insert(other)
     del a, other
-    assert len(store.resume([*range(12), 99])) == 12  # used again: the other branch is older now
-    assert store.evict()
-    assert len(store.resume([0, 1, 2, 3, 70, 99])) == 4
+    assert len(cache.resume([*range(12), 99])) == 12  # used again: the other branch is older now
+    assert cache.evict()
+    assert len(cache.resume([0, 1, 2, 3, 70, 99])) == 4
     for _ in range(3):
-        assert store.evict()
-    assert not store.evict() and pool.used == 0
+        assert cache.evict()
+    assert not cache.evict() and pool.used == 0
 
 
 def test_a_cursor_to_an_evicted_node_starts_again():
     pool = BlockPool(64)
-    store = stored(pool)
+    cache = make_cache(pool)
     a = BlockTable(pool, 4).grow(8)
-    node = store.insert(state(a))
-    store.clear()
+    node = cache.insert(state(a))
+    cache.clear()
     a = a.grow(4)
-    assert store.insert(state(a), node).depth == 3 and len(store.resume([*range(12), 9])) == 12
+    assert cache.insert(state(a), node).depth == 3 and len(cache.resume([*range(12), 9])) == 12
 
 
 def test_an_evicted_node_lets_its_blocks_go_though_a_sequence_names_it():
     pool = BlockPool(64)
-    store = stored(pool)
-    node = store.insert(state(BlockTable(pool, 4).grow(8)))
+    cache = make_cache(pool)
+    node = cache.insert(state(BlockTable(pool, 4).grow(8)))
     assert pool.used == 2 and node.alive
-    while store.evict():
+    while cache.evict():
         pass
     assert pool.used == 0 and not node.alive
 
 
 def test_the_store_agrees_with_a_list_of_everything_it_was_given():
-    """Random texts over a small alphabet: the answer is the longest common prefix with anything stored."""
+    """Random prompts over a small alphabet: the answer is the longest common prefix with anything inserted."""
     import random
 
     rng = random.Random(7)
     pool = BlockPool(4000)
-    store, texts = stored(pool), []
+    cache, prompts = make_cache(pool), []
     for _ in range(300):
         text = tuple(rng.randrange(2) for _ in range(rng.randrange(1, 30)))
-        want = max((common(text[:-1], t) for t in texts), default=0)
-        found = store.resume(text)
+        want = max((common(text[:-1], t) for t in prompts), default=0)
+        found = cache.resume(text)
         assert (len(found) if found else 0) == want
         if found:
             assert found.tokens == text[:want]
-        store.insert(SequenceState(text, (BlockTable(pool, 4).grow(len(text)),)))
-        texts.append(text)
+        cache.insert(SequenceState(text, (BlockTable(pool, 4).grow(len(text)),)))
+        prompts.append(text)
 
 
 def common(a, b):
@@ -201,7 +201,7 @@ def test_scheduler_imports_no_mlx():
 
 @pytest.mark.parametrize("made", ["cut", "restored"])
 def test_a_ring_that_somebody_holds_is_copied_before_it_is_written(made):
-    """Writing on destroys a ring's oldest tokens: a value from a file may be held as one from the store is."""
+    """Writing on destroys a ring's oldest tokens: a value from a file may be held as one from the cache is."""
     pool = BlockPool(8)
     value = RotatingState(pool, 20, 8, 3).grow(21)
     if made == "cut":

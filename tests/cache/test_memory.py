@@ -43,7 +43,7 @@ def test_decode_ahead_never_copies_the_pool(compiled, ahead):
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_codes_are_met_unpacked_where_mlx_cannot_multiply_them(bits, monkeypatch):
+def test_kv_is_dequantized_where_mlx_cannot_multiply_it(bits, monkeypatch):
     """CUDA's quantized_matmul refuses most batches of small matrices."""
     mx.random.seed(bits)
     kept = QuantizedKV(bits, bits, 32)

@@ -7,8 +7,7 @@ Nothing here knows the decode tail: a caller that reads or writes blocks flushes
 import mlx.core as mx
 
 from ...errors import BadSnapshot
-from ..layer_state import LayerState
-from ..sequence import SequenceState
+from ..layer_state import LayerState, SequenceState
 from .layer_spec import Arrays, Group
 from .slices import extend, update
 

@@ -39,7 +39,7 @@ def engine(llm, tokenizer):
     return Engine(llm, tokenizer=tokenizer, source=Source("toy"))
 
 
-def talk(engine, text):
+def start_session(engine, text):
     session = engine.session()
     session.say(text, max_tokens=4).text  # noqa: B018
     return session
@@ -47,11 +47,11 @@ def talk(engine, text):
 
 @pytest.fixture
 def two(engine, tmp_path):
-    """A bundle of two."""
-    sessions = {name: talk(engine, f"about {name}") for name in ("tea", "the sea")}
+    """An archive of two."""
+    sessions = {name: start_session(engine, f"about {name}") for name in ("tea", "the sea")}
     for name, session in sessions.items():
-        session.save(tmp_path / "bundle", name)
-    return tmp_path / "bundle", sessions
+        session.save(tmp_path / "archive", name)
+    return tmp_path / "archive", sessions
 
 
 def test_states_by_name(engine, llm, tokenizer, two):
@@ -69,14 +69,14 @@ def test_states_by_name(engine, llm, tokenizer, two):
 
 
 def test_the_only_state_needs_no_name(engine, tmp_path):
-    session = talk(engine, "one")
-    session.save(tmp_path / "bundle", "only")
-    assert Session.restore(engine, tmp_path / "bundle").turns == session.turns
+    session = start_session(engine, "one")
+    session.save(tmp_path / "archive", "only")
+    assert Session.restore(engine, tmp_path / "archive").turns == session.turns
 
 
 def test_the_same_name_is_replaced(engine, two):
     path, sessions = two
-    newer = talk(engine, "about something else")
+    newer = start_session(engine, "about something else")
     newer.save(path, "tea")
     assert Session.restore(engine, path, "tea").turns == newer.turns
     assert Session.restore(engine, path, "the sea").turns == sessions["the sea"].turns
@@ -173,17 +173,17 @@ def test_bad_indices_are_refused_and_left_alone(engine, two, index):
 )
 def test_states_whose_digest_is_right_and_whose_content_is_not(engine, tmp_path, change):
     path = tmp_path / "state"
-    talk(engine, "hello").save(path)
-    sealed = read_checksummed(path)
+    start_session(engine, "hello").save(path)
+    saved = read_checksummed(path)
     used = engine.stats().kv_bytes
-    write_checksummed(path, sealed.header | change, sealed.arrays)
+    write_checksummed(path, saved.header | change, saved.arrays)
     with pytest.raises(mlxrt.BadSnapshot, match="state"):
         Session.restore(engine, path)
-    for name in list(sealed.arrays)[:2]:
-        write_checksummed(path, sealed.header, sealed.arrays | {name: sealed.arrays[name][:, :1]})
+    for name in list(saved.arrays)[:2]:
+        write_checksummed(path, saved.header, saved.arrays | {name: saved.arrays[name][:, :1]})
         with pytest.raises(mlxrt.BadSnapshot, match="layer"):
             Session.restore(engine, path)
-        write_checksummed(path, sealed.header, {k: v for k, v in sealed.arrays.items() if k != name})
+        write_checksummed(path, saved.header, {k: v for k, v in saved.arrays.items() if k != name})
         with pytest.raises(mlxrt.BadSnapshot, match="layer"):
             Session.restore(engine, path)
     assert engine.stats().kv_bytes == used
@@ -191,7 +191,7 @@ def test_states_whose_digest_is_right_and_whose_content_is_not(engine, tmp_path,
 
 def test_refusals_name_the_field(engine, llm, tokenizer, tmp_path):
     path = tmp_path / "state"
-    talk(engine, "hello").save(path)
+    start_session(engine, "hello").save(path)
     with pytest.raises(mlxrt.BadSnapshot, match="another cache"):
         Session.restore(Engine(llm, EngineConfig(kv="q8"), tokenizer), path)
     with pytest.raises(mlxrt.BadSnapshot, match="another tokenizer"):
@@ -199,13 +199,13 @@ def test_refusals_name_the_field(engine, llm, tokenizer, tmp_path):
         folder.mkdir()
         write_tokenizer(folder, template="{{ messages[-1].content }}")
         Session.restore(Engine(llm, tokenizer=Tokenizer.from_folder(folder)), path)
-    sealed = read_checksummed(path)
-    for field in sealed.header["identity"]:
-        other = sealed.header | {"identity": sealed.header["identity"] | {field: "other"}}
-        write_checksummed(path, other, sealed.arrays)
+    saved = read_checksummed(path)
+    for field in saved.header["identity"]:
+        other = saved.header | {"identity": saved.header["identity"] | {field: "other"}}
+        write_checksummed(path, other, saved.arrays)
         with pytest.raises(mlxrt.BadSnapshot, match=f"another {field}"):
             Session.restore(engine, path)
-    assert {"weights", "adapter", "tokenizer", "cache", "block", "dtype", "format"} == set(sealed.header["identity"])
+    assert {"weights", "adapter", "tokenizer", "cache", "block", "dtype", "format"} == set(saved.header["identity"])
 
 
 def test_every_byte_counts(engine, tmp_path):
@@ -224,16 +224,16 @@ def test_every_byte_counts(engine, tmp_path):
             read_verified_header(path)
 
 
-def test_restoring_makes_room(llm, tokenizer, engine, tmp_path):
+def test_restoring_evicts_cached_prefixes(llm, tokenizer, engine, tmp_path):
     path = tmp_path / "state"
-    session = talk(engine, "a long question " * 8)
+    session = start_session(engine, "a long question " * 8)
     session.save(path)
-    place = sum(s.nbytes() for s in llm.cache_specs())
-    small = Engine(llm, EngineConfig(kv_memory=60 * place), tokenizer)
+    block_bytes = sum(s.nbytes() for s in llm.cache_specs())
+    small = Engine(llm, EngineConfig(kv_memory=60 * block_bytes), tokenizer)
     for i in range(3):
         small.generate(f"{i} fills the pool with something else, and more of it, and more", max_tokens=3)
     assert Session.restore(small, path).say("more", max_tokens=3).completion.cached_tokens == len(session.tokens) - 1
-    tiny = Engine(llm, EngineConfig(kv_memory=20 * place), tokenizer)
+    tiny = Engine(llm, EngineConfig(kv_memory=20 * block_bytes), tokenizer)
     with pytest.raises(mlxrt.WontFit, match="blocks"):
         Session.restore(tiny, path)
     assert tiny.stats().kv_bytes == 0

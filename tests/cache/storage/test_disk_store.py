@@ -21,12 +21,12 @@ def cache_folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def said():
+def log_lines():
     return capture_log()
 
 
 @pytest.fixture
-def opened(tmp_path, said):
+def open_engine(tmp_path, log_lines):
     def make_engine(model, **options):
         options = {"disk_cache": str(tmp_path / "store"), "chunk": 16} | options
         return Engine(model, EngineConfig(**options))
@@ -38,7 +38,7 @@ def ask(engine, prompt, n=4):
     return engine.generate(Request(tokens=prompt, params=SamplingParams(max_tokens=n)))
 
 
-def whole(model, n):
+def resumable_length(model, n):
     """How much of n known tokens lies in full nodes that every layer can be resumed at."""
     size = 8 if any(spec.stride == 8 for spec in model.cache_specs() if not getattr(spec, "paged", True)) else 4
     size = max([size, *(spec.size for spec in model.cache_specs() if getattr(spec, "paged", False))])
@@ -46,39 +46,39 @@ def whole(model, n):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_new_process_goes_on_where_the_last_one_was(kind, opened, tmp_path, said):
+def test_a_new_process_goes_on_where_the_last_one_was(kind, open_engine, tmp_path, log_lines):
     model = KINDS[kind]()
-    with opened(model) as engine:
+    with open_engine(model) as engine:
         first = ask(engine, TEXT[:40], 8)
         assert first.cached_tokens == 0
         longer = (*TEXT[:40], *first.tokens, 30, 31)
-    with opened(model, disk_cache=None) as engine:
+    with open_engine(model, disk_cache=None) as engine:
         ask(engine, TEXT[:40], 8)
         in_memory = ask(engine, longer).cached_tokens
     for prompt, known in ((longer, 47), ((*TEXT[:29], 1, 2), 29), ((*TEXT[:9], 3), 9)):
-        with opened(model) as engine:
+        with open_engine(model) as engine:
             done = ask(engine, prompt)
             assert done.tokens == truth(model, prompt, 4)
-            assert whole(model, known) <= done.cached_tokens <= known
+            assert resumable_length(model, known) <= done.cached_tokens <= known
             if known == 47:
-                assert done.cached_tokens >= whole(model, in_memory)
+                assert done.cached_tokens >= resumable_length(model, in_memory)
             stats = engine.stats().disk
-            assert stats.corrupt == 0 and stats.hits == bool(whole(model, known))
+            assert stats.corrupt == 0 and stats.hits == bool(resumable_length(model, known))
             engine.store.clear()
             assert [g.pool.used for g in engine.groups] == [0] * len(engine.groups)
-    assert said == []
+    assert log_lines == []
 
 
 @pytest.mark.parametrize("kind", ["gemma", "ring-keep", "everything", "q8"])
-def test_recalled_beside_running_requests_in_a_pool_that_is_too_small(kind, opened):
+def test_recalled_beside_running_requests_in_a_pool_that_is_too_small(kind, open_engine):
     """Recall takes blocks from what is evicted, while other sequences decode and have tails that were not written."""
     rng, model = random.Random(kind), KINDS[kind]()
     place = sum(s.nbytes() for s in model.cache_specs() if hasattr(s, "nbytes"))
     stems = [tuple(rng.randrange(VOCAB) for _ in range(k)) for k in (24, 33, 41)]
-    with opened(model) as engine:
+    with open_engine(model) as engine:
         for stem in stems:
             ask(engine, stem, 3)
-    with opened(model, kv_memory=40 * place, max_running=3, ahead=2) as engine:
+    with open_engine(model, kv_memory=40 * place, max_running=3, ahead=2) as engine:
         streams, want = {}, {}
         for i in range(9):
             prompt = (*rng.choice(stems)[: rng.randrange(8, 30)], rng.randrange(VOCAB), i)
@@ -95,26 +95,26 @@ def test_recalled_beside_running_requests_in_a_pool_that_is_too_small(kind, open
         assert engine.stats().evictions > 0
 
 
-def test_two_questions_over_one_document(opened):
+def test_two_questions_over_one_document(open_engine):
     """A Gemma-shaped model, window 32, blocks of 32: the document is computed once, ever."""
     model = make("wf", size=32, window=32)
     document = tuple((5 * i * i + i) % VOCAB for i in range(540))
     questions = [(*document, 11, 12, 13), (*document, 21, 22)]
     cold = [ask(Engine(model), q, 6).tokens for q in questions]
-    with opened(model, chunk=512) as engine:
+    with open_engine(model, chunk=512) as engine:
         ask(engine, questions[0], 6)
         again = ask(engine, questions[1], 6)
         assert again.cached_tokens >= 512 and again.tokens == cold[1]
     for question, want in zip(questions, cold):
-        with opened(model, chunk=512) as engine:
+        with open_engine(model, chunk=512) as engine:
             done = ask(engine, question, 6)
             assert done.cached_tokens >= 512 and done.tokens == want
     assert cold[1] == truth(model, questions[1], 6)
 
 
-def test_other_models_kinds_and_bits_miss(opened, tmp_path):
+def test_other_models_kinds_and_bits_miss(open_engine, tmp_path):
     base = make("wf")
-    with opened(base) as engine:
+    with open_engine(base) as engine:
         ask(engine, TEXT)
         written = engine.stats().disk.records
         assert written == (len(TEXT) + 3) // 4
@@ -123,45 +123,45 @@ def test_other_models_kinds_and_bits_miss(opened, tmp_path):
     changed = [other, make("f"), make("wf", window=9), make("wf", codec=QuantizedKV(8, 8)), make("wf", size=8)]
     changed.append(make("wf", codec=QuantizedKV(8, 4)))
     for model in changed:
-        with opened(model) as engine:
+        with open_engine(model) as engine:
             done = ask(engine, TEXT)
             assert done.cached_tokens == 0 and done.tokens == truth(model, TEXT, 4)
             stats = engine.stats().disk
             assert (stats.hits, stats.corrupt, stats.evicted) == (0, 0, 0)
-    with opened(base) as engine:
+    with open_engine(base) as engine:
         assert ask(engine, TEXT).cached_tokens == len(TEXT) // 4 * 4 and engine.stats().disk.records == written
         engine.disk.clear()
         assert engine.stats().disk.records == 0 and engine.stats().disk.nbytes > 0  # the others' stay
 
 
-def test_budget_keeps_the_beginnings_of_what_was_used_last(opened, tmp_path):
+def test_budget_keeps_the_beginnings_of_what_was_used_last(open_engine, tmp_path):
     model = make("f")
-    with opened(model) as engine:
+    with open_engine(model) as engine:
         ask(engine, TEXT)
         per_record = engine.stats().disk.nbytes // engine.stats().disk.records
         engine.disk.clear()
     limit = 30 * per_record
-    texts = [(i, *TEXT) for i in range(4)]
-    with opened(model, disk_cache_bytes=limit) as engine:
-        for text in texts:
+    prompts = [(i, *TEXT) for i in range(4)]
+    with open_engine(model, disk_cache_bytes=limit) as engine:
+        for text in prompts:
             ask(engine, text)
             assert sum(p.stat().st_size for p in tmp_path.glob("store/*/*-*.safetensors")) <= limit
         assert engine.stats().disk.evicted > 0 and engine.stats().disk.nbytes <= limit
-    with opened(model, disk_cache_bytes=limit) as engine:
-        assert ask(engine, texts[3]).cached_tokens == 68
-    with opened(model, disk_cache_bytes=limit) as engine:
-        assert ask(engine, texts[0]).cached_tokens == 0
-    with opened(model, disk_cache_bytes=5 * per_record) as engine:  # less than one text: its beginning is kept
+    with open_engine(model, disk_cache_bytes=limit) as engine:
+        assert ask(engine, prompts[3]).cached_tokens == 68
+    with open_engine(model, disk_cache_bytes=limit) as engine:
+        assert ask(engine, prompts[0]).cached_tokens == 0
+    with open_engine(model, disk_cache_bytes=5 * per_record) as engine:  # less than one text: its beginning is kept
         ask(engine, (90, *TEXT))
         assert 0 < engine.stats().disk.records <= 5
-    with opened(model, disk_cache_bytes=5 * per_record) as engine:
+    with open_engine(model, disk_cache_bytes=5 * per_record) as engine:
         assert ask(engine, (90, *TEXT)).cached_tokens >= 8
 
 
-def test_500_damaged_records_are_reported_and_none_is_used(opened, tmp_path, said):
+def test_500_damaged_records_are_reported_and_none_is_used(open_engine, tmp_path, log_lines):
     model, rng = make("f"), random.Random(5)
     text = tuple(rng.randrange(VOCAB) for _ in range(2001))
-    with opened(model, chunk=512) as engine:
+    with open_engine(model, chunk=512) as engine:
         want = ask(engine, text, 1).tokens
     files = sorted(tmp_path.glob("store/*/*-*.safetensors"))
     assert len(files) == 500
@@ -173,20 +173,20 @@ def test_500_damaged_records_are_reported_and_none_is_used(opened, tmp_path, sai
             at = rng.randrange(len(data)) if rng.random() < 0.5 else rng.randrange(1200)  # the header as often
             data[at] ^= 1 << rng.randrange(8)
         file.write_bytes(data)
-    with opened(model, chunk=512) as engine:
+    with open_engine(model, chunk=512) as engine:
         done = ask(engine, text, 1)
         assert done.cached_tokens == 0 and done.tokens == want
         stats = engine.stats().disk
         assert stats.corrupt == 500 and stats.hits == 0 and stats.misses == 1
         assert engine.disk.verify() == 0  # replaced by what was computed anew
-    assert len(said) == 500 and all("not used" in line for line in said)
-    assert ask(opened(model, chunk=512), text, 1).cached_tokens == 2000
+    assert len(log_lines) == 500 and all("not used" in line for line in log_lines)
+    assert ask(open_engine(model, chunk=512), text, 1).cached_tokens == 2000
 
 
 @pytest.mark.parametrize("damaged", [0, 3, 9])
-def test_records_before_a_damaged_one_are_used(opened, tmp_path, damaged):
+def test_records_before_a_damaged_one_are_used(open_engine, tmp_path, damaged):
     model = make("f")
-    with opened(model) as engine:
+    with open_engine(model) as engine:
         ask(engine, TEXT)
         at = engine.disk.digest
     from mlxrt.cache.storage.record import node_keys
@@ -194,29 +194,29 @@ def test_records_before_a_damaged_one_are_used(opened, tmp_path, damaged):
     key = node_keys(at, TEXT, 4)[damaged].digest
     [file] = tmp_path.glob(f"store/*/{key}-*.safetensors")
     file.write_bytes(file.read_bytes()[:-1])
-    with opened(model) as engine:
+    with open_engine(model) as engine:
         done = ask(engine, TEXT)
         assert done.cached_tokens == 4 * damaged and done.tokens == truth(model, TEXT, 4)
         assert engine.stats().disk.corrupt == 1
 
 
-def test_a_record_under_another_ones_name_is_refused(opened, tmp_path):
+def test_a_record_under_another_ones_name_is_refused(open_engine, tmp_path):
     model = make("f")
-    with opened(model) as engine:
+    with open_engine(model) as engine:
         ask(engine, TEXT)
         files = sorted(tmp_path.glob("store/*/*-*.safetensors"))
         one, two = (file.read_bytes() for file in files[:2])
         files[0].write_bytes(two)
         files[1].write_bytes(one)
-    with opened(model) as engine:
+    with open_engine(model) as engine:
         assert ask(engine, TEXT).tokens == truth(model, TEXT, 4)
         assert engine.stats().disk.corrupt == 2
 
 
-def test_files_that_vanish_and_folders_too(opened, tmp_path):
+def test_files_that_vanish_and_folders_too(open_engine, tmp_path):
     """Another process may remove anything at any time."""
     model = make("wf")
-    with opened(model) as engine:
+    with open_engine(model) as engine:
         ask(engine, TEXT)
         engine.store.clear()
         for file in tmp_path.glob("store/*/*-*.safetensors"):
@@ -234,9 +234,9 @@ def test_files_that_vanish_and_folders_too(opened, tmp_path):
         assert engine.stats().disk.records == (len(TEXT) + 3) // 4
 
 
-def test_two_engines_on_one_folder(opened):
+def test_two_engines_on_one_folder(open_engine):
     model = make("rf")
-    with opened(model) as a, opened(model) as b:
+    with open_engine(model) as a, open_engine(model) as b:
         ask(a, TEXT)
         assert ask(b, TEXT).cached_tokens == 64  # what the other wrote meanwhile
         longer = (*TEXT, 5, 6, 7, 8, 9)
@@ -245,9 +245,9 @@ def test_two_engines_on_one_folder(opened):
         assert a.stats().disk.records == b.stats().disk.records and not b.stats().disk.corrupt
 
 
-def test_thinned_checkpoints_come_back_and_more_complete_records_replace_poorer(opened):
+def test_thinned_checkpoints_come_back_and_more_complete_records_replace_poorer(open_engine):
     model = make("rf")
-    with opened(model) as engine:
+    with open_engine(model) as engine:
         ask(engine, TEXT)
         recurrent = next(g for g, part in enumerate(engine.empty()) if part.sparse)
         for node in engine.store.full_nodes(TEXT):
@@ -265,10 +265,10 @@ def test_thinned_checkpoints_come_back_and_more_complete_records_replace_poorer(
         assert ask(engine, TEXT).cached_tokens == 64
 
 
-def test_a_folder_that_cannot_be_used(opened, tmp_path):
+def test_a_folder_that_cannot_be_used(open_engine, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(mlxrt.BadRequest, match="cannot be used: "):
-        opened(make("f"), disk_cache=str(tmp_path / "file"))
+        open_engine(make("f"), disk_cache=str(tmp_path / "file"))
     for options in ({"disk_cache": ""}, {"disk_cache": 3}, {"disk_cache_bytes": 0}, {"disk_cache_bytes": "much"}):
         with pytest.raises(mlxrt.BadRequest):
             EngineConfig(**options)
@@ -276,13 +276,13 @@ def test_a_folder_that_cannot_be_used(opened, tmp_path):
         EngineConfig(disk_cache="x", prefix_cache=False)
 
 
-def test_a_disk_that_fails_ends_no_request(opened, monkeypatch, said):
+def test_a_disk_that_fails_ends_no_request(open_engine, monkeypatch, log_lines):
     def full(*_):
         raise OSError(28, "No space left on device")
 
     model = make("f")
-    with opened(model) as engine:
+    with open_engine(model) as engine:
         monkeypatch.setattr("mlxrt.cache.files.os.fsync", full)
         assert ask(engine, TEXT).tokens == truth(model, TEXT, 4)
         assert ask(engine, TEXT[:20]).tokens == truth(model, TEXT[:20], 4)
-    assert len(said) == 1 and "No space left" in said[0]
+    assert len(log_lines) == 1 and "No space left" in log_lines[0]
