@@ -4,11 +4,11 @@ Each is imported when it is first asked for, so that `import mlxrt` and `mlxrt -
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _openblas
 
-_openblas.preload()  # before MLX: whoever is there first answers for its matmuls
+_openblas.preload()  # before MLX, which takes the BLAS that is already loaded
 
 try:
     import mlx.core  # noqa: F401
@@ -17,41 +17,6 @@ except ImportError as error:
         "mlxrt found no MLX backend. Install one: pip install 'mlxrt[cpu]' (Linux without a GPU), 'mlxrt[cuda12]' or "
         f"'mlxrt[cuda13]' (NVIDIA); on macOS plain 'pip install mlxrt' brings Metal. ({error})"
     ) from None
-
-if TYPE_CHECKING:
-    from .config import EngineConfig
-    from .engine.async_engine import AsyncEngine
-    from .engine.engine import Engine
-    from .engine.load import load
-    from .engine.logits import LogitsRow, LogitsView
-    from .engine.memory import Cost
-    from .engine.request import Completion, EngineEvent, Event, Finish, Request, SamplingParams, Timings
-    from .engine.session import Session
-    from .engine.stats import Stats
-    from .errors import (
-        BadCheckpoint,
-        BadLogits,
-        BadRequest,
-        BadSnapshot,
-        BadTemplate,
-        BadTokenizer,
-        CacheCorrupt,
-        CannotRewind,
-        ContextOverflow,
-        EngineClosed,
-        EngineFailed,
-        EvictedBlock,
-        HubError,
-        MlxrtError,
-        ModelNotFound,
-        NoRoom,
-        NoTokenizer,
-        PromptWontFit,
-        QueueFull,
-        StaleLogits,
-        UnsupportedModel,
-        WontFit,
-    )
 
 __version__ = "0.1.0"
 
@@ -77,46 +42,7 @@ HOMES = dict.fromkeys(ERRORS, "errors") | {
     "load": "engine.load",
 }
 
-__all__ = [
-    "AsyncEngine",
-    "BadCheckpoint",
-    "BadLogits",
-    "BadRequest",
-    "BadSnapshot",
-    "BadTemplate",
-    "BadTokenizer",
-    "CacheCorrupt",
-    "CannotRewind",
-    "Completion",
-    "ContextOverflow",
-    "Cost",
-    "Engine",
-    "EngineClosed",
-    "EngineConfig",
-    "EngineEvent",
-    "EngineFailed",
-    "Event",
-    "EvictedBlock",
-    "Finish",
-    "HubError",
-    "LogitsRow",
-    "LogitsView",
-    "MlxrtError",
-    "ModelNotFound",
-    "NoRoom",
-    "NoTokenizer",
-    "PromptWontFit",
-    "QueueFull",
-    "Request",
-    "SamplingParams",
-    "Session",
-    "StaleLogits",
-    "Stats",
-    "Timings",
-    "UnsupportedModel",
-    "WontFit",
-    "load",
-]
+__all__ = [*HOMES]  # types for checkers: __init__.pyi
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 import mlxrt
 from mlxrt.cache import SequenceState
 from mlxrt.cache.storage.snapshot import load_state, save_state
-from mlxrt.engine.request import Sequence
+from mlxrt.engine.sequence import Sequence
 from mlxrt.errors import CannotRewind
 
 IDS = count(1 << 20)  # never those of the scheduler
@@ -47,34 +47,34 @@ class Stepper:
 
     def __init__(self, path, engine=None):
         self.engine = engine or engine_of(path)
-        self.engine.store.clear()
+        self.engine.core.prefix_cache.clear()
         self.reset()
 
     def reset(self):
-        self.engine.store.clear()
-        self.adopt((), self.engine.empty(), 0)
+        self.engine.core.prefix_cache.clear()
+        self.adopt((), self.engine.core.pools.empty_states(), 0)
 
     def adopt(self, tokens, parts, length):
         self.seq = Sequence(next(IDS), mlxrt.Request(tokens=(0,)), tuple(tokens), parts=parts, length=length)
 
     def computed(self):
-        return self.engine.runner.positions
+        return self.engine.core.positions
 
     def feed(self, tokens):
         self.seq.tokens += tokens
-        rows = self.engine.feed(self.seq, len(self.seq.tokens) - self.seq.length)
+        rows = self.engine.core.feed(self.seq, len(self.seq.tokens) - self.seq.length)
         return np.array(rows[-len(tokens) :])
 
     def trim(self, n):
         """What the state itself can be cut back to, else what the store has kept on the way."""
         keep = self.seq.tokens[: len(self.seq.tokens) - n]
-        self.engine.scheduler.keep(self.seq, whole=True)
+        self.engine.core.allocator.cache_prefix(self.seq, partial=True)
         try:
             state = SequenceState(tuple(self.seq.tokens), self.seq.parts).rewind(len(keep))
         except CannotRewind:
             state = self.engine.state(keep)
         if state is None:  # nothing kept so early: from the start, and `computed` tells
-            self.adopt(keep, self.engine.empty(), 0)
+            self.adopt(keep, self.engine.core.pools.empty_states(), 0)
         else:
             self.adopt(keep, state.parts, len(state))
         return True
@@ -82,8 +82,8 @@ class Stepper:
     def fork(self):
         other = object.__new__(Stepper)
         other.engine = self.engine
-        self.engine.runner.flush()  # a recurrent state taken while it runs is not in the pool yet
-        self.engine.scheduler.keep(self.seq, whole=True)
+        self.engine.core.runner.flush()  # a recurrent state taken while it runs is not in the pool yet
+        self.engine.core.allocator.cache_prefix(self.seq, partial=True)
         other.adopt(self.seq.tokens, self.seq.parts, self.seq.length)
         return other
 
@@ -91,9 +91,9 @@ class Stepper:
         engine, state = self.engine, SequenceState(tuple(self.seq.tokens), self.seq.parts)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "state"
-            engine.runner.flush()
-            save_state(path, engine.pools, state, engine.identity(), {})
+            engine.core.runner.flush()
+            save_state(path, engine.core.pools, state, engine.core.identity(), {})
             mx.synchronize()
             self.reset()
-            state, _ = load_state(path, engine.pools, engine.empty(), engine.identity())
+            state, _ = load_state(path, engine.core.pools, engine.core.pools.empty_states(), engine.core.identity())
         self.adopt(state.tokens, state.parts, len(state))

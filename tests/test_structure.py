@@ -41,7 +41,7 @@ HEAVY = ("gguf", "huggingface_hub", "jinja2", "rich", "safetensors", "sentencepi
 
 LONGEST_FILE, LONGEST_FUNCTION, MEDIAN_FILE = 600, 60, 140
 TOP_LEVEL = set(
-    """__init__.py __main__.py _openblas.py py.typed errors.py config.py
+    """__init__.py __init__.pyi __main__.py _openblas.py py.typed errors.py config.py
     engine cache models kernels weights text bench cli""".split()
 )
 
@@ -54,14 +54,14 @@ CYCLES: list[list[str]] = []
 
 # Broad excepts, each with its reason; everywhere else an except names what it expects.
 BROAD = {
-    "mlxrt.engine.sampler.consult": "a user's callback may raise anything, and ends only its own request",
-    "mlxrt.engine.engine._stream": "cancels what was submitted, then raises on",
-    "mlxrt.engine.core._take_turn": "whatever stops a step halfway stops the engine, and is raised on",
-    "mlxrt.engine.core._give": "what a request's text does ends only that request",
-    "mlxrt.engine.event_hook.tell": "a watcher's code may raise anything; it is told off and not called again",
-    "mlxrt.engine.fair_lock.acquire": "gives up its place in the line, then raises on",
-    "mlxrt.engine.async_stream.open": "cancels what was submitted, then raises on",
-    "mlxrt.engine.async_engine._do_jobs": "carried to the coroutine that asked",
+    "mlxrt.engine.sampler.run_logits_callbacks": "a user's callback may raise anything, and ends only its own request",
+    "mlxrt.engine.engine.stream": "cancels what was submitted, then raises on",
+    "mlxrt.engine.core.step": "whatever stops a step halfway stops the engine, and is raised on",
+    "mlxrt.engine.core._emit": "what a request's text does ends only that request",
+    "mlxrt.engine.output.__call__": "a user's hook may raise anything; it is logged and not called again",
+    "mlxrt.engine.threads.acquire": "gives up its place in the line, then raises on",
+    "mlxrt.engine.async_engine.open": "cancels what was submitted, then raises on",
+    "mlxrt.engine.async_engine._run_jobs": "carried to the coroutine that asked",
     "mlxrt.engine.async_engine._run": "the step that failed has told every caller; the thread only ends",
     "mlxrt.text.vocabulary.rust_call": "the Rust library raises Exception itself, and panics as a BaseException",
     "tests.support.fuzz.child.load_all": "what is not ours is the failure that is looked for",
@@ -286,7 +286,13 @@ def test_exceptions_to_the_rules_still_exist():
 
 @pytest.mark.parametrize(
     "start",
-    ["mlxrt.engine.scheduler", "mlxrt.engine.request", "mlxrt.cache.prefix_cache", "mlxrt.text", "mlxrt._openblas"],
+    [
+        "mlxrt.engine.scheduler",
+        "mlxrt.engine.request",
+        "mlxrt.cache.prefix_cache",
+        "mlxrt.text",
+        "mlxrt._openblas",
+    ],
 )
 def test_no_way_leads_to_mlx(start):
     ways = PACKAGE.reached(start, apart=("mlxrt",))  # the package's __init__ imports it for everybody

@@ -9,6 +9,7 @@ import pytest
 from mlxrt.cache.blocks import BlockPool
 from mlxrt.cache.layer_state import BlockTable, RecurrentState
 from mlxrt.cache.prefix_cache import PrefixCache
+from mlxrt.engine.kv_allocator import KVAllocator
 from mlxrt.engine.request import Request, SamplingParams
 from mlxrt.engine.scheduler import Limits, Scheduler
 
@@ -33,15 +34,15 @@ def test_host_path(benchmark, name):
 @pytest.mark.parametrize("name", STATES)
 def test_scheduler_overhead(name, arriving):
     empty = lambda: STATES[name]  # noqa: E731
-    scheduler = Scheduler(empty, PrefixCache(empty, BLOCK), Limits(running=SEQUENCES, chunk=2048, length=1 << 20))
+    scheduler = Scheduler(KVAllocator(empty, PrefixCache(empty, BLOCK)), Limits(SEQUENCES, chunk=2048, length=1 << 20))
     generator = random.Random(0)
 
     def submit(max_tokens):
         prompt = tuple(generator.randrange(50_000) for _ in range(generator.randrange(100, 300)))
-        scheduler.submit(Request(tokens=prompt, params=SamplingParams(max_tokens=max_tokens)), prompt)
+        scheduler.add(Request(tokens=prompt, params=SamplingParams(max_tokens=max_tokens)), prompt)
 
     def step():
-        planned = scheduler.plan()
+        planned = scheduler.plan().step
         for s in planned.slices:
             if s.samples:
                 s.seq.pending.append((None, 0))
@@ -53,7 +54,7 @@ def test_scheduler_overhead(name, arriving):
 
     for _ in range(SEQUENCES):
         submit(generator.randrange(40, 200) if arriving else 1 << 20)
-    while len(scheduler.streams) < SEQUENCES * 0.9 or (scheduler.prompts and not arriving):
+    while len(scheduler.decoding) < SEQUENCES * 0.9 or (scheduler.prefilling and not arriving):
         step()
         refill()
     spent = []

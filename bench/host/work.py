@@ -14,8 +14,10 @@ from pathlib import Path
 
 import mlxrt  # before MLX
 from mlxrt.cache import BlockPool, BlockTable, PrefixCache, SequenceState
-from mlxrt.engine.request import Request, SamplingParams, Sequence
+from mlxrt.engine.kv_allocator import KVAllocator
+from mlxrt.engine.request import Request, SamplingParams
 from mlxrt.engine.scheduler import Limits, Scheduler
+from mlxrt.engine.sequence import Sequence
 
 Work = Callable[[], object]
 BLOCK, VOCAB = 32, 32000
@@ -25,18 +27,18 @@ def schedule(rows: int = 16) -> Work:
     """One decode step of 16 running requests: plan, then commit their tokens."""
     pool = BlockPool(4096)
     empty = lambda: (BlockTable(pool, BLOCK),)  # noqa: E731
-    scheduler = Scheduler(empty, PrefixCache(empty, BLOCK), Limits(length=1 << 30))
+    scheduler = Scheduler(KVAllocator(empty, PrefixCache(empty, BLOCK)), Limits(length=1 << 30))
     params = SamplingParams(max_tokens=1 << 30)
 
     def fill() -> None:
         for i in range(rows):
             prompt = tuple(range(i, i + 64))
-            scheduler.submit(Request(tokens=prompt, params=params), prompt)
+            scheduler.add(Request(tokens=prompt, params=params), prompt)
 
     def step() -> None:
         if not scheduler.running:
             fill()
-        planned = scheduler.plan()
+        planned = scheduler.plan().step
         assert planned is not None
         for s in planned.slices:
             s.seq.pending.append((None, 0))

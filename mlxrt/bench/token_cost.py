@@ -12,7 +12,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..cache.memory import ExternalKV, Shared
-from ..engine.load import DTYPES, compute_dtype, is_packed, open_checkpoint, outline, unpacked_fits
+from ..engine.load import DTYPES, build_skeleton, compute_dtype, is_packed, open_checkpoint, unpacked_fits
 from ..errors import BadRequest
 from ..kernels import device
 from ..models import CausalLM, find
@@ -54,7 +54,7 @@ def token_cost(located: ResolvedModel, dtype: str | None = None) -> TokenCost:
     checkpoint = open_checkpoint(located)
     on_cpu = device.backend() == "cpu"
     chosen = compute_dtype(dtype, mx.float16)
-    model = outline(checkpoint.config)
+    model = build_skeleton(checkpoint.config)
     model.set_dtype(chosen)
     if not is_packed(checkpoint) or (on_cpu and unpacked_fits(checkpoint, chosen)):
         return count_cost(model, config_of(located), {})
@@ -71,7 +71,7 @@ def config_of(located: ResolvedModel) -> dict[str, Any]:
 
 
 def shape_cost(shape: Shape, dtype: mx.Dtype) -> TokenCost:
-    model, packed = outline(shape.config), outline(shape.config)
+    model, packed = build_skeleton(shape.config), build_skeleton(shape.config)
     for m in (model, packed):
         m.set_dtype(dtype)
     if shape.bits is not None:  # lazy: only the packed shapes are made

@@ -23,7 +23,7 @@ from .terminal import note
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
-    from ..engine.request_stream import Stream
+    from ..engine.output import RequestStream
 
 INPUTS = ("prompt", "messages", "tokens")
 REQUEST_FIELDS = ("tools", "enable_thinking", "priority", "deadline_s", "id")
@@ -144,7 +144,7 @@ class Batch:
                 self._write_results()
                 on_progress(self)
 
-    def _submit(self, job: Job, stream: "Stream") -> None:
+    def _submit(self, job: Job, stream: "RequestStream") -> None:
         try:
             id = self.engine.submit(self._make_request(job))
         except MlxrtError as error:
@@ -238,8 +238,8 @@ def show_progress(total: int) -> Iterator[Callable[[Batch], None]]:
         task = bar.add_task("", total=total, rate="")
 
         def update(batch: Batch) -> None:
-            running = len(batch.engine.scheduler.running)
-            rate = batch.engine.metrics.rates()[1]
+            running = len(batch.engine.core.scheduler.running)
+            rate = batch.engine.core.metrics.rates()[1]
             bar.update(task, completed=batch.done, rate=f"{running} running, {rate:.1f} tok/s")
 
         yield update

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..bench import SUITES
-from ..engine.interrupt import Interrupt
+from ..engine.threads import Interrupt
 from ..errors import BadRequest
 from .exit_status import INTERRUPTED
 from .flags import Parser, parse_float, parse_int, parse_int_list
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     stopped = False
     with Interrupt(lambda: True) as interrupt:
         try:
-            measure(plan, report, lambda: interrupt.asked)
+            measure(plan, report, lambda: interrupt.requested)
         except KeyboardInterrupt:
             stopped = True
     write_report(args, report)

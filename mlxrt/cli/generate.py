@@ -89,18 +89,16 @@ def make_request(
 
 
 def print_completion(engine: "Engine", request: "Request", as_json: bool) -> int:
-    from ..engine.request import Request
     from .output import StreamPrinter, completion_to_dict, print_timings
 
-    tokens = engine.encode(request)  # here, so that an interrupted answer can still report its prompt's length
     printer = StreamPrinter(echo=not as_json)
-    with engine.stream(Request(tokens=tokens, params=request.params)) as stream:
+    with engine.stream(request) as stream:
         try:
             finished = printer.consume(stream)
         except KeyboardInterrupt:
             finished = False
     printer.end_line()
-    done = printer.completion() if finished else printer.interrupted_completion(len(tokens), request.params)
+    done = printer.completion() if finished else printer.interrupted_completion(stream.prompt_tokens, request.params)
     peak_memory = engine.stats().peak_memory
     if as_json:
         print(json.dumps(completion_to_dict(engine, done, peak_memory), ensure_ascii=False, allow_nan=False))

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..engine.interrupt import Interrupt
 from ..engine.output import complete
 from ..engine.request import Completion, Event, Finish, Logprobs, SamplingParams, Timings
+from ..engine.threads import Interrupt
 from .terminal import format_bytes, note
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class StreamPrinter:
                 if self.echo and event.text:
                     sys.stdout.write(event.text)
                     sys.stdout.flush()
-                if interrupt.asked and not event.finish_reason:
+                if interrupt.requested and not event.finish_reason:
                     return False
         return True
 

@@ -1,29 +1,46 @@
-"""The one door. The Python API, the command line and the benchmarks all come through here."""
+"""The public engine. The Python API, the command line and the benchmarks all come through here."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from typing import Any
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
 import mlx.core as mx
 
 from ..cache import SequenceState
-from ..errors import BadRequest, NoTokenizer, PromptWontFit, WontFit, shown
+from ..cache.storage.snapshot import load_state, save_state
+from ..config import EngineConfig
+from ..errors import BadRequest, NoTokenizer, PromptWontFit, shown
+from ..models import CausalLM
 from ..text import StopMatcher, Tokenizer
-from .core import Source, StepLoop
-from .memory import Cost, activations
-from .output import Ticket, complete
-from .request import Completion, Event, Request, Sequence
-from .request_stream import Stream
+from .core import EngineCore, Source
+from .memory import Cost, activation_bytes
+from .output import RequestState, RequestStream, complete
+from .request import Completion, EngineEvent, Event, Request
 from .sampler import check_params, draw_seed
+from .sequence import Sequence
 from .session import Session
-from .stats import Stats, collect
-from .step import Slice, Step
+from .stats import Stats
 
 __all__ = ["Engine", "Source"]
 
+T = TypeVar("T")
 
-class Engine(StepLoop):
-    """What users call. Threads may share one: each call takes its turns."""
+
+class Engine:
+    """A model that answers requests. Threads may share one."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        config: EngineConfig = EngineConfig(),  # noqa: B008  frozen
+        tokenizer: Tokenizer | None = None,
+        source: Source = Source(),  # noqa: B008  frozen
+        on_event: Callable[[EngineEvent], None] | None = None,
+    ):
+        self.model, self.config, self.source, self._tokenizer = model, config, source, tokenizer
+        self.core = EngineCore(model, config, tokenizer, source, on_event)
+        self.context, self.vocab_size = self.core.context, model.config.vocab_size
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -36,9 +53,8 @@ class Engine(StepLoop):
     def generate(self, x, **options) -> Any:
         """A Completion for one input, a list of them for a list of Requests."""
         many = is_many(x)
-        requests = [Request.of(r, **options) for r in (x if many else [x])]
         events: dict[int, list[Event]] = {}
-        with self._stream(requests) as stream:
+        with self.stream(x, **options) as stream:
             order = list(stream.ids)
             for event in stream:
                 events.setdefault(event.id, []).append(event)
@@ -48,28 +64,33 @@ class Engine(StepLoop):
         done: list[Completion] = [complete(events[id]) for id in order]
         return done if many else done[0]
 
-    def stream(self, x, **options) -> Stream:
+    def stream(self, x, **options) -> RequestStream:
         """Events as they come. Closing the stream cancels what is left."""
-        return self._stream([Request.of(r, **options) for r in (x if is_many(x) else [x])])
-
-    def _stream(self, requests: list[Request]) -> Stream:
+        requests = [Request.of(r, **options) for r in (x if is_many(x) else [x])]
         ids: list[int] = []
+        prompt_tokens = 0
         try:
             for request in requests:
-                ids.append(self.submit(request))
+                seq = self._submit(request)
+                ids.append(seq.id)
+                prompt_tokens += len(seq.prompt)
         except BaseException:  # Ctrl-C too: nobody will read what was submitted
-            self.abandon(ids)
+            self.core.drop(ids)
             raise
-        return self.stream_of(ids)
+        return self.stream_of(ids, prompt_tokens)
 
-    def stream_of(self, ids: list[int]) -> Stream:
-        """The events of requests that were submitted; more can be added while it is read."""
-        return Stream(ids, self._desk.take, self.abandon)
+    def stream_of(self, ids: list[int], prompt_tokens: int = 0) -> RequestStream:
+        """The events of submitted requests; more can be added while it is read."""
+        core = self.core
+        return RequestStream(ids, core.outputs.wait, core.step, core.drop, prompt_tokens)
 
     def submit(self, request: Request, listener: Callable[[Event], None] | None = None) -> int:
-        """Queue a request; its events come from `stream`, or to `listener` on the thread that makes the steps."""
-        params = request.params
-        check_params(params, self.model.config.vocab_size)
+        """Queue a request; its events come from `stream_of`, or to `listener` on the thread that steps."""
+        return self._submit(request, listener).id
+
+    def _submit(self, request: Request, listener: Callable[[Event], None] | None = None) -> Sequence:
+        params, core = request.params, self.core
+        check_params(params, self.vocab_size)
         prompt = self.encode(request)
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.source.eos)
         seed = draw_seed() if params.seed is None else params.seed
@@ -77,31 +98,30 @@ class Engine(StepLoop):
         detokenizer = self.tokenizer.detokenizer() if needs_text else None
         matcher = StopMatcher(params.stop) if params.stop else None
         vocab = self._tokenizer.vocab_size if self._tokenizer else 0
-        with self.exclusive():
-            self._check_open()
+        with core.exclusive():
+            core.check_open()
             self._check_fits(len(prompt))
-            if self.disk is not None and len(prompt) < self.context:
-                self.disk.recall(prompt)
-            seq = self.scheduler.submit(request, prompt, stops, seed)
-            self._tickets[seq.id] = Ticket(seq, detokenizer, vocab, matcher, listener=listener)
-            self._watch.tell("queued", seq)
-        return seq.id
+            seq = core.add_request(request, prompt, stops, seed)
+            core.outputs.add(RequestState(seq, detokenizer, vocab, matcher, listener=listener))
+        return seq
 
     def _check_fits(self, n: int) -> None:
-        if n >= self.context == self._fits < self.model.config.context:
-            need, have = self._kv_bytes(n + 1), self._kv_bytes(self._fits)
+        fits = self.core.kv_tokens
+        if n >= self.context == fits < self.model.config.context:
+            need, have = self._kv_bytes(n + 1), self._kv_bytes(fits)
             hint = f"its keys and values need {need} bytes, there are {have}: shorten it, or raise kv_memory or memory"
             raise PromptWontFit(n, self.context, hint)
 
     def _kv_bytes(self, n: int) -> int:
-        return sum(g.nbytes(part.num_blocks(n)) for g, part in zip(self.groups, self.empty()))
+        pools = self.core.pools
+        return sum(g.nbytes(part.num_blocks(n)) for g, part in zip(pools.groups, pools.empty_states()))
 
     def cost(self, x, **options) -> Cost:
         """What a request takes, prompt and longest answer, before it runs."""
-        request = Request.of(x, **options)
+        request, core = Request.of(x, **options), self.core
         n = min(len(self.encode(request)) + request.params.max_tokens, self.model.config.context)
-        kv, chunk = self._kv_bytes(n), min(n, self.scheduler.limits.chunk)
-        return Cost(self.budget.weights, kv, activations(self.model, self.specs, chunk, 1, kv))
+        kv, chunk = self._kv_bytes(n), min(n, core.scheduler.limits.chunk)
+        return Cost(core.memory.weights, kv, activation_bytes(self.model, core.specs, chunk, 1, kv))
 
     def encode(self, request: Request) -> tuple[int, ...]:
         """A request's prompt as tokens."""
@@ -118,79 +138,103 @@ class Engine(StepLoop):
         return self.check_tokens(tokens)
 
     def check_tokens(self, tokens: Many[int]) -> tuple[int, ...]:
-        vocab = self.model.config.vocab_size
         for t in tokens:
-            if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < vocab:
-                raise BadRequest(f"tokens must be whole numbers in 0..{vocab - 1}, not {shown(t)}")
+            if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < self.vocab_size:
+                raise BadRequest(f"tokens must be whole numbers in 0..{self.vocab_size - 1}, not {shown(t)}")
         if not tokens:
             raise BadRequest("the prompt is empty: it gives no token")
         return tuple(tokens)
 
-    def take(self, id: int) -> list[Event]:
-        """What came for a submitted request since it was last asked for; runs no step."""
-        return self._desk.collect(id)
+    def step(self) -> bool:
+        """One step of the engine, for callers that read with `take`. False when there was nothing to do."""
+        return self.core.step()
 
-    # Whole sequences
+    def take(self, id: int) -> list[Event]:
+        """The events of a submitted request that are not read yet; runs no step."""
+        return self.core.outputs.take(id)
+
+    def cancel(self, id: int) -> None:
+        """End a request now; its reader gets a last event. One that has ended already is left alone."""
+        self.core.abort(id)
+
+    # Sequence states
 
     def score(self, tokens: Many[int], chunk: int | None = None) -> mx.array:
-        """float32 logits [n, vocab] after each token, computed from nothing, `chunk` tokens at a time."""
-        known = self.check_tokens(tokens)
+        """float32 logits [n, vocab] after each token, computed without the prefix cache, `chunk` tokens at a time."""
+        known, core = self.check_tokens(tokens), self.core
         if len(known) > self.context:
             raise BadRequest(f"{len(known)} tokens to score, the context holds {self.context}")
         if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
             raise BadRequest(f"chunk must be a whole number >= 1, not {chunk!r}")
-        seq = self._own(known, self.empty())
-        rows, most = [], min(chunk or self.scheduler.limits.chunk, self.scheduler.limits.max_step)
+        seq = core.detach(known, core.pools.empty_states())
+        rows, most = [], min(chunk or core.scheduler.limits.chunk, core.scheduler.limits.max_step)
         while seq.length < len(known):
-            rows.append(self.feed(seq, min(most, len(known) - seq.length)))  # others may step in between
-        with self.exclusive():
-            self.runner.flush()
-            whole = mx.concatenate(rows) if len(rows) > 1 else rows[0]
-            mx.eval(whole)  # here: another thread cannot compute what this one has left undone
-        return whole
-
-    def feed(self, seq: Sequence, n: int) -> mx.array:
-        """Run the next n known tokens of a sequence the scheduler does not own; their logits, float32 [n, vocab]."""
-        with self.exclusive():
-            self._check_open()
-            if not self.scheduler.grow(seq, n):
-                raise WontFit(f"no room for {n} more tokens beside what is running; wait, or raise kv_memory")
-            step = Step((Slice(seq, seq.length - n, seq.length, False),), self.scheduler.mark(seq))
-            logits = self.model.logits(self.runner.hidden(step, every=True)).astype(mx.float32)
-            mx.eval(logits, self.runner.tail.live if self.runner.tail else ())
+            rows.append(core.feed(seq, min(most, len(known) - seq.length)))  # other threads may step in between
+        with core.exclusive():
+            core.runner.flush()
+            logits = mx.concatenate(rows) if len(rows) > 1 else rows[0]
+            mx.eval(logits)  # here: another thread could not evaluate it
         return logits
+
+    def state(self, tokens: Many[int]) -> SequenceState | None:
+        """The longest prefix of these tokens in the prefix cache, pinned."""
+        cache = self.core.prefix_cache
+        with self.core.exclusive():
+            return cache.resume([*tokens, 0]) if cache is not None else None
+
+    def compute_state(self, tokens: Many[int]) -> SequenceState | None:
+        """The state of these tokens but perhaps the last; what the prefix cache has evicted is computed again."""
+        core = self.core
+        with core.exclusive():
+            cached = self.state(tokens)
+            if core.prefix_cache is None or not tokens or (cached is not None and len(cached) >= len(tokens) - 1):
+                return cached
+            known = self.check_tokens(tokens)
+            parts, length = (cached.parts, len(cached)) if cached is not None else (core.pools.empty_states(), 0)
+            seq = core.detach(known, parts, length)
+            most = min(core.scheduler.limits.chunk, core.scheduler.limits.max_step)
+            while seq.length < len(known):
+                core.feed(seq, min(most, len(known) - seq.length))
+            core.allocator.cache_prefix(seq, partial=True)
+            core.runner.flush()
+            return SequenceState.fit(known, seq.parts)  # the prefix cache has no node for every checkpoint
+
+    def save_state(self, path: Path, state: SequenceState, extra: dict[str, Any]) -> str:
+        """Write a state and `extra` to a file; its digest."""
+        core = self.core
+        with core.exclusive():
+            core.runner.flush()
+            return save_state(path, core.pools, state, core.identity(), extra)
+
+    def load_state(self, path: Path, digest: str | None, parse: Callable[[dict[str, Any]], T]) -> T:
+        """Load a state into the prefix cache, once `parse` has accepted what was saved with it; what `parse` gave."""
+        core = self.core
+        if core.prefix_cache is None:
+            raise BadRequest("the engine runs without a prefix cache: a state cannot be restored into it")
+        with core.exclusive():
+            core.runner.flush()
+            empty, evict = core.pools.empty_states(), core.prefix_cache.evict
+            state, extra = load_state(path, core.pools, empty, core.identity(), digest, evict)
+            parsed = parse(extra)
+            core.prefix_cache.insert(state)
+        return parsed
 
     def session(self, system: str | None = None, on_overflow: str = "error", **options) -> Session:
         """A conversation; options are those of `generate`, for every turn. `on_overflow`: error or drop-oldest."""
         return Session(self, system, options, on_overflow)
 
-    def state(self, tokens: Many[int]) -> SequenceState | None:
-        """What the store holds of these tokens, pinned."""
-        with self.exclusive():
-            return self.store.resume([*tokens, 0]) if self.store is not None else None
-
-    def whole_state(self, tokens: Many[int]) -> SequenceState | None:
-        """The state of these tokens but perhaps the last; what the store has let go is computed again."""
-        with self.exclusive():
-            return self._whole_state(tokens)
-
-    def _whole_state(self, tokens: Many[int]) -> SequenceState | None:
-        held = self.state(tokens)
-        if self.store is None or not tokens or (held is not None and len(held) >= len(tokens) - 1):
-            return held
-        known = self.check_tokens(tokens)
-        parts, length = (held.parts, len(held)) if held is not None else (self.empty(), 0)
-        seq = self._own(known, parts, length)
-        most = min(self.scheduler.limits.chunk, self.scheduler.limits.max_step)
-        while seq.length < len(known):
-            self.feed(seq, min(most, len(known) - seq.length))
-        self.scheduler.keep(seq, whole=True)
-        self.runner.flush()
-        return SequenceState.fit(known, seq.parts)  # not from the store, which has no place for every checkpoint
-
     def stats(self) -> Stats:
-        with self.exclusive():
-            return collect(self)
+        return self.core.stats()
+
+    def close(self) -> None:
+        """End every request and free the memory. Threads that wait for one get EngineClosed."""
+        self.core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
 
 
 def is_many(x) -> bool:

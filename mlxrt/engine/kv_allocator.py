@@ -1,52 +1,73 @@
-"""What sequences hold, how they get more of it, and what of it stays for whoever comes next. Imports no mlx.
+"""Allocates KV blocks for sequences and decides what goes to the prefix cache. Imports no mlx.
 
-Knows nothing of turns and budgets: who may grow, and when, is the scheduler's business.
+Which sequence may grow, and when, is up to the scheduler.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ..cache import LayerState, PrefixCache, SequenceState
-from ..errors import NoRoom
-from .request import Sequence
+from ..errors import NoRoom, WontFit
+from .sequence import Sequence, Slice, Step
 
 
-class Room:
-    def __init__(self, empty: Callable[[], tuple[LayerState, ...]], store: PrefixCache | None):
-        self.empty, self.store = empty, store
+class KVAllocator:
+    def __init__(self, empty: Callable[[], tuple[LayerState, ...]], cache: PrefixCache | None):
+        self.empty, self.cache = empty, cache
 
     def grow(self, seq: Sequence, n: int) -> bool:
-        """Room for n more tokens of a sequence, at the expense of stored prefixes. False when there is none."""
-        self.keep(seq)  # before window layers let go of what only they hold
+        """Allocate n more tokens of a sequence, evicting cached prefixes if need be. False when memory is short."""
+        self.cache_prefix(seq)  # before window layers free blocks that only they hold
         while True:
             try:
                 seq.parts = tuple([part.grow(n) for part in seq.parts])
                 seq.length += n
                 return True
             except NoRoom as full:
-                if self.store is None or not self.store.evict(full.pool):
+                if self.cache is None or not self.cache.evict(full.pool):
                     return False
 
-    def mark(self, seq: Sequence) -> bool:
-        """Note the lengths at which every part of the grown sequence exists: they can be kept when tokens are known."""
-        if self.store is None:
+    def step_of(self, seq: Sequence, n: int) -> Step:
+        """A step that computes the next n known tokens of a sequence the scheduler does not own."""
+        if not self.grow(seq, n):
+            raise WontFit(f"no memory for {n} more tokens beside what is running; wait, or raise kv_memory")
+        return Step((Slice(seq, seq.length - n, seq.length, False),), self.checkpoint(seq))
+
+    def checkpoint(self, seq: Sequence) -> bool:
+        """Note the lengths at which every layer has a state: they are cached once their tokens are known."""
+        if self.cache is None:
             return False
         stops = [set(part.checkpoints) for part in seq.parts if part.sparse]
         lengths = sorted(set.intersection(*stops)) if stops else []
-        seq.marks += [tuple(part.checkpoint_at(n) for part in seq.parts) for n in lengths]
+        seq.checkpoints += [tuple(part.checkpoint_at(n) for part in seq.parts) for n in lengths]
         return bool(lengths)
 
-    def keep(self, seq: Sequence, whole: bool = False) -> None:
-        """Put what is known and computed into the store: whole nodes, and at the end the rest."""
-        if self.store is None:
+    def cache_prefix(self, seq: Sequence, partial: bool = False) -> None:
+        """Put what is known and computed into the prefix cache: full nodes, and with `partial` the rest too."""
+        if self.cache is None:
             return
-        while seq.marks and seq.marks[0][0].length <= len(seq.tokens):
-            parts = seq.marks.pop(0)
-            seq.stored = self.store.insert(SequenceState(tuple(seq.tokens[: parts[0].length]), parts), seq.stored)
-        if not whole and any(part.sparse for part in seq.parts):
-            return  # only what was marked is sure to reach the pool
+        while seq.checkpoints and seq.checkpoints[0][0].length <= len(seq.tokens):
+            parts = seq.checkpoints.pop(0)
+            seq.stored = self.cache.insert(SequenceState(tuple(seq.tokens[: parts[0].length]), parts), seq.stored)
+        if not partial and any(part.sparse for part in seq.parts):
+            return  # only a checkpoint is sure to reach the pools
         n = min(len(seq.tokens), seq.length)
-        if not whole:
-            n -= n % self.store.node_size
-        done = seq.stored.depth * self.store.node_size if seq.stored is not None and seq.stored.alive else 0
+        if not partial:
+            n -= n % self.cache.node_size
+        done = seq.stored.depth * self.cache.node_size if seq.stored is not None and seq.stored.alive else 0
         if n > done and n >= max(part.floor for part in seq.parts):
-            seq.stored = self.store.insert(SequenceState.fit(tuple(seq.tokens[:n]), seq.parts), seq.stored)
+            seq.stored = self.cache.insert(SequenceState.fit(tuple(seq.tokens[:n]), seq.parts), seq.stored)
+
+    def fits(self, seq: Sequence, running: Iterable[Sequence]) -> bool:
+        """Whether a prompt fits beside what runs if every cached prefix is evicted."""
+        need = len(seq.tokens) + 1
+        for g, part in enumerate(self.empty()):
+            blocks = part.num_blocks(need)
+            if blocks > part.pool.available:
+                live = {b.id for other in running for b in other.parts[g].blocks}
+                if blocks > part.pool.limit - 1 - len(live):
+                    return False
+        return True
+
+    def fits_to_end(self, lengths: list[int]) -> bool:
+        """Whether sequences of these final lengths fit together, so that none has to be preempted."""
+        return all(sum(part.num_blocks(n) for n in lengths) < part.pool.limit for part in self.empty())

@@ -44,18 +44,21 @@ def load(
         log.warning(f"BLAS: {blas.running()}")
     located = resolve(str(name), revision=config.revision, offline=config.offline, token=config.token)
     if located.shape is not None:
-        model = shaped(located.shape, config)
+        model = build_random_model(located.shape, config)
         return Engine(model, config, source=Source(located.name), on_event=on_event)
     checkpoint = open_checkpoint(located)
-    model = filled(checkpoint, config)
-    tokenizer = tokenizer_of(checkpoint)
+    model = build_model(checkpoint, config)
+    tokenizer = open_tokenizer(checkpoint)
     source = Source(
-        located.name, tuple(checkpoint.files()), ends(checkpoint, tokenizer), tuple(checkpoint.generation.items())
+        located.name,
+        tuple(checkpoint.files()),
+        find_eos_ids(checkpoint, tokenizer),
+        tuple(checkpoint.generation.items()),
     )
-    return Engine(model, suited(config, model), tokenizer, source, on_event)
+    return Engine(model, adapt_config(config, model), tokenizer, source, on_event)
 
 
-def suited(config: EngineConfig, model: CausalLM) -> EngineConfig:
+def adapt_config(config: EngineConfig, model: CausalLM) -> EngineConfig:
     """The config without what a model of another library cannot do."""
     if not model.is_adapter:
         return config
@@ -72,7 +75,7 @@ def open_checkpoint(located: ResolvedModel) -> Checkpoint:
     return opened(located.path, located.name)
 
 
-def filled(checkpoint: Checkpoint, config: EngineConfig) -> CausalLM:
+def build_model(checkpoint: Checkpoint, config: EngineConfig) -> CausalLM:
     on_cpu = device.backend() == "cpu"
     dtype = DTYPES[config.dtype] if config.dtype else (mx.float32 if on_cpu else None)
     unpack = config.dequantise
@@ -82,7 +85,7 @@ def filled(checkpoint: Checkpoint, config: EngineConfig) -> CausalLM:
     if on_cpu and is_packed(checkpoint):
         how = "unpacked to" if unpack else "kept packed, computed in"
         log.info(f"{checkpoint.name}: weights {how} {config.dtype or 'float32'} on the CPU (EngineConfig.dequantise)")
-    return finish(model, config)
+    return prepare_model(model, config)
 
 
 def compute_dtype(name: str | None, on_gpu: mx.Dtype) -> mx.Dtype:
@@ -96,7 +99,7 @@ def is_packed(checkpoint: Checkpoint) -> bool:
 
 def unpacked_fits(checkpoint: Checkpoint, dtype: mx.Dtype) -> bool:
     """Whether plain matrices leave room for the rest. Half-precision and packed matmuls crawl on a CPU."""
-    need = parameters(outline(checkpoint.config)) * dtype.size
+    need = count_parameters(build_skeleton(checkpoint.config)) * dtype.size
     _, free = device.memory()
     if need < 0.7 * free:
         return True
@@ -107,38 +110,38 @@ def unpacked_fits(checkpoint: Checkpoint, dtype: mx.Dtype) -> bool:
     return False
 
 
-def outline(config: dict[str, Any]) -> CausalLM:
+def build_skeleton(config: dict[str, Any]) -> CausalLM:
     """The model of a config, its weights never computed."""
     family = find(config)
     with suppress_reports():
         return family(family.parse(config))  # type: ignore[call-arg]
 
 
-def parameters(model: CausalLM) -> int:
+def count_parameters(model: CausalLM) -> int:
     found: Any = tree_flatten(model.parameters())
     return sum(array.size for _, array in found)
 
 
-def shaped(shape: Shape, config: EngineConfig) -> CausalLM:
+def build_random_model(shape: Shape, config: EngineConfig) -> CausalLM:
     dtype = compute_dtype(config.dtype, mx.bfloat16)
     family = find(shape.config)
     model = family(family.parse(shape.config))  # type: ignore[call-arg]
     random_weights(model, shape.bits, dtype, mode=shape.mode, group_size=shape.group_size)
-    return finish(model, config)
+    return prepare_model(model, config)
 
 
-def finish(model: CausalLM, config: EngineConfig) -> CausalLM:
+def prepare_model(model: CausalLM, config: EngineConfig) -> CausalLM:
     folder = cache_root() / "kernels"
     kernels = Kernels(config.kernels, make_gpu(backend(), folder=folder))
     verify_on_first_use(kernels, folder)
     model.fuse(kernels)
     if device.backend() == "cpu":
-        turn(model)
+        transpose_weights(model)
     mx.eval(model.parameters())
     return model
 
 
-def turn(model: CausalLM) -> None:
+def transpose_weights(model: CausalLM) -> None:
     """Lay plain matrices out input by input: OpenBLAS multiplies one row by them 20 % faster, many rows as fast."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -146,14 +149,14 @@ def turn(model: CausalLM) -> None:
             mx.eval(module.weight)  # one at a time: both layouts exist together
 
 
-def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
+def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
     try:
         return checkpoint.tokenizer()
     except NoTokenizer:
         return None  # tokens in and out still work; text raises NoTokenizer where it is asked for
 
 
-def ends(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> frozenset[int]:
+def find_eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> frozenset[int]:
     """Tokens that end an answer: those of generation_config.json, config.json and the tokenizer."""
     found: set[int] = set(tokenizer.eos_ids) if tokenizer else set()
     text = checkpoint.config.get("text_config")  # where wrappers keep what belongs to their language model

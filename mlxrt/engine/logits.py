@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import BadRequest, MlxrtError, StaleLogits
-from .request import Sequence
+from .sequence import Sequence
 
 
 class LogitsView:

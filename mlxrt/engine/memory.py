@@ -1,9 +1,15 @@
-"""The memory contract: what an engine takes in all, known before anything runs.
+"""The memory plan: what an engine takes in all, known before anything runs; and the chunk size that goes with it.
 
-Weights are there already, activations follow from the longest step, and what is left of the limit is for keys, values
-and states. Where too little is left the step gets shorter first; then it is refused, with the numbers.
+Weights are there already, activations follow from the longest step, and what is left of the limit is for the KV cache
+and recurrent states. Where too little is left the step gets shorter first; then it is refused, with the numbers.
+
+The chunk size is the smallest step that keeps the device busy, for streams wait meanwhile. On a GPU a few forward
+passes are timed when the engine starts. A CPU is busy with a few rows already, and timing them would take longer than
+most answers: there a rule stands for the measurement (docs/decisions/0018-scheduler-shares-and-chunk.md).
 """
 
+import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,16 +23,24 @@ from ..errors import WontFit
 from ..kernels import device
 from ..models import CausalLM
 
-SHORTEST = 16  # tokens: a step is not cut below
-WIDE, NARROW = 4, 12  # of a token's widest and of its hidden vectors, how many a step holds at once
-LOGITS = 4  # rows of logits in float32, and what sampling makes of them
-GATHERED = 3  # of one layer's keys and values, as attention reads them
-EXPERTS = 8  # of a token in a mixture: none known to us has more at its full width
+log = logging.getLogger("mlxrt")
+
+MIN_CHUNK = 16  # tokens: a step is not cut below
+WIDE_BUFFERS, HIDDEN_BUFFERS = 4, 12  # of a token's widest and of its hidden vectors, how many a step holds at once
+LOGITS_BUFFERS = 4  # float32 logits of a row, and what sampling makes of them
+KV_BUFFERS = 3  # one layer's keys and values, as attention reads them
+MAX_EXPERTS = 8  # of a token in a mixture: no known model has more at its full width
+
+CHUNK_SIZES = (256, 512, 1024, 2048)  # tokens, timed on a GPU
+MIN_RATE = 0.92  # of the best rate
+MAX_TUNING_SECONDS = 2.0
+CPU_CHUNK = 128  # rows that keep a CPU's arithmetic busy
+SMALL_MODEL = 40_000_000  # bytes of weights below which Python, not the CPU's arithmetic, takes the time of a step
 
 
 @dataclass(frozen=True)
-class Budget:
-    """Bytes. `kv` is a limit, `activations` an estimate that lies above what was measured."""
+class MemoryPlan:
+    """In bytes. `kv` is a limit, `activations` an estimate above what was measured."""
 
     limit: int
     weights: int
@@ -52,76 +66,76 @@ class Cost:
         return self.weights + self.kv + self.activations
 
 
-def weigh(model: CausalLM) -> int:
-    found: Any = tree_flatten(model.parameters())
-    return sum(array.nbytes for _, array in found)
+def weight_bytes(model: CausalLM) -> int:
+    arrays: Any = tree_flatten(model.parameters())
+    return sum(array.nbytes for _, array in arrays)
 
 
-def activations(model: CausalLM, specs: list[LayerSpec | Shared], chunk: int, running: int, kv: int) -> int:
+def activation_bytes(model: CausalLM, specs: list[LayerSpec | Shared], chunk: int, running: int, kv: int) -> int:
     """Most bytes a step holds beside weights and pools: its widest layer, its logits, the keys it gathers."""
-    logits = LOGITS * 4 * model.config.vocab_size * running
-    return step_bytes(model, chunk) + logits + GATHERED * kv // owners(specs)
+    logits = LOGITS_BUFFERS * 4 * model.config.vocab_size * running
+    return step_bytes(model, chunk) + logits + KV_BUFFERS * kv // count_kv_layers(specs)
 
 
 def step_bytes(model: CausalLM, chunk: int) -> int:
     """Of them, those that grow with the tokens of a step."""
     found: Any = tree_flatten(model.parameters())
-    # A matrix gives a token as many numbers as it has rows; the embedding and the head are counted with the logits.
-    wide = [rows(a) for _, a in found if a.ndim >= 2 and a.shape[-2] != model.config.vocab_size]
+    # A matrix gives a token as many values as it has rows; the embedding and the head are counted with the logits.
+    wide = [row_count(a) for _, a in found if a.ndim >= 2 and a.shape[-2] != model.config.vocab_size]
     narrow = min((a.shape[0] for name, a in found if a.ndim == 1 and "norm" in name), default=max(wide, default=1))
-    return chunk * model.dtype.size * (WIDE * max(wide, default=1) + NARROW * max(narrow, 1))
+    return chunk * model.dtype.size * (WIDE_BUFFERS * max(wide, default=1) + HIDDEN_BUFFERS * max(narrow, 1))
 
 
-def owners(specs: list[LayerSpec | Shared]) -> int:
-    """Layers with memory of their own."""
+def count_kv_layers(specs: list[LayerSpec | Shared]) -> int:
+    """Layers with a cache of their own."""
     return max(1, sum(not isinstance(s, Shared) for s in specs))
 
 
-def rows(matrix: mx.array) -> int:
-    return int(matrix.shape[-2]) * (min(EXPERTS, int(matrix.shape[0])) if matrix.ndim > 2 else 1)
+def row_count(matrix: mx.array) -> int:
+    return int(matrix.shape[-2]) * (min(MAX_EXPERTS, int(matrix.shape[0])) if matrix.ndim > 2 else 1)
 
 
-def divide(model: CausalLM, specs: list[LayerSpec | Shared], config: EngineConfig, chunk: int) -> Budget:
-    """Who gets what of the memory. With a limit of the user's own, all of it has to fit."""
-    weights, (total, free) = weigh(model), device.memory()
+def plan_memory(model: CausalLM, specs: list[LayerSpec | Shared], config: EngineConfig, chunk: int) -> MemoryPlan:
+    """Divide the memory. Under a limit of the user's own, all of it has to fit."""
+    weights, (total, free) = weight_bytes(model), device.memory()
     asked = None if config.kv_memory is None else nbytes(config.kv_memory)
     if config.memory is None:
         kv = free // 2 if asked is None else asked
-        return Budget(total, weights, kv, activations(model, specs, chunk, config.max_running, kv), chunk)
+        return MemoryPlan(total, weights, kv, activation_bytes(model, specs, chunk, config.max_running, kv), chunk)
     limit = nbytes(config.memory)
 
-    def fit(chunk: int) -> Budget:
+    def fit(chunk: int) -> MemoryPlan:
         kv = asked
         if kv is None:
-            rest = limit - weights - activations(model, specs, chunk, config.max_running, 0)
-            kv = max(0, rest) * owners(specs) // (owners(specs) + GATHERED)
-        return Budget(limit, weights, kv, activations(model, specs, chunk, config.max_running, kv), chunk)
+            rest = limit - weights - activation_bytes(model, specs, chunk, config.max_running, 0)
+            kv = max(0, rest) * count_kv_layers(specs) // (count_kv_layers(specs) + KV_BUFFERS)
+        return MemoryPlan(limit, weights, kv, activation_bytes(model, specs, chunk, config.max_running, kv), chunk)
 
-    made = fit(chunk)
-    while made.chunk > SHORTEST and (made.total > limit or step_bytes(model, made.chunk) > (limit - weights) // 4):
-        made = fit(max(SHORTEST, made.chunk // 2))
-    if made.total > limit or made.kv < 1:
+    plan = fit(chunk)
+    while plan.chunk > MIN_CHUNK and (plan.total > limit or step_bytes(model, plan.chunk) > (limit - weights) // 4):
+        plan = fit(max(MIN_CHUNK, plan.chunk // 2))
+    if plan.total > limit or plan.kv < 1:
         raise WontFit(
-            f"memory is limited to {limit} bytes; the weights take {weights}, a step of {made.chunk} tokens "
-            f"{made.activations}" + ("" if asked is None else f", keys and values {asked}") + "; raise memory or use a "
+            f"memory is limited to {limit} bytes; the weights take {weights}, a step of {plan.chunk} tokens "
+            f"{plan.activations}" + ("" if asked is None else f", keys and values {asked}") + "; raise memory or use a "
             "smaller model"
         )
-    return made
+    return plan
 
 
 class MlxLimits:
-    """What MLX itself is told. It is told for the whole process, so closing an engine puts back what was there."""
+    """MLX's own memory limits. They hold for the process, so closing an engine restores those before."""
 
-    def __init__(self, budget: Budget, config: EngineConfig):
+    def __init__(self, plan: MemoryPlan, config: EngineConfig):
         self._before: list[tuple[Callable[[int], int], int]] = []
         kind = device.backend()
         if config.memory is not None:
-            self._set(mx.set_memory_limit, budget.limit)
-            self._set(mx.set_cache_limit, budget.activations)
+            self._set(mx.set_memory_limit, plan.limit)
+            self._set(mx.set_cache_limit, plan.activations)
         elif kind == "metal":
-            self._set(mx.set_cache_limit, max(budget.limit - budget.weights - budget.kv, budget.activations))
+            self._set(mx.set_cache_limit, max(plan.limit - plan.weights - plan.kv, plan.activations))
         if kind == "metal":
-            self._set(mx.set_wired_limit, min(budget.limit, device.memory()[0]))
+            self._set(mx.set_wired_limit, min(plan.limit, device.memory()[0]))
 
     def _set(self, change: Callable[[int], int], value: int) -> None:
         self._before.append((change, change(value)))
@@ -132,14 +146,55 @@ class MlxLimits:
             change(value)
 
 
-def buffers(model: CausalLM, pools: dict[int, Any]) -> int:
-    """Arrays the weights and pools are."""
-    found: Any = tree_flatten(model.parameters())
-    return len(found) + sum(map(len, list(pools.values())))
+def count_buffers(model: CausalLM, pools: dict[int, Any]) -> int:
+    """Arrays of the weights and pools."""
+    arrays: Any = tree_flatten(model.parameters())
+    return len(arrays) + sum(map(len, list(pools.values())))
 
 
 def check_buffers(count: int) -> None:
-    """Metal gives a process so many buffers, whatever their size."""
+    """Metal limits the buffers of a process, whatever their size."""
     most = mx.device_info().get("resource_limit")
     if isinstance(most, int) and most and count > most // 2:
         raise WontFit(f"the weights and caches are {count} arrays, and the device gives {most} buffers in all")
+
+
+# Chunk size
+
+
+def max_chunk_size(model: CausalLM) -> int:
+    """The longest step that tuning may choose."""
+    return CHUNK_SIZES[-1] if device.backend() != "cpu" else cpu_chunk_size(model)
+
+
+def cpu_chunk_size(model: CausalLM) -> int:
+    return CPU_CHUNK if weight_bytes(model) > SMALL_MODEL else CHUNK_SIZES[1]
+
+
+def tune_chunk_size(model: CausalLM, trial: Callable[[int], mx.array], most: int) -> int:
+    """Tokens of a step, `most` at most. `trial` runs one."""
+    if device.backend() == "cpu":
+        return min(cpu_chunk_size(model), most)
+    rates = measure_rates(trial, most)
+    if not rates:
+        return most
+    best = max(rates.values())
+    chunk = min(n for n, rate in rates.items() if rate >= MIN_RATE * best)
+    measured = ", ".join(f"{n}: {rate:,.0f}" for n, rate in rates.items())
+    log.info(f"chunk {chunk} tokens a step (tokens/s by chunk size: {measured}; set EngineConfig.chunk to override)")
+    return chunk
+
+
+def measure_rates(trial: Callable[[int], mx.array], most: int) -> dict[int, float]:
+    """Tokens per second by chunk size, as far as MAX_TUNING_SECONDS allow."""
+    rates: dict[int, float] = {}
+    began = time.perf_counter()
+    for n in CHUNK_SIZES:
+        if n > most or (rates and time.perf_counter() - began > MAX_TUNING_SECONDS):
+            break
+        mx.eval(trial(n))  # compiles kernels, allocates memory
+        start = time.perf_counter()
+        mx.eval(trial(n))
+        mx.synchronize()
+        rates[n] = n / (time.perf_counter() - start)
+    return rates

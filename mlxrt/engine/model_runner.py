@@ -1,7 +1,8 @@
-"""Runs a step: forward and sample. Launching returns at once; the tokens arrive when they are read.
+"""The model runner: forward pass and sampling of one step. Launching returns at once; tokens arrive when they are read.
 
-A step is a pure function of arrays. Decode steps replace `live` and only read the pools, so they can be launched
-ahead; a step that writes the pools first waits for the ones in the air, and so writes in place.
+A step is a pure function of arrays. Decode steps write their keys and values to the decode tail, a small block per row
+beside the pools, and only read the pools: so they can be launched ahead. A step that writes the pools first waits for
+those in flight, and so writes in place.
 """
 
 import logging
@@ -14,29 +15,29 @@ from ..cache.memory import TAIL, Batch, KVPools, Shared
 from ..cache.memory.slices import ArrayCache, bucket
 from ..kernels.cuda.graph import Driver
 from ..models import CausalLM
-from .batch import follow, inputs, place
-from .cuda_graph import Replay
+from .batch import decode_batch, input_tokens, prefill_batch
+from .cuda_graph import CudaGraphRunner
 from .logits import LogitsView
-from .sampler import Sampled, greedy_tokens, sample, takes_best
-from .step import Slice, Step
+from .sampler import Sampled, greedy_tokens, is_plain_greedy, sample
+from .sequence import Slice, Step
 
 log = logging.getLogger("mlxrt")
 
-Decode = Callable[..., tuple[tuple[mx.array, ...], dict]]
+DecodeFn = Callable[..., tuple[tuple[mx.array, ...], dict]]
 
 
 @dataclass(frozen=True)
-class Flight:
-    """A step that is running."""
+class InflightStep:
+    """A launched step whose tokens are not read yet."""
 
     slices: tuple[Slice, ...]  # those that sample
     sampled: Sampled | None
-    prompted: int = 0  # tokens of prompts in it
+    prefill_tokens: int = 0
 
 
 @dataclass
-class Tail:
-    """The batch that is decoding, and what it has not yet written to the pools."""
+class DecodeTail:
+    """The decoding batch and its newest tokens, up to TAIL per row, which are not in the pools yet."""
 
     rows: tuple[int, ...]
     start: list[int]
@@ -44,48 +45,47 @@ class Tail:
     live: dict[int, tuple] = field(default_factory=dict)
     batch: Batch | None = None
     index: list[dict] = field(default_factory=list)
-    kept: bool = False  # a checkpoint waits in it
-    places: dict[int, list[int]] = field(default_factory=dict)  # a whole one: the blocks it is, by layer
+    checkpoint: bool = False  # a state inside it will be cached
+    blocks: dict[int, list[int]] = field(default_factory=dict)  # of a tail that is one full block per row, by layer
 
     @property
-    def whole(self) -> bool:
-        """It is a block's worth, and begins where a block does."""
+    def is_block(self) -> bool:
+        """Whether every row's tail is exactly one block."""
         return self.used == TAIL and not any(start % TAIL for start in self.start)
 
     @property
-    def ends(self) -> bool:
-        return self.used == TAIL - self.early or self.kept
+    def must_flush(self) -> bool:
+        return self.used == TAIL - self.early or self.checkpoint
 
     @property
     def early(self) -> int:
-        """Tokens before TAIL at which it ends, for the next one to begin where a block does: in all rows or in none."""
+        """How early to flush so that the next tail is block-aligned; 0 unless all rows share one offset."""
         beyond = {start % TAIL for start in self.start}
         return beyond.pop() if len(beyond) == 1 else 0
 
-    def goes_on(self, step: Step) -> bool:
+    def continues(self, step: Step) -> bool:
         """Whether the step is the next one of this very batch."""
         at = [(s.seq.id, s.start) for s in step.slices]
         return at == [(row, start + self.used) for row, start in zip(self.rows, self.start)]
 
 
-class Runner:
-    def __init__(self, model: CausalLM, specs: list, pools: KVPools, compiled: bool):
-        self.model, self.pools, self.groups = model, pools, pools.groups
-        self.of = pools.group_of
-        self.source = [s.layer if isinstance(s, Shared) else i for i, s in enumerate(specs)]
-        self.tail: Tail | None = None
-        self.held = ArrayCache()
-        pure = all(g.spec.compiles for g in self.groups)
-        self.compiled = compiled and pure
-        self.decode = mx.compile(self.next) if self.compiled else self.next
-        self.decode_best = mx.compile(self.next_best) if self.compiled else self.next_best
-        self.head = mx.compile(model.logits) if self.compiled else model.logits
-        self.replay = self.replaying() if self.compiled else None
-        self.waits = 0  # steps that had to wait for the device
-        self.positions = 0  # tokens run through the model
+class ModelRunner:
+    """`graph_bytes`: the most memory that captured CUDA graphs may keep (None: their default)."""
 
-    def replaying(self) -> Replay | None:
-        """Where decode steps can be launched without MLX: on CUDA, all memory read by kernels."""
+    def __init__(self, model: CausalLM, specs: list, pools: KVPools, compiled: bool, graph_bytes: int | None = None):
+        self.model, self.pools, self.groups, self.group_of = model, pools, pools.groups, pools.group_of
+        self.kv_layer = [s.layer if isinstance(s, Shared) else i for i, s in enumerate(specs)]  # whose view it reads
+        self.tail: DecodeTail | None = None
+        self.arrays = ArrayCache()
+        self.compiled = compiled and all(g.spec.compiles for g in self.groups)
+        self.decode_fn = mx.compile(self.decode_step) if self.compiled else self.decode_step
+        self.greedy_fn = mx.compile(self.greedy_step) if self.compiled else self.greedy_step
+        self.lm_head = mx.compile(model.logits) if self.compiled else model.logits
+        self.graphs = self._open_graphs(graph_bytes) if self.compiled else None
+        self.waits = 0  # steps that had to wait for the device
+
+    def _open_graphs(self, max_bytes: int | None) -> CudaGraphRunner | None:
+        """Where decode steps can be launched without MLX: on CUDA, if kernels read all caches."""
         gpu = self.model.kernels.gpu
         if gpu is None or gpu.library is None or not all(g.spec.pages for g in self.groups):
             return None
@@ -94,74 +94,81 @@ class Runner:
         except (OSError, RuntimeError) as error:
             log.warning(f"decode steps are launched kernel by kernel: CUDA's driver cannot be used ({error})")
             return None
-        return Replay(self.next_best, self.decode_best, self.model, gpu.library, device)
+        return CudaGraphRunner(self.greedy_step, self.greedy_fn, self.model, gpu.library, device, max_bytes)
 
-    def launch(self, step: Step) -> Flight:
-        if step.decode and all(s.samples and takes_best(s.seq) for s in step.slices):
-            tokens, told = self.run(step, self.decode_best)
-            return self.fly(step, step.slices, Sampled(tokens, told, tuple(s.seq.id for s in step.slices), {}, {}))
+    @property
+    def live(self) -> dict[int, tuple] | tuple[()]:
+        """The decode tail's arrays."""
+        return self.tail.live if self.tail else ()
+
+    def launch(self, step: Step) -> InflightStep:
+        if step.decode and all(s.samples and is_plain_greedy(s.seq) for s in step.slices):
+            tokens, result = self.run(step, self.greedy_fn)
+            ids = tuple(s.seq.id for s in step.slices)
+            return self._submit(step, step.slices, Sampled(tokens, result, ids, {}, {}))
         hidden = self.hidden(step)
         ends = [i for i, s in enumerate(step.slices) if s.samples]
         if not ends:
-            mx.async_eval(self.tail.live if self.tail else ())
-            return Flight((), None, step.prompted)
+            mx.async_eval(self.live)
+            return InflightStep((), None, step.prefill_tokens)
         slices = tuple(step.slices[i] for i in ends)
         rows = hidden if len(ends) == hidden.shape[0] else hidden[mx.array(ends)]
-        with LogitsView(self.head(rows), [s.seq for s in slices]) as view:
+        with LogitsView(self.lm_head(rows), [s.seq for s in slices]) as view:
             sampled = sample(view, self.model.kernels)
-        return self.fly(step, slices, sampled)
+        return self._submit(step, slices, sampled)
 
-    def fly(self, step: Step, slices: tuple[Slice, ...], sampled: Sampled) -> Flight:
+    def _submit(self, step: Step, slices: tuple[Slice, ...], sampled: Sampled) -> InflightStep:
         for i, s in enumerate(slices):
             s.seq.pending.append((sampled.tokens, i))
         live = self.tail.live if self.tail else ()
-        mx.async_eval(sampled.arrays, live)  # at once: every call ends a batch of launches
-        return Flight(slices, sampled, step.prompted)
+        mx.async_eval(sampled.arrays, live)  # one call: each ends a batch of launches
+        return InflightStep(slices, sampled, step.prefill_tokens)
 
     def hidden(self, step: Step, every: bool = False) -> mx.array:
         """The last hidden state of every row, or of `every` token."""
         if step.decode:
-            return self.run(step, self.decode)[0][: len(step.slices)]
+            return self.run(step, self.decode_fn)[0][: len(step.slices)]
         return self.run(step, None, every)[0]
 
-    def run(self, step: Step, decode: Decode | None, every: bool = False) -> tuple[mx.array, ...]:
-        """What `decode` gives for every row; without it, the hidden states of a step of any kind."""
+    def run(self, step: Step, decode_fn: DecodeFn | None, every: bool = False) -> tuple[mx.array, ...]:
+        """What `decode_fn` returns for every row; without it, the hidden states of a step of any kind."""
         rows = tuple(s.seq.id for s in step.slices)
-        moved = self.pools.pending
-        if self.tail and (not step.decode or moved or self.tail.ends or not self.tail.goes_on(step)):
-            self.flush(goes_on=step.decode and not moved and self.tail.goes_on(step))
-        if moved:
-            self.wait()
+        pending = self.pools.pending
+        if self.tail and (not step.decode or pending or self.tail.must_flush or not self.tail.continues(step)):
+            self.flush(continues=step.decode and not pending and self.tail.continues(step))
+        if pending:
+            self.synchronize()
             self.pools.apply_pending()
-        tokens = inputs(step, bucket(len(rows)) if decode else 0)
-        self.positions += sum(s.stop - s.start for s in step.slices)
-        return self.ahead(step, rows, tokens, decode) if decode else (self.alone(step, tokens, every),)
+        tokens = input_tokens(step, bucket(len(rows)) if decode_fn else 0)
+        if decode_fn:
+            return self._run_decode(step, rows, tokens, decode_fn)
+        return (self._run_prefill(step, tokens, every),)
 
     def forward(self, tokens, batch, index, pools, live):
         """The step itself: (hidden, pools, live) from arrays alone."""
-        index = [dict(where) for where in index]  # layers leave there what they share, for this step only
-        views = {i: self.groups[g].spec.view(batch, index[g], pools[i], live[i]) for i, g in self.of.items()}
-        hidden = self.model(tokens, [views[i] for i in self.source])
+        index = [dict(arrays) for arrays in index]  # layers share arrays there, for this step only
+        views = {i: self.groups[g].spec.view(batch, index[g], pools[i], live[i]) for i, g in self.group_of.items()}
+        hidden = self.model(tokens, [views[i] for i in self.kv_layer])
         return hidden, {i: v.pool for i, v in views.items()}, {i: v.live for i, v in views.items()}
 
-    def next(self, tokens, batch, index, pools, live):
-        """A decode step: every row stands where its tail ends. It does not return pools, for it may not write them."""
+    def decode_step(self, tokens, batch, index, pools, live):
+        """One token per row, at the end of its tail. Returns no pools, for it may not write them."""
         batch = batch._replace(positions=batch.start + batch.used)
         hidden, _, live = self.forward(tokens, batch, index, pools, live)
         return (hidden,), live
 
-    def next_best(self, tokens, batch, index, pools, live):
-        """The same where every row takes its best token: those, and which rows have none."""
-        (hidden,), live = self.next(tokens, batch, index, pools, live)
+    def greedy_step(self, tokens, batch, index, pools, live):
+        """The same where every row is plain greedy: the argmax tokens, and which rows have none."""
+        (hidden,), live = self.decode_step(tokens, batch, index, pools, live)
         return greedy_tokens(self.model.logits(hidden), self.model.kernels), live
 
-    def alone(self, step, tokens, every):
+    def _run_prefill(self, step, tokens, every):
         """Rows of any length, packed. Writes the pools, so nothing else may be reading them."""
-        self.wait()
+        self.synchronize()
         pools = self.pools
-        batch, index = place(step, self.groups, [s.start for s in step.slices], 0, len(step.slices))
+        batch, index = prefill_batch(step, self.groups, [s.start for s in step.slices], 0, len(step.slices))
         batch = batch._replace(every=every)
-        hidden, pools.arrays, _ = self.forward(tokens, batch, index, pools.arrays, dict.fromkeys(self.of, ()))
+        hidden, pools.arrays, _ = self.forward(tokens, batch, index, pools.arrays, dict.fromkeys(self.group_of, ()))
         mx.async_eval(pools.arrays)
         if every or hidden.shape[0] == len(step.slices):
             return hidden
@@ -171,54 +178,56 @@ class Runner:
             ends.append(n - 1)
         return hidden[mx.array(ends)]
 
-    def ahead(self, step, rows, tokens, decode):
-        """One token a row, any number of steps in the air."""
-        t = self.tail or Tail(rows, [s.start for s in step.slices])
+    def _run_decode(self, step, rows, tokens, decode_fn):
+        """One token a row, any number of steps in flight."""
+        t = self.tail or DecodeTail(rows, [s.start for s in step.slices])
         width = bucket(len(rows))
-        t.batch, t.index = follow(step, self.groups, t.start, t.used, width, self.compiled, self.held)
+        t.batch, t.index = decode_batch(step, self.groups, t.start, t.used, width, self.compiled, self.arrays)
         self.tail = t  # only now: a stale block raises above and must not leave half a tail
         pools = self.pools.arrays
         if not t.live:
-            t.live = {i: self.groups[g].spec.open(pools[i], t.index[g], width, self.held) for i, g in self.of.items()}
-        arrays = tokens, t.batch, t.index, pools, t.live
-        replay = self.replay if decode is self.decode_best else None
-        with self.model.kernels.capturing(replay is not None):
-            made, t.live = decode(*arrays) if replay is None else replay(t.used, *arrays)
-        t.used, t.kept = t.used + 1, step.checkpoint
-        if replay is not None and t.whole and all(g.spec.size == TAIL for g in self.groups):
-            t.places = self.places(step, t.start)
-        return made
+            t.live = {
+                i: self.groups[g].spec.open(pools[i], t.index[g], width, self.arrays) for i, g in self.group_of.items()
+            }
+        inputs = tokens, t.batch, t.index, pools, t.live
+        graphs = self.graphs if decode_fn is self.greedy_fn else None
+        with self.model.kernels.capturing(graphs is not None):
+            outputs, t.live = decode_fn(*inputs) if graphs is None else graphs(t.used, *inputs)
+        t.used, t.checkpoint = t.used + 1, step.checkpoint
+        if graphs is not None and t.is_block and all(g.spec.size == TAIL for g in self.groups):
+            t.blocks = self._tail_blocks(step, t.start)
+        return outputs
 
-    def flush(self, goes_on: bool = False):
-        """Write the tail to the pools; `goes_on`: the next step is the next one of this very batch."""
+    def flush(self, continues: bool = False) -> None:
+        """Write the decode tail to the pools; `continues`: the next step is the next one of this very batch."""
         t, self.tail = self.tail, None
         if t is None or t.batch is None:
             return
-        if t.places and self.replay is not None and self.replay.keep(t.live, t.places, self.pools.block_bytes):
-            return None if goes_on else self.wait()
-        self.wait()
+        if t.blocks and self.graphs is not None and self.graphs.flush(t.live, t.blocks, self.pools.block_bytes):
+            return None if continues else self.synchronize()
+        self.synchronize()
         batch, pools = t.batch._replace(used=mx.array([t.used])), self.pools.arrays
-        for i, g in self.of.items():
-            pools[i] = self.groups[g].spec.flush(pools.pop(i), t.live[i], batch, t.index[g], t.whole)
+        for i, g in self.group_of.items():
+            pools[i] = self.groups[g].spec.flush(pools.pop(i), t.live[i], batch, t.index[g], t.is_block)
         mx.async_eval(pools)
 
-    def places(self, step: Step, start: list[int]) -> dict[int, list[int]]:
-        """The block of each row that begins there, by layer."""
+    def _tail_blocks(self, step: Step, start: list[int]) -> dict[int, list[int]]:
+        """The block of each row at these positions, by layer."""
         rows = list(zip((s.seq.parts for s in step.slices), start, strict=True))
-        found = [[group.spec.place(parts[g], n) for parts, n in rows] for g, group in enumerate(self.groups)]
-        return {i: found[g] for i, g in self.of.items()}
+        blocks = [[group.spec.place(parts[g], n) for parts, n in rows] for g, group in enumerate(self.groups)]
+        return {i: blocks[g] for i, g in self.group_of.items()}
 
-    def close(self):
-        """Give the memory back."""
-        self.wait()
-        if self.replay is not None:
-            self.replay.close()
-            self.replay = None
+    def close(self) -> None:
+        """Free the memory."""
+        self.synchronize()
+        if self.graphs is not None:
+            self.graphs.close()
+            self.graphs = None
         self.pools.clear()
         self.tail = None
 
-    def wait(self):
-        if self.replay is not None:
-            self.replay.wait()
+    def synchronize(self) -> None:
+        if self.graphs is not None:
+            self.graphs.wait()
         mx.synchronize()
         self.waits += 1

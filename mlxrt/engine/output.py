@@ -1,16 +1,50 @@
-"""One request from the engine's side: its text, its clock, and the events nobody has taken yet."""
+"""Outputs: sampled tokens become text and events, events reach the threads that wait for them.
 
+The `OutputProcessor` owns the state of every request. A thread that waits for an event drives the engine's steps, one
+thread at a time, for all.
+"""
+
+import logging
+import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Self
 
+from ..errors import EngineClosed
 from ..text import Detokenizer, StopMatcher
-from .request import Completion, Event, Finish, Logprobs, Sequence, Timings
+from .request import Completion, EngineEvent, Event, Finish, Logprobs, Timings
+from .sequence import Sequence
+from .stats import Metrics
+
+log = logging.getLogger("mlxrt")
+
+IDLE_WAIT = 0.05  # seconds until the next try when all requests left wait for a slow reader in another thread
+
+
+class EventHook:
+    """Calls the user's `on_event` hook; a hook that raises is logged once and disabled."""
+
+    def __init__(self, hook: Callable[[EngineEvent], None] | None):
+        self._hook = hook
+
+    def __call__(self, kind: str, seq: Sequence, reason: Finish | None = None) -> None:
+        if self._hook is None:
+            return
+        generated = len(seq.tokens) - len(seq.prompt)
+        try:
+            self._hook(EngineEvent(kind, seq.id, time.perf_counter(), len(seq.prompt), generated, reason))
+        except Exception as error:  # a user's code may raise anything; no request may suffer from it
+            self._hook = None
+            log.warning(f"on_event raised {error!r}: it is not called any more")
 
 
 @dataclass
-class Ticket:
+class RequestState:
+    """A request's output: detokenizer, stop strings, timings, and the events that are not read yet."""
+
     seq: Sequence
     detokenizer: Detokenizer | None
     vocab: int  # ids the detokenizer knows
@@ -19,7 +53,7 @@ class Ticket:
     first: float | None = None
     last: float | None = None
     inbox: deque[Event] = field(default_factory=deque)
-    listener: Callable[[Event], None] | None = None  # gets the events instead, on the thread that made them
+    listener: Callable[[Event], None] | None = None  # gets the events instead, on the thread that steps
 
     def deliver(self, event: Event) -> None:
         if self.listener is not None:
@@ -27,14 +61,14 @@ class Ticket:
         else:
             self.inbox.append(event)
 
-    def clock(self) -> tuple[float, bool]:
-        """A token is here: seconds since the one before, or since the beginning; and whether it is the first."""
+    def record_token(self) -> tuple[float, bool]:
+        """A token has arrived: seconds since the one before, or since submission; and whether it is the first."""
         before, now = self.last, time.perf_counter()
         self.first, self.last = self.first or now, now
         return now - (before or self.began), before is None
 
-    def receive(self, token: int, logprobs: Logprobs) -> bool:
-        """A token has arrived and its sequence knows of it. True when its text completes a stop string."""
+    def add_token(self, token: int, logprobs: Logprobs) -> bool:
+        """Emit a token that the sequence has committed. True when its text completes a stop string."""
         ending = self.seq.finish
         text, matched = "", False
         if self.detokenizer:
@@ -52,13 +86,13 @@ class Ticket:
         self.deliver(Event(self.seq.id, token, text, reason, logprobs, self.timings() if reason else None))
         return matched
 
-    def end(self, reason: Finish, error: Exception | None = None) -> None:
-        """The request is over without another token. Text that was held back comes out, unless it is an error."""
-        text = self._rest() if error is None else ""
+    def finish(self, reason: Finish, error: Exception | None = None) -> None:
+        """End without another token. Text that was held back comes out, unless it is an error."""
+        text = self._flush_text() if error is None else ""
         self.deliver(Event(self.seq.id, None, text, reason, timings=self.timings(), error=error))
 
-    def _rest(self) -> str:
-        """What may have become a character or a stop string, and now does not."""
+    def _flush_text(self) -> str:
+        """Text that could still have become a character or a stop string."""
         text = self.detokenizer.finish() if self.detokenizer else ""
         if self.matcher and not self.matcher.matched:
             text, _ = self.matcher.push(text)
@@ -77,8 +111,157 @@ class Ticket:
         )
 
 
+class OutputProcessor:
+    """Owns the `RequestState`s and hands their events to waiting threads."""
+
+    def __init__(self, metrics: Metrics, on_event: Callable[[EngineEvent], None] | None = None):
+        self.states: dict[int, RequestState] = {}
+        self.metrics, self.hook = metrics, EventHook(on_event)
+        self._condition = threading.Condition(threading.Lock())
+        self._stepping: int | None = None  # the thread that steps the engine
+        self._closed: Callable[[], EngineClosed] | None = None
+
+    # On the thread that steps
+
+    def add(self, state: RequestState) -> None:
+        self.states[state.seq.id] = state
+        self.hook("queued", state.seq)
+
+    def process(self, seq: Sequence, token: int, logprobs: Logprobs) -> bool:
+        """Emit a committed token. True when its text completes a stop string."""
+        state = self.states[seq.id]
+        seconds, first = state.record_token()
+        if first:
+            self.metrics.add_first_token(seconds)
+            self.hook("first_token", seq)
+        else:
+            self.metrics.add_inter_token(seconds)
+        return state.add_token(token, logprobs)
+
+    def finish(self, seq: Sequence, reason: Finish, error: Exception | None = None, emit: bool = True) -> None:
+        """End a request; `emit` its last event, where no token brought one. Listeners get theirs at once."""
+        state = self.states.get(seq.id)
+        if state is not None and emit:
+            state.finish(reason, error)
+        self.record_finish(seq, reason)
+
+    def record_finish(self, seq: Sequence, reason: Finish) -> None:
+        """Count a finished request whose last event is out."""
+        self.metrics.finished[str(reason)] += 1
+        if (state := self.states.get(seq.id)) is not None and state.listener is not None:
+            del self.states[seq.id]
+        self.hook("finished", seq, reason)
+
+    # On threads that wait
+
+    def wait(self, ids: list[int], step: Callable[[], bool]) -> Event:
+        """The next event of any of these requests. A thread that finds no other stepping calls `step` itself."""
+        while True:
+            with self._condition:
+                if event := self._pop(ids):
+                    return event
+                if self._stepping not in (None, threading.get_ident()):  # its own: a callback; `step` refuses that
+                    self._condition.wait()
+                    continue
+                self._stepping = threading.get_ident()
+            progressed = False
+            try:
+                progressed = step()
+            finally:
+                with self._condition:
+                    self._stepping = None
+                    self._condition.notify_all()
+                    if not progressed and self._closed is None and not any(self._has_event(id) for id in ids):
+                        self._condition.wait(IDLE_WAIT)
+
+    def _has_event(self, id: int) -> bool:
+        return id in self.states and bool(self.states[id].inbox)
+
+    def _pop(self, ids: list[int]) -> Event | None:
+        if self._closed is not None:
+            raise self._closed()
+        for id in ids:
+            state = self.states[id]
+            if state.inbox:
+                event = state.inbox.popleft()
+                if event.finish_reason:
+                    del self.states[id]
+                return event
+        return None
+
+    def take(self, id: int) -> list[Event]:
+        """The events of a request that are not read yet. Runs no step."""
+        with self._condition:
+            if self._closed is not None:
+                raise self._closed()
+            events = list(self.states[id].inbox)
+            self.states[id].inbox.clear()
+            if events and events[-1].finish_reason:
+                del self.states[id]
+            return events
+
+    def notify(self) -> None:
+        """Wake the waiting threads: something may have changed for them."""
+        with self._condition:
+            self._condition.notify_all()
+
+    def close(self, error: Callable[[], EngineClosed]) -> None:
+        """From now on every thread that waits gets this error instead of an event."""
+        with self._condition:
+            self._closed = self._closed or error
+            self._condition.notify_all()
+
+
+class RequestStream(Iterator[Event]):
+    """The events of one call, as an iterator that cancels what is left when it is closed."""
+
+    def __init__(
+        self,
+        ids: list[int],
+        wait: Callable[[list[int], Callable[[], bool]], Event],
+        step: Callable[[], bool],
+        drop: Callable[[list[int], bool], None],
+        prompt_tokens: int = 0,
+    ):
+        self.ids, self.prompt_tokens = list(ids), prompt_tokens  # the tokens of all prompts together
+        self._wait, self._step, self._drop, self._exhausted = wait, step, drop, False
+
+    def __next__(self) -> Event:
+        if not self.ids:
+            if not self._exhausted:
+                self._exhausted = True
+                self._drop([], True)  # deferred work is done now, while no request waits for it
+            raise StopIteration
+        event = self._wait(self.ids, self._step)
+        if event.finish_reason:
+            self.ids.remove(event.id)
+        return event
+
+    def add(self, id: int) -> None:
+        """Another request whose events come here."""
+        self.ids.append(id)
+
+    def close(self) -> None:
+        self._cancel(wait=True)
+
+    def _cancel(self, wait: bool) -> None:
+        ids, self.ids = self.ids, []
+        if ids:
+            self._drop(ids, wait)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def __del__(self, finalizing=sys.is_finalizing):
+        if not finalizing():
+            self._cancel(wait=False)  # a finaliser runs anywhere, also where this very thread holds a lock
+
+
 def complete(events: list[Event]) -> Completion:
-    """The events of one request, folded."""
+    """Fold the events of one request."""
     last = events[-1]
     assert last.finish_reason and last.timings
     chosen = [e for e in events if e.token is not None]

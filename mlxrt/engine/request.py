@@ -1,7 +1,4 @@
-"""A request as the user gives it, a sequence as the scheduler keeps it, an event as the user gets it.
-
-Plain data: nothing here knows a device, a tokenizer or a model.
-"""
+"""Requests, sampling parameters, events and completions: the public data. No device, no tokenizer, no model."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -9,7 +6,6 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from ..cache.layer_state import LayerState
 from ..errors import BadRequest
 
 Logprobs = tuple[tuple[int, float], ...]  # (token, log probability), the chosen token first
@@ -36,7 +32,7 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self):
-        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731  normalising, before anybody sees it
+        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731  normalises a frozen object
         put("stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         put("suppress", tuple(self.suppress))
         put("stop_token_ids", tuple(self.stop_token_ids))
@@ -183,7 +179,7 @@ class Event:
 
 @dataclass(frozen=True)
 class EngineEvent:
-    """Something that happened to a request, for whoever watches the engine as a whole."""
+    """What happened to a request, for the `on_event` hook."""
 
     kind: str  # queued, started, first_token, preempted, finished
     id: int
@@ -201,57 +197,3 @@ class Completion:
     cached_tokens: int
     logprobs: tuple[Logprobs, ...]
     timings: Timings
-
-
-@dataclass(eq=False)
-class Sequence:
-    """Everything known about one request while it lives. Only the scheduler and the runner change it.
-
-    It is itself, whatever its fields say: sets and dictionaries of sequences go by identity.
-    """
-
-    id: int
-    request: Request
-    prompt: tuple[int, ...]
-    stops: frozenset[int] = frozenset()
-    seed: int = 0
-    tokens: list[int] = field(default_factory=list)  # known on the host, the prompt included
-    parts: tuple[LayerState, ...] = ()
-    length: int = 0  # tokens inside the parts
-    cached: int = 0
-    finish: Finish | None = None
-    pending: list[tuple[Any, int]] = field(
-        default_factory=list
-    )  # sampled, still on the device: (tokens of a step, row)
-    marks: list[tuple[LayerState, ...]] = field(default_factory=list)  # checkpoints whose tokens may not be known yet
-    stored: Any = None  # the prefix store's node up to which this sequence is stored
-    turn: float = 0.0  # its place in the queue, see waiting.py
-    deadline: float | None = None  # on the scheduler's clock
-    seen: int = 0  # prompt tokens the engine had launched when this one was last given a token
-    preempted: int = 0  # times its memory was taken
-    admitted: bool = False  # has run before
-    followed: bool = False  # has waited for a prefix that another one computed
-    paused: bool = False  # whoever reads it lags behind: no more tokens for now
-
-    def __post_init__(self):
-        self.tokens = list(self.prompt)
-
-    def __len__(self) -> int:
-        return len(self.tokens) + len(self.pending)
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.request.params
-
-    @property
-    def todo(self) -> int:
-        """Tokens the memory can take now."""
-        if self.paused or (self.request.on_logits and self.pending):
-            return 0  # a callback must see every token before the next logits exist
-        room = len(self.prompt) + self.params.max_tokens - len(self)
-        return len(self) - self.length if room > 0 or self.length < len(self) - 1 else 0
-
-    @property
-    def decoding(self) -> bool:
-        """Whether all its memory lacks is the newest token; otherwise it computes what is known already."""
-        return self.length >= len(self.prompt) and len(self) - self.length <= 1

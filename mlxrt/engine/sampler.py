@@ -24,8 +24,9 @@ import mlx.core as mx
 from ..errors import BadLogits, BadRequest
 from ..kernels import PLAIN, Kernels, argmax
 from .logits import LogitsView, best, ranked
-from .request import Logprobs, SamplingParams, Sequence
-from .sampling_ops import keep, pick, uniforms
+from .request import Logprobs, SamplingParams
+from .sampling_ops import filter_logits, pick, uniforms
+from .sequence import Sequence
 
 NEUTRAL = (1.0, 0.0, 0.0)  # penalties that change nothing
 COLDEST = 1e-20  # below, x / T overflows float32; here already, every gap between logits is a certainty
@@ -67,11 +68,11 @@ class Sampled:
     """One token per row, on the device.
 
     `tokens` are always ids of the vocabulary, so that a step launched ahead can embed them: a row without a finite
-    best logit (NaN, everything banned) gets token 0 and a mark. `told` has both for the host, to be read at once.
+    best logit (NaN, everything banned) gets token 0 and a mark. `result` has both for the host, read in one go.
     """
 
     tokens: mx.array  # uint32 [R]
-    told: Any  # uint32 [R, 2], an array or on its way: the token, and 1 where it must not be used
+    result: Any  # uint32 [R, 2], an array or a transfer in flight: the token, and 1 where it must not be used
     requests: tuple[int, ...]  # ids of the rows' sequences
     errors: dict[int, Exception]  # row -> what its on_logits raised
     tops: dict[int, tuple[TopLogprobs, int]]  # row -> where its log probabilities are
@@ -79,18 +80,18 @@ class Sampled:
     @property
     def arrays(self) -> list[mx.array]:
         """All that has to be computed before reading: for mx.async_eval."""
-        bundles = {id(top): top for top, _ in self.tops.values()}.values()
-        told = [self.told] if isinstance(self.told, mx.array) else []
-        return [self.tokens, *told, *(a for top in bundles for a in (top.chosen, top.ids, top.logprobs))]
+        tops = {id(top): top for top, _ in self.tops.values()}.values()
+        result = [self.result] if isinstance(self.result, mx.array) else []
+        return [self.tokens, *result, *(a for top in tops for a in (top.chosen, top.ids, top.logprobs))]
 
     @cached_property
     def host(self) -> list[int]:
         """The tokens. Waits."""
-        return [token for token, _ in self._told]
+        return [token for token, _ in self._host_result]
 
     @cached_property
-    def _told(self) -> Any:
-        return self.told.tolist()[: len(self.requests)]  # idle rows come after
+    def _host_result(self) -> Any:
+        return self.result.tolist()[: len(self.requests)]  # idle rows come after
 
     def read(self, i: int, token: int) -> Logprobs:
         """Row i's (token, log probability): the chosen token, then the others of the top n, best first. Waits."""
@@ -108,7 +109,7 @@ class Sampled:
                 f"request {self.requests[i]}: no token can be chosen: its logits are NaN or infinite, or every token "
                 "is banned; check suppress, logit_bias, penalties, on_logits and the weights"
             )
-            for i, (_, bad) in enumerate(self._told)
+            for i, (_, bad) in enumerate(self._host_result)
             if bad
         }
         return found | self.errors
@@ -116,11 +117,11 @@ class Sampled:
 
 def sample(view: LogitsView, kernels: Kernels = PLAIN) -> Sampled:
     """One token per row of the view."""
-    penalise(view)
-    shift(view)
-    errors = consult(view)
-    tokens, told = choose(view, kernels)
-    return Sampled(tokens, told, tuple(seq.id for seq in view.rows), errors, rank(view, tokens))
+    apply_penalties(view)
+    apply_bias(view)
+    errors = run_logits_callbacks(view)
+    tokens, result = choose(view, kernels)
+    return Sampled(tokens, result, tuple(seq.id for seq in view.rows), errors, rank(view, tokens))
 
 
 def where(view: LogitsView, wanted: Callable[[SamplingParams], bool]) -> list[int]:
@@ -142,12 +143,12 @@ def penalties(p: SamplingParams) -> tuple[float, float, float]:
     return p.repetition_penalty, p.presence_penalty, p.frequency_penalty
 
 
-def penalise(view: LogitsView) -> None:
+def apply_penalties(view: LogitsView) -> None:
     """Touches only the ids that were named; each new logit comes from the old one, so naming one twice is harmless."""
     rows = where(view, lambda p: penalties(p) != NEUTRAL)
     seqs = [view.rows[i] for i in rows]
     output = [s.tokens[len(s.prompt) :] for s in seqs]
-    named = [set(s.tokens if s.params.repetition_penalty != 1.0 else said) for s, said in zip(seqs, output)]
+    named = [set(s.tokens if s.params.repetition_penalty != 1.0 else own) for s, own in zip(seqs, output)]
     late = [s.pending for s in seqs]
     if not any(named) and not any(late):
         return
@@ -178,7 +179,7 @@ def locate(known: list, pending: list, vocab: int) -> tuple[mx.array, mx.array]:
     return at, mx.concatenate([mx.array(ids, mx.uint32), *(token for _, token in late)])
 
 
-def shift(view: LogitsView) -> None:
+def apply_bias(view: LogitsView) -> None:
     """Bias and suppression: both are sums, since anything plus -inf is -inf."""
     rows = where(view, lambda p: bool(p.logit_bias or p.suppress))
     if not rows:
@@ -195,7 +196,7 @@ def shift(view: LogitsView) -> None:
     view.replace(rows, x.at[mx.array(at), mx.array(ids)].add(mx.array(values, mx.float32)))
 
 
-def consult(view: LogitsView) -> dict[int, Exception]:
+def run_logits_callbacks(view: LogitsView) -> dict[int, Exception]:
     """Let the callbacks see and edit their rows. What one raises ends its request, so it is kept, not raised."""
     errors: dict[int, Exception] = {}
     for i, seq in enumerate(view.rows):
@@ -216,7 +217,7 @@ def consult(view: LogitsView) -> dict[int, Exception]:
 
 
 def choose(view: LogitsView, kernels: Kernels = PLAIN) -> tuple[mx.array, mx.array]:
-    """`tokens` and `told`. Rows that need the same work are done together."""
+    """`tokens` and `result`. Rows that need the same work are done together."""
     groups: dict[tuple[int, bool] | None, list[int]] = {}
     for i, seq in enumerate(view.rows):
         p = seq.params
@@ -248,8 +249,8 @@ def greedy_tokens(logits: mx.array, kernels: Kernels = PLAIN) -> tuple[mx.array,
     return kernels.run(argmax, x=logits)
 
 
-def takes_best(seq: Sequence) -> bool:
-    """Whether a sequence's tokens are `greedy_tokens` of the model's logits, and nothing else is asked about them."""
+def is_plain_greedy(seq: Sequence) -> bool:
+    """True if plain argmax suffices, so that it can run inside the compiled step."""
     p = seq.params
     changed = p.logit_bias or p.suppress or p.logprobs or seq.request.on_logits is not None
     return p.temperature <= 0 and not changed and penalties(p) == NEUTRAL
@@ -270,7 +271,7 @@ def draw(x: mx.array, seqs: list[Sequence], top_k: int, nucleus: bool) -> tuple[
         weight = mx.exp(x - peak[:, None])
         return pick(mx.where(weight < min_p, 0.0, weight), u), peak
     rest = column(seqs, lambda p: 1 - p.top_p) if nucleus else None
-    kept = keep(x, top_k, rest, min_p)
+    kept = filter_logits(x, top_k, rest, min_p)
     return kept.token(x, pick(kept.mass, u), u[:, 2:]), kept.values[:, -1]
 
 

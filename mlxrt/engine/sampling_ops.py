@@ -15,7 +15,7 @@ WEYL = 0x9E3779B97F4A7C15  # splitmix64's increment
 
 
 @dataclass(frozen=True)
-class Kept:
+class FilteredLogits:
     """What top-k, top-p and min-p leave: values in rising order, and which of the ids with the lowest one stay."""
 
     values: mx.array  # [G, n]
@@ -33,7 +33,7 @@ class Kept:
         return mx.minimum(mx.sum(upto <= r, axis=-1), x.shape[-1] - 1)
 
 
-def keep(x: mx.array, top_k: int, rest: mx.array | None, min_p: mx.array) -> Kept:
+def filter_logits(x: mx.array, top_k: int, rest: mx.array | None, min_p: mx.array) -> FilteredLogits:
     """top_k 0: all. rest [G, 1]: the mass below the nucleus, 1 - top_p; None: no nucleus."""
     values = mx.sort(mx.topk(x, top_k, axis=-1) if top_k else x, axis=-1)
     weight = mx.exp(values - values[:, -1:])
@@ -53,7 +53,7 @@ def keep(x: mx.array, top_k: int, rest: mx.array | None, min_p: mx.array) -> Kep
         ties = tally(stays & (values == cut)) + extra
         mass = mx.where(stays, weight, 0.0)
     mass = mx.concatenate([mass[:, :1] + extra * light, mass[:, 1:]], axis=-1) if top_k else mass
-    return Kept(values, mx.where(weight < min_p, 0.0, mass), cut, ties)
+    return FilteredLogits(values, mx.where(weight < min_p, 0.0, mass), cut, ties)
 
 
 def tally(x: mx.array) -> mx.array:

@@ -2,30 +2,45 @@
 
 A session keeps the tokens that were really fed and produced. Where the chat template leaves the history as it was,
 only what is new is tokenised, so an answer is never tokenised a second time and differently; where it rewrites the
-history (drops earlier reasoning), the template's text counts. What the engine's store holds is not computed again.
+history (drops earlier reasoning), the template's text counts. What the prefix cache holds is not computed again.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
+from ..cache import SequenceState
 from ..cache.storage.archive import Archive, is_archive
-from ..cache.storage.snapshot import load_state, save_state
 from ..errors import BadRequest, BadSnapshot
-from .output import complete
+from ..text import Tokenizer
+from .core import Source
+from .output import RequestStream, complete
 from .request import Completion, Event, Finish, Request
-
-if TYPE_CHECKING:
-    from .engine import Engine
 
 OVERFLOW = ("error", "drop-oldest")
 ANSWER = "\ufdd0answer\ufdd1"  # stands for the last answer in a template's output; no text holds these two
+T = TypeVar("T")
+
+
+class SessionEngine(Protocol):
+    """What a session needs of an engine."""
+
+    source: Source
+    context: int
+    vocab_size: int
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    def stream(self, x, **options) -> RequestStream: ...
+    def compute_state(self, tokens: Sequence[int]) -> SequenceState | None: ...
+    def save_state(self, path: Path, state: SequenceState, extra: dict[str, Any]) -> str: ...
+    def load_state(self, path: Path, digest: str | None, parse: Callable[[dict[str, Any]], T]) -> T: ...
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Where the conversation stands after an answer."""
+    """The conversation after an answer."""
 
     messages: tuple[dict, ...] = ()
     prompt: str = ""  # the template's text that was answered
@@ -34,8 +49,8 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is asked, and the turns `before` it; those that were dropped to make it fit are not among them."""
+class PromptPlan:
+    """The next prompt, and the turns `before` it, less those that were dropped to make it fit."""
 
     before: tuple[Turn, ...]
     messages: tuple[dict, ...]
@@ -51,50 +66,61 @@ class Question:
         return f"{turns} dropped to fit the context; the conversation goes on with {len(self.tokens)} tokens"
 
 
-class Hearing:
-    """An answer as it is heard, and what the session makes of it when it is complete."""
+class ReplyRecorder:
+    """Records the events of an answer and adds a turn to the session when it is complete."""
 
-    def __init__(self, session: "Session", question: Question):
-        self._session, self._question, self._base = session, question, session.turns[-1]
+    def __init__(self, session: "Session", plan: PromptPlan):
+        self._session, self._plan, self._base = session, plan, session.turns[-1]
         self.events: list[Event] = []
 
     @property
     def dropped_turns(self) -> int:
-        return self._question.dropped
+        return self._plan.dropped
 
-    def hear(self, event: Event) -> Event:
-        if not self.events and self._question.dropped:
-            event = replace(event, note=self._question.note)
+    def record(self, event: Event) -> Event:
+        if not self.events and self._plan.dropped:
+            event = replace(event, note=self._plan.note)
         self.events.append(event)
         if event.error:
             raise event.error
         if event.finish_reason in (Finish.STOP, Finish.LENGTH):
-            self._session._accept(self._base, [*self._question.before, self._turn()])
+            self._session.accept(self._base, [*self._plan.before, self._make_turn()])
         return event
 
-    def _turn(self) -> Turn:
+    def _make_turn(self) -> Turn:
         done = complete(self.events)
-        engine = self._session.engine
+        engine, plan = self._session.engine, self._plan
         ended = done.tokens[-1:] if done.tokens[-1] in engine.source.eos else ()
         end = engine.tokenizer.decode(list(ended), skip_special=False)
-        asked = self._question
-        messages = (*asked.messages, {"role": "assistant", "content": done.text})
-        return Turn(messages, asked.text, asked.tokens + done.tokens, end)
+        messages = (*plan.messages, {"role": "assistant", "content": done.text})
+        return Turn(messages, plan.text, plan.tokens + done.tokens, end)
 
 
-class Reply(Hearing, Iterator[Event]):
-    """An answer that is being given. The session moves on when it is complete; closing it early leaves it as it was."""
+class Reply(Iterator[Event]):
+    """An answer as it is generated. The session gets its turn when it is complete; closing it early adds none."""
 
-    def __init__(self, session: "Session", question: Question, options: dict[str, Any]):
-        super().__init__(session, question)
-        self._stream = session.engine.stream(Request.of(list(question.tokens), **options))
+    def __init__(self, session: "Session", plan: PromptPlan, options: dict[str, Any]):
+        self._recorder = ReplyRecorder(session, plan)
+        self._stream = session.engine.stream(Request.of(list(plan.tokens), **options))
 
     def __next__(self) -> Event:
-        return self.hear(next(self._stream))
+        return self._recorder.record(next(self._stream))
+
+    @property
+    def events(self) -> list[Event]:
+        return self._recorder.events
+
+    @property
+    def dropped_turns(self) -> int:
+        return self._recorder.dropped_turns
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._stream.prompt_tokens
 
     @property
     def completion(self) -> Completion:
-        """The whole answer; waits for it."""
+        """The full answer; waits for it."""
         for _ in self:
             continue
         return complete(self.events)
@@ -110,7 +136,7 @@ class Reply(Hearing, Iterator[Event]):
 class Session:
     def __init__(
         self,
-        engine: "Engine",
+        engine: SessionEngine,
         system: str | None = None,
         options: dict[str, Any] | None = None,
         on_overflow: str = "error",
@@ -132,35 +158,34 @@ class Session:
 
     def say(self, text: str, **options) -> Reply:
         """Ask; iterate the reply for its events, or read its `text`."""
-        return Reply(self, *self.question(text, options))
+        return Reply(self, *self.plan_prompt(text, options))
 
-    def question(self, text: str, options: dict[str, Any]) -> tuple[Question, dict[str, Any]]:
-        """What a text asks after all that was said, and the options of the request that will answer it."""
+    def plan_prompt(self, text: str, options: dict[str, Any]) -> tuple[PromptPlan, dict[str, Any]]:
+        """The prompt for a user's message, and the options of the request that answers it."""
         if not isinstance(text, str) or not text:
             raise BadRequest("say something: the text is empty")
-        given = self.options | options
-        extra: dict[str, Any] = {k: given.pop(k) for k in ("tools", "enable_thinking") if k in given}
-        question = self._ask(self.turns, text, extra)
+        merged = self.options | options
+        extra: dict[str, Any] = {k: merged.pop(k) for k in ("tools", "enable_thinking") if k in merged}
+        plan = self._plan_after(self.turns, text, extra)
         if self.on_overflow == "drop-oldest":
-            question = self._shorten(question, text, extra, Request.of("x", **given).params.max_tokens)
-        return question, given
+            plan = self._shorten(plan, text, extra, Request.of("x", **merged).params.max_tokens)
+        return plan, merged
 
-    def _ask(self, turns: Sequence[Turn], text: str, extra: dict[str, Any], dropped: int = 0) -> Question:
+    def _plan_after(self, turns: Sequence[Turn], text: str, extra: dict[str, Any], dropped: int = 0) -> PromptPlan:
         messages = (*turns[-1].messages, {"role": "user", "content": text})
         rendered = self.engine.tokenizer.render(list(messages), **extra)
-        tokens = self._continued(turns[-1], messages, rendered, extra)
+        tokens = self._extend_tokens(turns[-1], messages, rendered, extra)
         tokens = tokens or self.engine.tokenizer.encode(rendered, special=False)
-        return Question(tuple(turns), messages, rendered, tuple(tokens), dropped)
+        return PromptPlan(tuple(turns), messages, rendered, tuple(tokens), dropped)
 
-    def _shorten(self, question: Question, text: str, extra: dict[str, Any], wanted: int) -> Question:
-        """The question after as few dropped turns as leave room for the answer, for up to a quarter of the context."""
-        room = min(wanted, self.engine.context // 4)
-        while len(question.tokens) + room > self.engine.context and len(question.before) > 1:
-            dropped = question.dropped + 1
-            question = self._ask(drop_oldest(question.before), text, extra, dropped)
-        return question
+    def _shorten(self, plan: PromptPlan, text: str, extra: dict[str, Any], max_tokens: int) -> PromptPlan:
+        """Drop as few turns as leave space for the answer, up to a quarter of the context."""
+        answer = min(max_tokens, self.engine.context // 4)
+        while len(plan.tokens) + answer > self.engine.context and len(plan.before) > 1:
+            plan = self._plan_after(drop_oldest(plan.before), text, extra, plan.dropped + 1)
+        return plan
 
-    def _continued(
+    def _extend_tokens(
         self, last: Turn, messages: tuple[dict, ...], rendered: str, extra: dict[str, Any]
     ) -> list[int] | None:
         """The tokens so far and those of what the template puts after them, if it changes nothing before."""
@@ -169,15 +194,16 @@ class Session:
             return None
         *before, answer, question = messages
         marked = tokenizer.render([*before, answer | {"content": ANSWER}, question], **extra)
-        said = answer["content"]
+        content = answer["content"]
         if not marked.startswith(last.prompt + ANSWER):
             return None
-        if rendered not in (marked.replace(ANSWER, said), marked.replace(ANSWER, said.strip())):
+        if rendered not in (marked.replace(ANSWER, content), marked.replace(ANSWER, content.strip())):
             return None
         rest = marked[len(last.prompt + ANSWER) :]
         return [*last.tokens, *tokenizer.encode(rest.removeprefix(last.end), special=False)]
 
-    def _accept(self, base: Turn, turns: list[Turn]) -> None:
+    def accept(self, base: Turn, turns: list[Turn]) -> None:
+        """Replace the turns by those that a complete answer leads to, if `base` is still the last."""
         if self.turns[-1] is not base:
             raise BadRequest("the session moved on while this answer was being given; fork it to answer in parallel")
         self.turns = turns
@@ -195,46 +221,33 @@ class Session:
         del self.turns[len(self.turns) - turns :]
 
     def save(self, path: str | Path, name: str | None = None) -> None:
-        """The conversation and its computed state, written whole or not at all.
+        """Write the conversation and its KV state atomically.
 
-        One file; or, given a folder or a name, one state of an archive."""
+        One file; or, given a folder or a name, one state of an archive that holds many."""
         path, engine = Path(path), self.engine
         if not path.parent.is_dir():
             raise BadRequest(f"{path.parent} is no folder to save into")
         archive = Archive(path) if is_archive(path, name) else None
-        state = engine.whole_state(self.tokens)
+        state = engine.compute_state(self.tokens)
         if state is None:
             raise BadSnapshot("there is nothing to save: no turn is complete, or the prefix cache is off")
         extra = {"turns": [asdict(t) for t in self.turns], "model": engine.source.name}
-
-        def write(to: Path) -> str:
-            with engine.exclusive():
-                engine.runner.flush()
-                return save_state(to, engine.pools, state, engine.identity(), extra)
-
         try:
             if archive is None:
-                write(path)
+                engine.save_state(path, state, extra)
             else:
-                archive.save(name, write, len(self.tokens), engine.source.name)
+                archive.save(name, lambda to: engine.save_state(to, state, extra), len(self.tokens), engine.source.name)
         except OSError as error:
             raise BadRequest(f"{path} cannot be written: {error.strerror}; nothing was saved") from None
 
     @classmethod
     def restore(
-        cls, engine: "Engine", path: str | Path, name: str | None = None, on_overflow: str = "error", **options
+        cls, engine: SessionEngine, path: str | Path, name: str | None = None, on_overflow: str = "error", **options
     ) -> "Session":
         """The session that was saved there; `name` picks one of an archive."""
-        if engine.store is None:
-            raise BadRequest("the engine runs without a prefix cache: a state cannot be restored into it")
         session = cls(engine, None, options, on_overflow)
         file, digest = Archive(Path(path)).find(name) if is_archive(Path(path), name) else (Path(path), None)
-        with engine.exclusive():
-            identity, evict = engine.identity(), engine.store.evict
-            engine.runner.flush()
-            state, extra = load_state(file, engine.pools, engine.empty(), identity, digest, evict)
-            session.turns = read_turns(file, extra, engine)
-            engine.store.insert(state)
+        session.turns = engine.load_state(file, digest, lambda extra: read_turns(file, extra, engine.vocab_size))
         return session
 
 
@@ -245,25 +258,25 @@ def drop_oldest(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     return (first, *(Turn(first.messages + turn.messages[gone:]) for turn in rest))
 
 
-def read_turns(file: Path, extra: dict[str, Any], engine: "Engine") -> list[Turn]:
+def read_turns(file: Path, extra: dict[str, Any], vocab: int) -> list[Turn]:
     """The turns in a saved state, each checked."""
     turns = extra.get("turns")
     if not isinstance(turns, list) or not turns:
         raise BadSnapshot(f"{file} holds a state without a conversation; it was not used")
-    return [read_turn(file, t, engine.model.config.vocab_size) for t in turns]
+    return [read_turn(file, t, vocab) for t in turns]
 
 
-def read_turn(file: Path, told: Any, vocab: int) -> Turn:
-    found = told if isinstance(told, dict) else {}
-    messages, tokens = found.get("messages"), found.get("tokens")
-    sound = (
+def read_turn(file: Path, saved: Any, vocab: int) -> Turn:
+    fields = saved if isinstance(saved, dict) else {}
+    messages, tokens = fields.get("messages"), fields.get("tokens")
+    valid = (
         isinstance(messages, list)
         and all(isinstance(m, dict) for m in messages)
         and isinstance(tokens, list)
         and all(type(t) is int and 0 <= t < vocab for t in tokens)
-        and isinstance(found.get("prompt"), str)
-        and isinstance(found.get("end"), str)
+        and isinstance(fields.get("prompt"), str)
+        and isinstance(fields.get("end"), str)
     )
-    if not sound:
+    if not valid:
         raise BadSnapshot(f"{file}: a turn of its conversation is not as mlxrt writes them; it was not used")
-    return Turn(tuple(found["messages"]), found["prompt"], tuple(found["tokens"]), found["end"])
+    return Turn(tuple(fields["messages"]), fields["prompt"], tuple(fields["tokens"]), fields["end"])

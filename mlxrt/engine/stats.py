@@ -1,24 +1,28 @@
-"""What the engine holds and has done, as numbers at one moment."""
+"""Metrics counted while the engine runs, and `Stats`: what it holds and has done at one moment.
 
+Each owner (scheduler, pools, prefix cache, metrics) contributes its part; `EngineCore.stats` joins them.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import mlx.core as mx
+from typing import Any
 
 from ..cache.storage import DiskStats
-from .memory import buffers
 
-if TYPE_CHECKING:
-    from .engine import Engine
+WINDOW = 10.0  # seconds that rates look back
+SAMPLES = 4096  # newest latencies that percentiles are taken of
+QUANTILES = (50, 90, 99)
 
 
 @dataclass(frozen=True)
 class Stats:
     running: int
     waiting: int
-    kv_bytes: int  # in places that somebody holds
+    kv_bytes: int  # in blocks that are in use
     kv_live: int  # of them, those of running sequences
-    kv_stored: int  # those of stored prefixes
+    kv_stored: int  # those of cached prefixes
     kv_shared: int  # those of both
     kv_allocated: int
     kv_limit: int
@@ -33,96 +37,79 @@ class Stats:
     peak_memory: int
     disk: DiskStats | None  # None without disk_cache
     chunk: int  # most tokens in one step
-    requests: int  # begun so far
+    requests: int  # started so far
     finished: dict[str, int]  # finish reason -> requests
     input_tps: float  # prompt tokens computed per second of the last ten
-    output_tps: float  # tokens given out
+    output_tps: float  # tokens generated
     cached_share: float  # of all prompt tokens, those that were not computed again
-    stall_bound: int  # prompt tokens that may pass between two tokens of a stream
-    longest_stall: int  # that did pass
+    stall_bound: int  # prompt tokens that may be computed between two tokens of a stream
+    longest_stall: int  # that were
     stalls: dict[int, int]  # prompt tokens between two tokens, up to this power of two -> how often
     first_token_ms: dict[int, float]  # per cent of requests -> milliseconds from submission, at most
     inter_token_ms: dict[int, float]  # per cent of tokens -> milliseconds since the one before, at most
     memory_limit: int  # bytes the engine may take in all
-    bytes: dict[str, int]  # what they are taken by: weights, kv, activations, and what MLX holds (active, cache)
-    buffers: int  # arrays that the weights and pools are
+    bytes: dict[str, int]  # by use: weights, kv, activations, and what MLX holds (active, cache)
+    buffers: int  # arrays of the weights and pools
 
 
-def collect(engine: "Engine") -> Stats:
-    return Stats(**memory(engine), **reuse(engine), **service(engine))
+class Metrics:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        self.clock = clock
+        self.computed_tokens = self.output_tokens = 0
+        self.finished: Counter[str] = Counter()
+        self._steps: deque[tuple[float, int, int]] = deque()  # when, prompt tokens computed, tokens generated
+        self._first: deque[float] = deque(maxlen=SAMPLES)
+        self._between: deque[float] = deque(maxlen=SAMPLES)
+        self._prefill_seconds = self._prefill_tokens = 0.0
+
+    def add_step(self, computed: int, generated: int) -> None:
+        now = self.clock()
+        self.computed_tokens += computed
+        self.output_tokens += generated
+        self._steps.append((now, computed, generated))
+        while now - self._steps[0][0] > WINDOW:
+            self._steps.popleft()
+
+    def add_first_token(self, seconds: float) -> None:
+        self._first.append(seconds)
+
+    def add_inter_token(self, seconds: float) -> None:
+        self._between.append(seconds)
+
+    def add_prefill(self, tokens: int, seconds: float) -> None:
+        """A step with prompt tokens took so long. Older steps count less and less."""
+        self._prefill_tokens = 0.8 * self._prefill_tokens + tokens
+        self._prefill_seconds = 0.8 * self._prefill_seconds + seconds
+
+    @property
+    def prefill_rate(self) -> float | None:
+        """Prompt tokens a second, lately; None before the first."""
+        return self._prefill_tokens / self._prefill_seconds if self._prefill_seconds else None
+
+    def rates(self) -> tuple[float, float]:
+        """Prompt tokens computed and tokens generated, per second of the last WINDOW."""
+        now = self.clock()
+        recent = [s for s in list(self._steps) if now - s[0] <= WINDOW]
+        if not recent:
+            return 0.0, 0.0
+        span = max(now - recent[0][0], 1e-9) if len(recent) > 1 else WINDOW
+        return sum(s[1] for s in recent) / span, sum(s[2] for s in recent) / span
+
+    def stats(self) -> dict[str, Any]:
+        """The metrics' part of `Stats`."""
+        input_tps, output_tps = self.rates()
+        return dict(
+            finished=dict(self.finished),
+            input_tps=input_tps,
+            output_tps=output_tps,
+            first_token_ms=percentiles(self._first),
+            inter_token_ms=percentiles(self._between),
+        )
 
 
-def memory(engine: "Engine") -> dict[str, Any]:
-    groups, budget = engine.groups, engine.budget
-    live, stored, shared = holders(engine)
-    allocated = sum(g.nbytes(g.pool.size) for g in groups)
-    return dict(
-        kv_bytes=sum(g.nbytes(g.pool.used) for g in groups),
-        kv_live=live,
-        kv_stored=stored,
-        kv_shared=shared,
-        kv_allocated=allocated,
-        kv_limit=sum(g.nbytes(g.pool.limit) for g in groups),
-        peak_memory=mx.get_peak_memory(),
-        memory_limit=budget.limit,
-        bytes={
-            "weights": budget.weights,
-            "kv": allocated,
-            "activations": budget.activations,
-            "active": mx.get_active_memory(),
-            "cache": mx.get_cache_memory(),
-        },
-        buffers=buffers(engine.model, engine.pools.arrays),
-    )
-
-
-def reuse(engine: "Engine") -> dict[str, Any]:
-    store = engine.store
-    return dict(
-        stored_nodes=len(store) if store is not None else 0,
-        hits=store.hits if store is not None else 0,
-        misses=store.misses if store is not None else 0,
-        reused_tokens=store.reused if store is not None else 0,
-        evictions=store.evictions if store is not None else 0,
-        checkpoints=spacing(engine),
-        disk=engine.disk.stats() if engine.disk is not None else None,
-    )
-
-
-def service(engine: "Engine") -> dict[str, Any]:
-    scheduler, metrics = engine.scheduler, engine.metrics
-    in_rate, out_rate = metrics.rates()
-    return dict(
-        running=len(scheduler.running),
-        waiting=len(scheduler.waiting),
-        preemptions=scheduler.preemptions,
-        positions=engine.runner.positions,
-        chunk=scheduler.limits.chunk,
-        requests=metrics.requests,
-        finished=dict(metrics.finished),
-        input_tps=in_rate,
-        output_tps=out_rate,
-        cached_share=metrics.cached_share,
-        stall_bound=scheduler.bound,
-        longest_stall=scheduler.longest_stall,
-        stalls=dict(sorted(scheduler.stalls.items())),
-        first_token_ms=metrics.first_token_ms(),
-        inter_token_ms=metrics.inter_token_ms(),
-    )
-
-
-def holders(engine: "Engine") -> tuple[int, int, int]:
-    """Bytes held by running sequences, by the store, and by both."""
-    total = [0, 0, 0]
-    for i, g in enumerate(engine.groups):
-        running = [seq.parts[i] for seq in engine.scheduler.running if seq.parts]
-        live = {b.id for part in running for b in part.blocks}
-        stored = engine.store.block_ids(i) if engine.store is not None else set()
-        for k, places in enumerate((live, stored, live & stored)):
-            total[k] += g.nbytes(len(places))
-    return total[0], total[1], total[2]
-
-
-def spacing(engine: "Engine") -> dict[int, int]:
-    sparse = [i for i, part in enumerate(engine.empty()) if part.sparse]
-    return engine.store.checkpoint_spacing(sparse[0]) if engine.store is not None and sparse else {}
+def percentiles(seconds: Iterable[float]) -> dict[int, float]:
+    """Per cent -> milliseconds that so many of the latencies did not exceed; empty without any."""
+    ordered = sorted(seconds)
+    if not ordered:
+        return {}
+    return {q: 1e3 * ordered[min(len(ordered) - 1, -(-q * len(ordered) // 100) - 1)] for q in QUANTILES}

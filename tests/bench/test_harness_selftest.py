@@ -20,7 +20,7 @@ from mlxrt.bench.corpus import random_prompts
 from mlxrt.bench.result import OURS
 from mlxrt.bench.statistics import StoppingRule
 from mlxrt.bench.suites import cases
-from mlxrt.engine.load import outline
+from mlxrt.engine.load import build_skeleton
 from mlxrt.weights.random_models import random_weights
 
 REPEATS = int(os.environ.get("HARNESS_REPEATS", 20))
@@ -48,7 +48,7 @@ CONFIG = {
 
 @pytest.fixture
 def model_folder(tmp_path):
-    model = outline(CONFIG)
+    model = build_skeleton(CONFIG)
     random_weights(model, None, mx.float32)
     mx.save_safetensors(str(tmp_path / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))

@@ -20,7 +20,7 @@ class AsChosen:
         self.engine = engine
 
     def cache_specs(self):
-        return self.engine.specs
+        return self.engine.core.specs
 
     def __call__(self, tokens, views):
         return self.engine.model(tokens, views)
@@ -35,7 +35,7 @@ def test_quantised_kinds_equal_recomputation_with_the_same_bits(kv):
     engine = Engine(make("wfs"), EngineConfig(kv=kv, chunk=7))
     assert len(log_lines) == 1 and log_lines[0].startswith(f"kv {kv}: ")
     assert ("k8v4 differs far less" in log_lines[0]) == (kv in ("q4", "q3", "q2"))
-    assert all(isinstance(s.codec, QuantizedKV) for s in engine.specs if isinstance(s, PagedKV))
+    assert all(isinstance(s.codec, QuantizedKV) for s in engine.core.specs if isinstance(s, PagedKV))
     assert engine.generate(P, max_tokens=30).tokens == truth(AsChosen(engine), P, 30)
     again = engine.generate((*P, 1), max_tokens=5)
     assert again.cached_tokens == len(P) and again.tokens == truth(AsChosen(engine), (*P, 1), 5)
@@ -45,13 +45,13 @@ def test_a_window_on_full_attention_equals_recomputation_under_that_mask():
     log_lines = capture_log()
     engine = Engine(make("wf"), EngineConfig(max_kv_size=16))
     assert len(log_lines) == 1 and "max_kv_size 16" in log_lines[0]
-    assert [type(s) for s in engine.specs] == [WindowKV, RotatingKV] * 2
+    assert [type(s) for s in engine.core.specs] == [WindowKV, RotatingKV] * 2
     want = truth(AsChosen(engine), P, 40)
     assert engine.generate(P, max_tokens=40).tokens == want
     assert want != truth(engine.model, P, 40)  # the mask matters
     kv_bytes = engine.stats().kv_bytes
     engine.generate((*P, *want), max_tokens=60)
-    assert engine.groups[1].pool.used < 12  # one place a sequence and its checkpoints, whatever the length
+    assert engine.core.pools.groups[1].pool.used < 12  # one place a sequence and its checkpoints, whatever the length
     assert kv_bytes
 
 
@@ -65,7 +65,7 @@ def test_memory_really_shrinks():
     for kv in ("full", "q8", "q4"):
         engine = Engine(model, EngineConfig(kv=kv))
         engine.generate(tuple(i % 90 for i in range(1000)), max_tokens=2)
-        sizes[kv] = sum(p.nbytes for pool in engine.pools.arrays.values() for p in pool)
+        sizes[kv] = sum(p.nbytes for pool in engine.core.pools.arrays.values() for p in pool)
     assert sizes["q8"] <= 0.57 * sizes["full"] and sizes["q4"] <= 0.32 * sizes["full"]
 
 
@@ -102,9 +102,12 @@ def test_a_batch_of_very_different_lengths_holds_what_it_must():
     ]
     with engine.stream(requests) as stream:
         for _ in stream:
-            if all(s.length > len(s.prompt) for s in engine.scheduler.running) and len(engine.scheduler.running) == 8:
-                total = sum(s.length for s in engine.scheduler.running)
-                per_token = sum(s.nbytes() / s.size for s in engine.specs)
+            if (
+                all(s.length > len(s.prompt) for s in engine.core.scheduler.running)
+                and len(engine.core.scheduler.running) == 8
+            ):
+                total = sum(s.length for s in engine.core.scheduler.running)
+                per_token = sum(s.nbytes() / s.size for s in engine.core.specs)
                 assert engine.stats().kv_bytes <= 1.05 * total * per_token
                 break
         else:

@@ -19,10 +19,10 @@ def ask(prompt, n):
 def large(model, blocks, **options):
     """An engine whose pools are far larger than a step, as they are in use."""
     engine = Engine(model, EngineConfig(**options))
-    held = [g.pool.allocate(blocks) for g in engine.groups]
+    held = [g.pool.allocate(blocks) for g in engine.core.pools.groups]
     list(engine.stream(ask(range(8), 2)))
     del held
-    assert all(g.pool.size > blocks for g in engine.groups)
+    assert all(g.pool.size > blocks for g in engine.core.pools.groups)
     return engine
 
 
@@ -30,7 +30,7 @@ def large(model, blocks, **options):
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_decode_ahead_never_copies_the_pool(compiled, ahead):
     engine = large(make("f", size=16), 4096, compile=compiled, ahead=ahead)
-    pool = sum(p.nbytes for p in engine.pools.arrays[0])
+    pool = sum(p.nbytes for p in engine.core.pools.arrays[0])
     stream = engine.stream(ask(range(20), 64))
     for _ in range(4):
         next(stream)
@@ -63,19 +63,19 @@ def test_chunks_write_the_pool_in_place():
     mx.reset_peak_memory()
     base = mx.get_active_memory()
     next(stream)
-    assert mx.get_peak_memory() - base < engine.pools.arrays[0][0].nbytes / 4
+    assert mx.get_peak_memory() - base < engine.core.pools.arrays[0][0].nbytes / 4
 
 
 def test_steps_wait_only_to_write_the_pool():
     engine = Engine(make("f"))
     engine.generate(ask(range(20), 64))
     moves = 2  # the pool of 4-token blocks grows
-    assert engine.runner.waits <= 1 + 64 // 16 + moves
+    assert engine.core.runner.waits <= 1 + 64 // 16 + moves
 
 
 def test_layers_that_share_memory_have_none():
     engine = Engine(make("wfs"))
-    assert engine.runner.source == [0, 1, 1, 3] and len(engine.pools.arrays) == 3
+    assert engine.core.runner.kv_layer == [0, 1, 1, 3] and len(engine.core.pools.arrays) == 3
 
 
 def test_one_trace_serves_many_steps():
@@ -106,7 +106,7 @@ def test_dtypes_are_kept():
     model.set_dtype(mx.bfloat16)
     engine = Engine(model)
     engine.generate(ask(range(9), 20))
-    assert {p.dtype for pool in engine.pools.arrays.values() for p in pool} == {mx.bfloat16}
+    assert {p.dtype for pool in engine.core.pools.arrays.values() for p in pool} == {mx.bfloat16}
     x = model.model.embed_tokens(mx.array([1, 2]))
     assert model.model.layers[0].mlp(x).dtype == mx.bfloat16
 

@@ -81,7 +81,7 @@ def test_leaving_a_stream_cancels_it(model):
         async with engine.stream(prompt(1), max_tokens=3000) as stream:
             await anext(stream)
         task = asyncio.create_task(engine.generate(prompt(2), max_tokens=3000))
-        while not engine.engine.scheduler.running:
+        while not engine.engine.core.scheduler.running:
             await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -90,7 +90,7 @@ def test_leaving_a_stream_cancels_it(model):
         return stats, engine.engine
 
     stats, engine = run(work())
-    assert stats.running == stats.waiting == 0 and stats.finished["cancelled"] == 2 and not engine._tickets
+    assert stats.running == stats.waiting == 0 and stats.finished["cancelled"] == 2 and not engine.core.outputs.states
 
 
 def test_a_cancelled_request_has_a_last_event(model):
@@ -136,7 +136,7 @@ def test_the_threads_death_reaches_every_caller(model):
         def fail(step):
             raise RuntimeError("the device is gone")
 
-        inner.runner.launch = fail
+        inner.core.runner.launch = fail
         done = await asyncio.gather(*tasks, engine.generate(prompt(9)), return_exceptions=True)
         late = await asyncio.gather(engine.generate(prompt(9)), return_exceptions=True)
         await engine.close()

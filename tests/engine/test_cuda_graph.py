@@ -6,7 +6,7 @@ import pytest
 import mlxrt
 from mlxrt.engine import cuda_graph as replay
 from mlxrt.engine import load as loader
-from mlxrt.engine.cuda_graph import Replay
+from mlxrt.engine.cuda_graph import CudaGraphRunner
 from mlxrt.kernels import Kernels, make_gpu
 from tests.support.log_lines import capture_log
 
@@ -35,11 +35,11 @@ def engines(folder, monkeypatch):  # noqa: F811
         monkeypatch.setattr(loader, "make_gpu", lambda name, **_: make_gpu(name, shelf))
         options = mlxrt.EngineConfig(dequantise=False, max_context=512, **config)
         engine = mlxrt.load(str(folder), options)
-        runner = engine.runner
+        runner = engine.core.runner
         runner.compiled = True  # tables as wide as a compiled step wants them; the step itself cannot be compiled here
         device, said = Bench(), capture_log("decode steps")
         if again:
-            runner.replay = Replay(runner.next_best, runner.decode_best, runner.model, shelf, device)
+            runner.graphs = CudaGraphRunner(runner.greedy_step, runner.greedy_fn, runner.model, shelf, device)
         made.append(engine)
         return engine, device, said
 
@@ -65,7 +65,7 @@ def both(engines, *rounds, **config):
 def test_one_request_longer_than_several_tails(engines):
     """Whole tails go from one to the next without waiting; the table is a wider one at the end."""
     engine, device, said = both(engines, [ask([i % 41 for i in range(162)], 100)])
-    assert device.launched == engine.runner.replay.steps == 31 + 32 and not said
+    assert device.launched == engine.core.runner.graphs.steps == 31 + 32 and not said
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in FAMILIES])
@@ -74,8 +74,8 @@ def test_steps_of_these_families_are_nothing_but_kernels(name):
         expected = answer(plain, 9)
     shelf, said = Shelf(Simulator(checked=False)), capture_log("decode steps")
     with made(name, Kernels("strict", make_gpu("metal", shelf))) as engine:
-        runner, device = engine.runner, Bench()
-        runner.replay = Replay(runner.next_best, runner.decode_best, runner.model, shelf, device)
+        runner, device = engine.core.runner, Bench()
+        runner.graphs = CudaGraphRunner(runner.greedy_step, runner.greedy_fn, runner.model, shelf, device)
         assert [answer(engine, 9) for _ in range(3)] == [expected] * 3
     assert not said and device.launched == 2 * 8 - 1  # all but those of the first answer, and the one that was recorded
 
@@ -88,10 +88,10 @@ def test_steps_of_many_rows_are_nothing_but_kernels(name):
         shelf, said, device = Shelf(Simulator(checked=False)), capture_log("decode steps"), Bench()
         kernels = Kernels("strict", make_gpu("metal", shelf))
         with made(name, kernels, dtype=mx.bfloat16, moe_intermediate_size=128) as engine:
-            runner = engine.runner
+            runner = engine.core.runner
             runner.compiled = True
             if again:
-                runner.replay = Replay(runner.next_best, runner.decode_best, runner.model, shelf, device)
+                runner.graphs = CudaGraphRunner(runner.greedy_step, runner.greedy_fn, runner.model, shelf, device)
             answers.append([[c.tokens for c in engine.generate(asked)] for _ in range(3)])
     assert answers[0] == answers[1] and not said and device.launched
     assert {"matmul", "add_norm"} <= set(kernels.used) and ("moe_grouped" in kernels.used) == ("a3b" in name)
@@ -121,8 +121,8 @@ def test_pools_that_moved_are_followed(engines):
         engine, device, _ = engines(again)
         answers.append([engine.generate([ask(prompt, 8)])[0].tokens for prompt in (PROMPT, OTHER)])
         made = device.graphs
-        engine.pools.arrays = {i: tuple(a + 0 for a in arrays) for i, arrays in engine.pools.arrays.items()}
-        mx.eval(engine.pools.arrays)
+        engine.core.pools.arrays = {i: tuple(a + 0 for a in arrays) for i, arrays in engine.core.pools.arrays.items()}
+        mx.eval(engine.core.pools.arrays)
         answers[-1] += [engine.generate([ask(tokens, 8)])[0].tokens for tokens in ([7], [*PROMPT, *answers[-1][0]])]
     assert answers[0] == answers[1] and device.graphs > made > 0
 
@@ -131,7 +131,7 @@ def test_a_step_with_plain_mlx_in_it_is_left_to_mlx(engines):
     """As it is where a kernel is wrong on a machine."""
     for again in (False, True):
         engine, device, said = engines(again)
-        engine.runner.model.kernels.disabled["embed_rows"] = "for a test"
+        engine.core.runner.model.kernels.disabled["embed_rows"] = "for a test"
         tokens = [engine.generate([ask(prompt, 6)])[0].tokens for prompt in (PROMPT, OTHER, [7])]
         if not again:
             plain = tokens
@@ -150,10 +150,10 @@ def test_weights_that_moved_are_noticed(engines):
         engine.generate([ask(prompt, 10)])
     launched = device.launched
     assert launched
-    for known in engine.runner.replay._known.values():
+    for known in engine.core.runner.graphs._captured.values():
         known.at["constants"][0] += 64
     assert engine.generate([ask([7], 10)])[0].tokens == plain.generate([ask([7], 10)])[0].tokens
-    assert not engine.runner.replay._known and device.launched == launched
+    assert not engine.core.runner.graphs._captured and device.launched == launched
 
 
 def test_no_more_is_kept_than_allowed(engines, monkeypatch):

@@ -14,14 +14,14 @@ def engine(kind: str, **options) -> tuple[Engine, dict[int, list[tuple]]]:
     config = EngineConfig(deterministic=True, **{"chunk": 16, "kv_memory": kinds.memory_for(kind, 2000), **options})
     made = Engine(kinds.model(kind), config, kinds.tokenizer())
     steps: dict[int, list[tuple]] = {}
-    launch = made.runner.launch
+    launch = made.core.runner.launch
 
     def noted(step):
         [s] = step.slices  # one sequence a step
-        steps.setdefault(s.seq.id, []).append((s.start, s.stop, made.runner.tail))
+        steps.setdefault(s.seq.id, []).append((s.start, s.stop, made.core.runner.tail))
         return launch(step)
 
-    made.runner.launch = noted  # type: ignore[method-assign]
+    made.core.runner.launch = noted  # type: ignore[method-assign]
     return made, steps
 
 

@@ -75,9 +75,9 @@ def test_closing_a_stream_gives_all_blocks_back(model, steps):
     stream.close()
     while engine.step():
         continue
-    engine.store.clear()
-    assert not engine.scheduler.running and not engine.scheduler.waiting
-    assert [g.pool.used for g in engine.groups] == [0, 0] and not engine._tickets
+    engine.core.prefix_cache.clear()
+    assert not engine.core.scheduler.running and not engine.core.scheduler.waiting
+    assert [g.pool.used for g in engine.core.pools.groups] == [0, 0] and not engine.core.outputs.states
 
 
 def test_a_stream_that_is_dropped_is_closed(model):
@@ -85,7 +85,7 @@ def test_a_stream_that_is_dropped_is_closed(model):
     stream = engine.stream(P, max_tokens=50)
     next(stream)
     del stream
-    assert not engine.scheduler.running
+    assert not engine.core.scheduler.running
 
 
 def test_streams_taken_in_turn_lose_nothing(model):
@@ -275,7 +275,7 @@ def test_a_bad_request_in_a_list_leaves_nothing_behind(model):
     engine = Engine(model)
     with pytest.raises(mlxrt.BadRequest):
         engine.generate([ask(), ask((VOCAB,))])
-    assert not engine.scheduler.waiting and not engine._tickets
+    assert not engine.core.scheduler.waiting and not engine.core.outputs.states
 
 
 def test_too_long_a_prompt_says_both_numbers(model):
@@ -305,6 +305,6 @@ def test_a_place_taken_away_while_decoding_is_noticed_at_the_next_step():
         for i, _ in enumerate(stream):
             assert i < 5
             if i == 4:
-                [seq] = engine.scheduler.running
+                [seq] = engine.core.scheduler.running
                 block = seq.parts[0].blocks[0]
                 block._pool.revoke(block)

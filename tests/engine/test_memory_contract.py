@@ -8,7 +8,7 @@ import pytest
 
 import mlxrt
 from mlxrt import Engine, EngineConfig, Request, SamplingParams
-from mlxrt.engine.memory import activations, weigh
+from mlxrt.engine.memory import activation_bytes, weight_bytes
 from tests.support import toy_models as toy
 from tests.support.oracle import truth
 
@@ -50,8 +50,8 @@ def played(model, requests, **config):
 def test_less_memory_than_the_load_wants(kinds):
     model, requests = make(kinds), [ask(k) for k in range(8)]
     want, free, _ = played(model, requests, prefix_cache=False)
-    weights = weigh(model)
-    room = activations(model, model.cache_specs(), 64, 8, 0)
+    weights = weight_bytes(model)
+    room = activation_bytes(model, model.cache_specs(), 64, 8, 0)
     cap = weights + room + int(0.6 * free.kv_allocated)
     done, stats, peak = played(model, requests, memory=cap, chunk=64)
     assert [d.tokens for d in done] == [w.tokens for w in want]
@@ -63,11 +63,11 @@ def test_less_memory_than_the_load_wants(kinds):
 
 def test_what_never_fits_is_refused_with_numbers():
     model = make("f")
-    weights = weigh(model)
+    weights = weight_bytes(model)
     with pytest.raises(mlxrt.WontFit, match=rf"limited to {weights} bytes; the weights take {weights}"):
         Engine(model, EngineConfig(memory=weights))
     engine = Engine(model, EngineConfig(memory=weights + (2 << 20), max_running=2))
-    assert engine.context < 4096 and engine.budget.total <= weights + (2 << 20)
+    assert engine.context < 4096 and engine.core.memory.total <= weights + (2 << 20)
     with pytest.raises(mlxrt.WontFit, match=r"has 2000 tokens, .* need \d+ bytes, there are \d+"):
         engine.generate(ask(1, 2000))
     assert engine.generate(ask(1, 50, 4)).finish_reason == "length"
@@ -76,7 +76,7 @@ def test_what_never_fits_is_refused_with_numbers():
 
 def test_a_tight_limit_shortens_the_step():
     model = make("f")
-    weights = weigh(model)
+    weights = weight_bytes(model)
     loose = Engine(model, EngineConfig(memory=weights + (64 << 20), max_running=2))
     tight = Engine(model, EngineConfig(memory=weights + (1 << 20), max_running=2))
     assert tight.stats().chunk < loose.stats().chunk
@@ -90,7 +90,7 @@ def test_a_requests_cost_is_known_before_it_runs():
     engine = Engine(model, EngineConfig(prefix_cache=False))
     cost = engine.cost(ask(1, 100, 28))
     full, window = (s.nbytes() for s in model.cache_specs()[1::-1])
-    assert cost.weights == weigh(model) and cost.total == cost.weights + cost.kv + cost.activations
+    assert cost.weights == weight_bytes(model) and cost.total == cost.weights + cost.kv + cost.activations
     stream = engine.stream(ask(1, 100, 28))
     most = max(engine.stats().kv_live for _ in stream)
     assert full * 2 * 16 <= most <= cost.kv <= full * 2 * 16 + window * 2 * 16

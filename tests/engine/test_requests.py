@@ -8,9 +8,10 @@ import pytest
 import mlxrt
 from mlxrt import Engine, EngineConfig, Finish, Request, SamplingParams
 from mlxrt.engine.engine import Source
-from mlxrt.engine.request import Sequence
+from mlxrt.engine.kv_allocator import KVAllocator
+from mlxrt.engine.queue import WaitingQueue
 from mlxrt.engine.scheduler import Limits, Scheduler
-from mlxrt.engine.waiting_queue import WaitingLine
+from mlxrt.engine.sequence import Sequence
 from tests.support.oracle import truth
 from tests.support.state_machine.kinds import model as spoken
 from tests.support.state_machine.kinds import tokenizer
@@ -49,19 +50,19 @@ def test_first_come_first_served_within_a_priority(model):
 
 
 def test_waiting_makes_up_for_priority():
-    line = WaitingLine(age=10.0)
+    line = WaitingQueue(age=10.0)
 
     def one(id, priority, now):
         seq = Sequence(id, Request(tokens=(1,), priority=priority), (1,))
-        line.join(seq, now)
+        line.add(seq, now)
         return seq
 
     low, high, later, last = one(0, 0, 0.0), one(1, 1, 9.0), one(2, 1, 11.0), one(3, 0, 2.0)
-    assert [line.next() for _ in range(4)] == [high, low, later, last]
+    assert [line.pop() for _ in range(4)] == [high, low, later, last]
     a, b = one(4, 0, 0.0), one(5, 0, 0.0)
-    line.leave(a)
-    line.rejoin(a)
-    assert len(line) == 2 and a in line and [line.next(), line.next(), line.next()] == [a, b, None]
+    line.remove(a)
+    line.requeue(a)
+    assert len(line) == 2 and a in line and [line.pop(), line.pop(), line.pop()] == [a, b, None]
 
 
 def test_a_short_prompt_overtakes_a_long_one_that_goes_on(model):
@@ -86,7 +87,7 @@ def test_the_queue_is_bounded(model):
 def test_deadlines_end_what_runs_and_what_waits(model):
     engine = Engine(model, EngineConfig(max_running=1, ahead=2))
     now = [0.0]
-    engine.scheduler.clock = lambda: now[0]
+    engine.core.scheduler.clock = lambda: now[0]
     running, waiting, other = (
         engine.stream([ask(1, 500, deadline_s=5)]),
         engine.stream([ask(2, deadline_s=3)]),
@@ -149,7 +150,7 @@ def test_a_failing_text_ends_its_own_request_only():
     made = spoken("full")
     engine = Engine(made, tokenizer=tokenizer())
     good, bad = engine.stream((1, 2, 3), max_tokens=9), engine.stream((4, 5, 6), max_tokens=9)
-    ticket = engine._tickets[bad.ids[0]]
+    ticket = engine.core.outputs.states[bad.ids[0]]
 
     class Broken:
         matched = False
@@ -161,7 +162,7 @@ def test_a_failing_text_ends_its_own_request_only():
     last = list(bad)[-1]
     assert last.finish_reason == "error" and isinstance(last.error, ValueError)
     assert tuple(e.token for e in good) == truth(made, (1, 2, 3), 9)
-    assert engine.stats().running == 0 and not engine._tickets
+    assert engine.stats().running == 0 and not engine.core.outputs.states
 
 
 def test_a_failing_watcher_is_left_out(model):
@@ -186,7 +187,7 @@ def test_a_shared_prefix_is_computed_once(kind):
     total = sum(len(r.tokens) for r in requests)
     least = 128 + 6 * 9
     spare = 6 * (4 + 16)  # decoded tokens, and what lies behind the last checkpoint
-    assert engine.runner.positions <= least + spare < total / 2
+    assert engine.core.positions <= least + spare < total / 2
     assert all(d.cached_tokens >= 112 for d in done[1:])
 
 
@@ -195,7 +196,7 @@ def test_followers_of_a_cancelled_prompt_go_on(model):
     shared = prompt(1, 96)
     streams = [engine.stream((*shared, k), max_tokens=3) for k in range(4)]
     engine.step()
-    assert len(engine.scheduler.running) == 1 and len(engine.scheduler.waiting) == 3
+    assert len(engine.core.scheduler.running) == 1 and len(engine.core.scheduler.waiting) == 3
     streams[0].close()
     streams[1].close()
     for k in (2, 3):
@@ -212,8 +213,8 @@ def test_streams_wait_no_longer_than_the_bound(model):
     list(rest)
     stats = engine.stats()
     assert stats.stall_bound == 10 and 0 < stats.longest_stall <= 10
-    free = Scheduler(engine.empty, None, Limits(chunk=64))
-    assert free.bound == 64
+    free = Scheduler(KVAllocator(engine.core.pools.empty_states, None), Limits(chunk=64))
+    assert free.stall_bound == 64
 
 
 def test_streams_with_callbacks_wait_no_longer_either(model):
@@ -223,7 +224,7 @@ def test_streams_with_callbacks_wait_no_longer_either(model):
 
     def look(row):
         seen.append(len(row.tokens))
-        prompted.append(engine.scheduler.prompted)
+        prompted.append(engine.core.scheduler.prefilled)
 
     stream = engine.stream(Request(tokens=prompt(1), params=SamplingParams(max_tokens=30), on_logits=look))
     next(stream)
@@ -239,7 +240,7 @@ def test_a_bound_in_milliseconds_is_kept_as_measured(model):
     stream = engine.stream(ask(1, 40))
     next(stream)
     list(engine.stream([ask(k, 2, 150) for k in range(2, 6)]))
-    rate = engine.metrics.prompt_rate
+    rate = engine.core.metrics.prefill_rate
     assert engine.stats().stall_bound == max(1, min(64, int(rate * 5e-3)))
 
 
@@ -262,7 +263,7 @@ def test_stats_count(model):
 
 def test_requests_without_room_end_with_numbers_and_the_engine_goes_on(model):
     engine = Engine(model, EngineConfig(max_running=1, kv_memory="4M"))
-    held = [g.pool.allocate(g.pool.available) for g in engine.groups]
+    held = [g.pool.allocate(g.pool.available) for g in engine.core.pools.groups]
     streams = [engine.stream(ask(k, 4)) for k in (1, 2)]
     assert engine.step() and not engine.step()
     for stream in streams:

@@ -156,7 +156,7 @@ def test_damaged_states_are_refused(engine, tmp_path):
 def test_a_conversation_the_store_has_let_go_can_still_be_saved(llm, engine, tokenizer, tmp_path):
     session = engine.session("be kind")
     answers(session, "one", "two")
-    engine.store.clear()
+    engine.core.prefix_cache.clear()
     session.save(tmp_path / "state")
     restored = Session.restore(Engine(llm, tokenizer=tokenizer), tmp_path / "state")
     [done] = answers(restored, "three")

@@ -11,7 +11,7 @@ import pytest
 
 import mlxrt
 from mlxrt import Engine, EngineConfig, Request, SamplingParams
-from mlxrt.engine.fair_lock import Turns
+from mlxrt.engine.threads import FairLock
 from tests.support.oracle import logits, truth
 from tests.support.toy_models import KINDS, VOCAB, make
 
@@ -46,9 +46,9 @@ def test_eight_threads_get_the_tokens_they_would_get_alone(kind, compiled):
             rows = logits(model, prompt(i))
             want = tuple(mx.argmax(rows, axis=-1).tolist()) if i % 4 == 3 else truth(model, prompt(i), 9 + i)
             assert found == want
-    engine.store.clear()
+    engine.core.prefix_cache.clear()
     stats = engine.stats()
-    assert stats.running == stats.waiting == stats.kv_bytes == 0 and not engine._tickets
+    assert stats.running == stats.waiting == stats.kv_bytes == 0 and not engine.core.outputs.states
 
 
 def test_close_gives_every_caller_a_typed_error():
@@ -94,7 +94,7 @@ def test_a_failing_step_stops_the_engine_for_everybody():
     def fail(step):
         raise RuntimeError("the device is gone")
 
-    engine.runner.launch = fail
+    engine.core.runner.launch = fail
     got = together(*(lambda s=s: list(s) for s in streams))
     assert sorted(type(e).__name__ for e in got) == ["EngineFailed", "EngineFailed", "RuntimeError"]
     with pytest.raises(mlxrt.EngineFailed, match="the device is gone"):
@@ -139,28 +139,28 @@ def test_a_callback_may_cancel_and_close_but_not_wait():
         engine.generate(prompt(3), max_tokens=9, on_logits=lambda row: engine.close())
 
 
-def test_turns_are_taken_in_order():
-    turns, order = Turns(), []
-    turns.acquire()
-    turns.acquire()
+def test_the_lock_is_taken_in_order():
+    lock, order = FairLock(), []
+    lock.acquire()
+    lock.acquire()
 
     def ask(k):
-        turns.acquire()
+        lock.acquire()
         order.append(k)
-        turns.release()
+        lock.release()
 
     threads = [threading.Thread(target=ask, args=(k,)) for k in range(5)]
     for k, t in enumerate(threads):
         t.start()
-        while len(turns._line) <= k:
+        while len(lock._waiters) <= k:
             time.sleep(0.001)
-    assert not turns.try_acquire()
-    turns.release()
-    assert turns.mine and order == []
-    turns.release()
+    assert not lock.try_acquire()
+    lock.release()
+    assert lock.mine and order == []
+    lock.release()
     for t in threads:
         t.join(10)
-    assert order == list(range(5)) and turns.try_acquire()
+    assert order == list(range(5)) and lock.try_acquire()
 
 
 def test_sampled_rows_are_the_same_from_any_thread():
@@ -178,7 +178,7 @@ def test_ctrl_c_waits_for_the_end_of_a_step(hears_ctrl_c):
     """So that the engine can be used afterwards, in a notebook say."""
     model = make("wf")
     engine = Engine(model)
-    launch, calls = engine.runner.launch, []
+    launch, calls = engine.core.runner.launch, []
 
     def pressed(step):
         calls.append(step)
@@ -186,7 +186,7 @@ def test_ctrl_c_waits_for_the_end_of_a_step(hears_ctrl_c):
             signal.raise_signal(signal.SIGINT)
         return launch(step)
 
-    engine.runner.launch = pressed
+    engine.core.runner.launch = pressed
     with pytest.raises(KeyboardInterrupt):
         engine.generate(prompt(1), max_tokens=20)
     assert len(calls) == 3 and engine.stats().running == 0

@@ -114,6 +114,6 @@ def test_fuzz(kind, blocks, ahead, chunk):
                 assert tuple(streams.pop(stream)) == truth(model, prompt, n)
     while engine.step():
         continue
-    engine.store.clear()
-    assert [g.pool.used for g in engine.groups] == [0 for _ in engine.groups]  # nothing leaked
-    assert not engine._tickets
+    engine.core.prefix_cache.clear()
+    assert [g.pool.used for g in engine.core.pools.groups] == [0 for _ in engine.core.pools.groups]  # nothing leaked
+    assert not engine.core.outputs.states

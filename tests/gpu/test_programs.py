@@ -36,12 +36,12 @@ def test_cuda_graphs_give_the_tokens_of_single_launches(model, kv):
         Engine(model, config, source=Source("graphs")) as graphs,
         Engine(model, config, source=Source("launches")) as launches,
     ):
-        assert graphs.runner.replay is not None, "steps cannot be launched as graphs here"
-        launches.runner.replay.most = 0  # nothing is recorded: the same kernels, launched by MLX
+        assert graphs.core.runner.graphs is not None, "steps cannot be launched as graphs here"
+        launches.core.runner.graphs.max_bytes = 0  # nothing is captured: the same kernels, launched by MLX
         for seed in PROGRAMS:
             program = make_program(seed, model.config.vocab_size)
             assert run_program(graphs, program) == run_program(launches, program), f"program {seed}"
-        assert graphs.runner.replay.steps, "no step was launched as a graph"
+        assert graphs.core.runner.graphs.steps, "no step was launched as a graph"
 
 
 @pytest.mark.parametrize("kv", KV)

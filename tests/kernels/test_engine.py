@@ -76,7 +76,7 @@ def test_generation_by_kernels_is_generation_by_plain_mlx(folder, on_gpu):
     tokens, engine = answer(folder)
     assert tokens == plain
     assert not sim.errors()
-    kernels = engine.runner.model.kernels
+    kernels = engine.core.runner.model.kernels
     assert {"qmv", "qkv_attention", "embed_rows"} <= set(kernels.used) and "paged_attention" not in kernels.used
     assert not kernels.disabled and not kernels.fallbacks
 
@@ -89,7 +89,7 @@ def test_a_short_request_beside_a_long_one(folder, on_gpu):
 
     def both(**config):
         with mlxrt.load(str(folder), mlxrt.EngineConfig(**options, **config)) as engine:
-            return [c.tokens for c in engine.generate(asked)], engine.runner.model.kernels
+            return [c.tokens for c in engine.generate(asked)], engine.core.runner.model.kernels
 
     plain, _ = both(kernels="reference")
     sim = on_gpu()
@@ -108,7 +108,7 @@ def test_a_wrong_kernel_is_disabled_named_and_generation_stays_right(folder, on_
     for load in ("first", "second"):  # tried, then remembered
         said = capture_log()
         tokens, engine = answer(folder, rows)
-        kernels = engine.runner.model.kernels
+        kernels = engine.core.runner.model.kernels
         assert tokens == plain, load
         assert list(kernels.disabled) == [op]
         assert op not in kernels.used and kernels.used

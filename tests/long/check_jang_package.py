@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 # isort: on
 
-from mlxrt.engine.load import outline
+from mlxrt.engine.load import build_skeleton
 from mlxrt.weights import FolderCheckpoint
 from mlxrt.weights.convert.convert import convert as convert_ours
 from mlxrt.weights.convert.recipe import Recipe
@@ -65,7 +65,7 @@ def widths(config: dict) -> dict[str, int]:
     """Inputs of every module, under the checkpoint's names."""
     moe = "block_sparse_moe" if config["model_type"] == "minimax_m2" else "mlp"
     found = {}
-    for path, module in outline(config).named_modules():
+    for path, module in build_skeleton(config).named_modules():
         if "weight" in module and module["weight"].ndim > 1:
             found[path.replace(".mlp.experts.", f".{moe}.switch_mlp.")] = module["weight"].shape[-1]
     return found

@@ -93,7 +93,7 @@ def check_store(folder: Path, fresh: Engine) -> None:
         for i in range(2):
             prompt = engine.tokenizer.chat([{"role": "system", "content": f"0 {i}"}, {"role": "user", "content": "hm"}])
             assert engine.generate(prompt, max_tokens=3).tokens == fresh.generate(prompt, max_tokens=3).tokens
-        assert engine.disk is not None and engine.disk.verify() == 0 and engine.stats().disk.corrupt == 0
+        assert engine.core.disk is not None and engine.core.disk.verify() == 0 and engine.stats().disk.corrupt == 0
 
 
 def torture(folder: Path, saves: int, seed: int) -> tuple[int, int, int]:

@@ -69,10 +69,10 @@ def play(engine: Engine, job: Job) -> Answer:
 
 def held(engine: Engine) -> dict[str, int]:
     """What nobody should hold now, and what MLX has given out beside the pools."""
-    assert engine.store is not None
-    engine.store.clear()
-    with engine.exclusive():
-        engine.runner.flush()
+    assert engine.core.prefix_cache is not None
+    engine.core.prefix_cache.clear()
+    with engine.core.exclusive():
+        engine.core.runner.flush()
         mx.synchronize()
     gc.collect()
     mx.clear_cache()
@@ -82,7 +82,7 @@ def held(engine: Engine) -> dict[str, int]:
         "waiting": stats.waiting,
         "kv bytes": stats.kv_bytes,
         "stored nodes": stats.stored_nodes,
-        "tickets": len(engine._tickets),
+        "tickets": len(engine.core.outputs.states),
         "bytes beside the pools": mx.get_active_memory() - stats.kv_allocated,
     }
 
@@ -140,7 +140,7 @@ def judge(engine: Engine, jobs: list[Job], answers: list[Answer], ends: Counter,
             problems.append(f"{job} ended as {answer.reason}")
     for i in sample:
         alone = engine.generate(jobs[i].request)
-        engine.store.clear()
+        engine.core.prefix_cache.clear()
         got = answers[i].tokens
         if alone.tokens[: len(got)] != got or (answers[i].reason is not None and len(got) != len(alone.tokens)):
             problems.append(f"request {i} ({jobs[i]}): {got}, alone {alone.tokens}")

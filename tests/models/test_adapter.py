@@ -145,8 +145,8 @@ def test_memory_follows_what_mlx_lm_holds():
 def test_closing_frees_every_cache():
     with quiet("phi3") as engine:
         engine.generate(list(PROMPT), max_tokens=3)
-        assert len(engine.groups[0].spec.caches) == 1  # the stored prefix
-    assert len(engine.groups[0].spec.caches) == 0 and engine.groups[0].pool.used == 0
+        assert len(engine.core.pools.groups[0].spec.caches) == 1  # the stored prefix
+    assert len(engine.core.pools.groups[0].spec.caches) == 0 and engine.core.pools.groups[0].pool.used == 0
 
 
 def test_what_cannot_be_done_is_said():
@@ -156,7 +156,7 @@ def test_what_cannot_be_done_is_said():
     with quiet("phi3") as engine:
         engine.generate(list(PROMPT), max_tokens=2)
         with pytest.raises(BadSnapshot, match="mlx-lm"):
-            engine.pools.read(engine.state([*PROMPT]))
+            engine.core.pools.read(engine.state([*PROMPT]))
     with pytest.raises(BadRequest, match="kv q8"):
         quiet("phi3", EngineConfig(kv="q8"))
     with pytest.raises(WontFit):

@@ -14,10 +14,10 @@ def make_request(tokens, max_tokens):
 def measure_peak(ahead: int) -> tuple[int, int]:
     """(peak bytes above what is held before, bytes of the KV pools)."""
     with Engine(make("f", size=32), EngineConfig(ahead=ahead)) as engine:
-        held = [g.pool.allocate(8192) for g in engine.groups]
+        held = [g.pool.allocate(8192) for g in engine.core.pools.groups]
         list(engine.stream(make_request(range(8), 2)))
         del held
-        pool = sum(p.nbytes for p in engine.runner.pools.arrays[0])
+        pool = sum(p.nbytes for p in engine.core.runner.pools.arrays[0])
         stream = engine.stream(make_request(range(20), 140))
         for _ in range(8):
             next(stream)

@@ -207,11 +207,11 @@ def build_shape(name: str, dtype: str | None) -> Any:
     from mlx_lm.utils import _get_classes
 
     from mlxrt.bench.token_cost import compute_dtype
-    from mlxrt.engine.load import outline
+    from mlxrt.engine.load import build_skeleton
     from mlxrt.weights.random_models import Shape, random_weights
 
     shape = Shape.parse(name)
-    source = outline(shape.config)
+    source = build_skeleton(shape.config)
     chosen = compute_dtype(dtype, mx.bfloat16)
     random_weights(source, shape.bits, chosen, mode=shape.mode, group_size=shape.group_size)
     weights: dict[str, Any] = dict(tree_flatten(source.parameters()))  # type: ignore[arg-type]

@@ -93,11 +93,11 @@ class MlxrtBackend:
         """The model with every matrix quantized to so many bits in groups of 64 and dequantized."""
         import mlx.core as mx
 
-        from mlxrt.engine.load import filled, open_checkpoint
+        from mlxrt.engine.load import build_model, open_checkpoint
         from mlxrt.weights.random_models import is_quantizable
         from mlxrt.weights.source.resolve import resolve
 
-        model = filled(open_checkpoint(resolve(self.setting["model"])), self.first.config)
+        model = build_model(open_checkpoint(resolve(self.setting["model"])), self.first.config)
         for module in model.modules():
             if "weight" in module and "scales" not in module and is_quantizable(module, 64):
                 weight = module.weight
@@ -115,8 +115,8 @@ class MlxrtBackend:
         import mlx.core as mx
 
         engine = self.engine(config or {})
-        if fresh and engine.store is not None:
-            engine.store.clear()
+        if fresh and engine.core.prefix_cache is not None:
+            engine.core.prefix_cache.clear()
         mx.reset_peak_memory()
         tokens, clock, cached = [], Clock(), 0
         for event in self.events(engine, make_request(prompt, max_tokens)):
@@ -137,8 +137,8 @@ class MlxrtBackend:
         import mlx.core as mx
 
         engine = self.engine(config or {})
-        if fresh and engine.store is not None:
-            engine.store.clear()
+        if fresh and engine.core.prefix_cache is not None:
+            engine.core.prefix_cache.clear()
         mx.reset_peak_memory()
         rows: list[dict[str, list]] = [{"tokens": [], "at": []} for _ in requests]
         waiting = sorted(range(len(requests)), key=lambda i: requests[i]["after"])
@@ -169,9 +169,9 @@ class MlxrtBackend:
         tokens of a stream, stall_bound, held: KV bytes while all run, held_tokens: the tokens in them, preemptions}
         """
         engine = self.first
-        assert engine.store is not None
-        engine.store.clear()
-        computed, engine.scheduler.longest_stall = engine.runner.positions, 0
+        assert engine.core.prefix_cache is not None
+        engine.core.prefix_cache.clear()
+        computed, engine.core.scheduler.longest_stall = engine.core.positions, 0
         early = [i for i, request in enumerate(requests) if not request["late"]]
         rows: list[dict[str, list]] = [{"tokens": [], "at": []} for _ in requests]
         start, held, held_tokens = time.perf_counter(), 0, 0
@@ -199,7 +199,7 @@ class MlxrtBackend:
         return {
             "rows": rows,
             "seconds": time.perf_counter() - start,
-            "positions": engine.runner.positions - computed,
+            "positions": engine.core.positions - computed,
             "stall": stats.longest_stall,
             "stall_bound": stats.stall_bound,
             "held": held,

@@ -20,6 +20,10 @@ class KVPools:
         self.block_bytes = {i: groups[g].spec.nbytes() for i, g in self.group_of.items()}
         mx.eval(self.arrays)  # run out of memory now, not in the first step
 
+    def empty_states(self) -> tuple[LayerState, ...]:
+        """The state of a sequence without tokens: one part per group."""
+        return tuple(g.spec.empty(g.pool) for g in self.groups)
+
     @property
     def pending(self) -> bool:
         """Whether a `BlockPool` has promised growth or copies that the arrays do not have yet."""

@@ -64,8 +64,8 @@ def test_a_new_process_goes_on_where_the_last_one_was(kind, open_engine, tmp_pat
                 assert done.cached_tokens >= resumable_length(model, in_memory)
             stats = engine.stats().disk
             assert stats.corrupt == 0 and stats.hits == bool(resumable_length(model, known))
-            engine.store.clear()
-            assert [g.pool.used for g in engine.groups] == [0] * len(engine.groups)
+            engine.core.prefix_cache.clear()
+            assert [g.pool.used for g in engine.core.pools.groups] == [0] * len(engine.core.pools.groups)
     assert log_lines == []
 
 
@@ -130,7 +130,7 @@ def test_other_models_kinds_and_bits_miss(open_engine, tmp_path):
             assert (stats.hits, stats.corrupt, stats.evicted) == (0, 0, 0)
     with open_engine(base) as engine:
         assert ask(engine, TEXT).cached_tokens == len(TEXT) // 4 * 4 and engine.stats().disk.records == written
-        engine.disk.clear()
+        engine.core.disk.clear()
         assert engine.stats().disk.records == 0 and engine.stats().disk.nbytes > 0  # the others' stay
 
 
@@ -139,7 +139,7 @@ def test_budget_keeps_the_beginnings_of_what_was_used_last(open_engine, tmp_path
     with open_engine(model) as engine:
         ask(engine, TEXT)
         per_record = engine.stats().disk.nbytes // engine.stats().disk.records
-        engine.disk.clear()
+        engine.core.disk.clear()
     limit = 30 * per_record
     prompts = [(i, *TEXT) for i in range(4)]
     with open_engine(model, disk_cache_bytes=limit) as engine:
@@ -178,7 +178,7 @@ def test_500_damaged_records_are_reported_and_none_is_used(open_engine, tmp_path
         assert done.cached_tokens == 0 and done.tokens == want
         stats = engine.stats().disk
         assert stats.corrupt == 500 and stats.hits == 0 and stats.misses == 1
-        assert engine.disk.verify() == 0  # replaced by what was computed anew
+        assert engine.core.disk.verify() == 0  # replaced by what was computed anew
     assert len(log_lines) == 500 and all("not used" in line for line in log_lines)
     assert ask(open_engine(model, chunk=512), text, 1).cached_tokens == 2000
 
@@ -188,7 +188,7 @@ def test_records_before_a_damaged_one_are_used(open_engine, tmp_path, damaged):
     model = make("f")
     with open_engine(model) as engine:
         ask(engine, TEXT)
-        at = engine.disk.digest
+        at = engine.core.disk.digest
     from mlxrt.cache.storage.record import node_keys
 
     key = node_keys(at, TEXT, 4)[damaged].digest
@@ -218,13 +218,15 @@ def test_files_that_vanish_and_folders_too(open_engine, tmp_path):
     model = make("wf")
     with open_engine(model) as engine:
         ask(engine, TEXT)
-        engine.store.clear()
+        engine.core.prefix_cache.clear()
         for file in tmp_path.glob("store/*/*-*.safetensors"):
             file.unlink()
-        engine.disk.index._mtimes = {f: f.stat().st_mtime_ns for f in engine.disk.index._mtimes}  # not seen yet
+        engine.core.disk.index._mtimes = {
+            f: f.stat().st_mtime_ns for f in engine.core.disk.index._mtimes
+        }  # not seen yet
         assert ask(engine, TEXT).tokens == truth(model, TEXT, 4)
         assert engine.stats().disk.corrupt == 0
-        engine.store.clear()
+        engine.core.prefix_cache.clear()
         for file in tmp_path.glob("store/**/*.*"):
             file.unlink()
         for folder in tmp_path.glob("store/*"):
@@ -249,19 +251,19 @@ def test_thinned_checkpoints_come_back_and_more_complete_records_replace_poorer(
     model = make("rf")
     with open_engine(model) as engine:
         ask(engine, TEXT)
-        recurrent = next(g for g, part in enumerate(engine.empty()) if part.sparse)
-        for node in engine.store.full_nodes(TEXT):
+        recurrent = next(g for g, part in enumerate(engine.core.pools.empty_states()) if part.sparse)
+        for node in engine.core.prefix_cache.full_nodes(TEXT):
             node.blocks[recurrent] = None
         assert ask(engine, TEXT[:50]).cached_tokens == 48
-        engine.disk.clear()
-        for node in engine.store.full_nodes(TEXT):
+        engine.core.disk.clear()
+        for node in engine.core.prefix_cache.full_nodes(TEXT):
             node.blocks[recurrent] = None
-        engine.disk.save(TEXT)
+        engine.core.disk.save(TEXT)
         poor = engine.stats().disk.nbytes
-        engine.store.clear()
+        engine.core.prefix_cache.clear()
         assert ask(engine, TEXT).cached_tokens == 0
         assert engine.stats().disk.nbytes > poor and engine.stats().disk.records == (len(TEXT) + 3) // 4
-        engine.store.clear()
+        engine.core.prefix_cache.clear()
         assert ask(engine, TEXT).cached_tokens == 64
 
 

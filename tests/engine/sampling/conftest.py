@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from mlxrt.engine.logits import LogitsView
-from mlxrt.engine.request import Request, SamplingParams, Sequence
+from mlxrt.engine.request import Request, SamplingParams
 from mlxrt.engine.sampler import sample
+from mlxrt.engine.sequence import Sequence
 
 
 def make_sequence(*, prompt=(1,), output=(), seed=0, id=0, on_logits=None, **params) -> Sequence:

@@ -10,7 +10,7 @@ import pytest
 
 from mlxrt.engine.logits import LogitsView
 from mlxrt.engine.sampler import sample
-from mlxrt.engine.sampling_ops import keep, pick
+from mlxrt.engine.sampling_ops import filter_logits, pick
 
 EXPECTED = Path(__file__).with_name("expected.npz")
 
@@ -30,7 +30,7 @@ def kept_ids(x: np.ndarray, p: dict) -> set[int]:
     y = mx.array(x)[None] / mx.array([[p["temperature"]]], mx.float32)
     rest = mx.array([[1 - p["top_p"]]], mx.float32) if p["top_p"] < 1 else None
     k = p["top_k"] if p["top_k"] < len(x) else 0
-    kept = keep(y, k, rest, mx.array([[p["min_p"]]], mx.float32))
+    kept = filter_logits(y, k, rest, mx.array([[p["min_p"]]], mx.float32))
     y, cut, ties = np.array(y)[0], kept.cut.item(), kept.ties.item()
     ids = set(np.flatnonzero(y > cut)) | set(np.flatnonzero(y == cut)[:ties])
     live = set(np.array(kept.values)[np.array(kept.mass) > 0])

@@ -8,9 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from mlxrt import ContextOverflow, Engine, EngineConfig, EngineEvent, Event, WontFit
-from mlxrt.engine.request import Sequence
-from mlxrt.engine.request_stream import Stream
-from mlxrt.engine.step import Step
+from mlxrt.engine.output import RequestStream
+from mlxrt.engine.sequence import Sequence, Step
 from tests.support.state_machine import invariants, kinds
 from tests.support.state_machine.checker import Judge
 from tests.support.state_machine.invariants import require
@@ -25,7 +24,7 @@ class Guest:
     """A request under way."""
 
     arrival: Arrival
-    stream: Stream
+    stream: RequestStream
     seq: Sequence
     events: list[Event] = field(default_factory=list)
     left: bool = False
@@ -54,14 +53,14 @@ class Play:
             prefix_cache=p.reuse,
         )
         engine = Engine(kinds.model(p.kind), config, kinds.tokenizer(), on_event=self.watch)
-        engine.scheduler.clock = lambda: float(self.now)
-        launch = engine.runner.launch
+        engine.core.scheduler.clock = lambda: float(self.now)
+        launch = engine.core.runner.launch
 
         def counted(step: Step):
             self.count(step)
             return launch(step)
 
-        engine.runner.launch = counted  # type: ignore[method-assign]
+        engine.core.runner.launch = counted  # type: ignore[method-assign]
         return engine
 
     @property
@@ -76,8 +75,8 @@ class Play:
         work = [(s, s.stop - s.start) for s in step.slices]
         tokens = [n for s, n in work if n > 1 or s.start < len(s.seq.prompt) or not s.samples]
         back = sum(n == 1 and s.seq.preempted > 0 for s, n in work)  # they may count as prompts until they go on
-        told = f"{sum(tokens)} prompt tokens in a step that says {step.prompted}"
-        require(0 <= step.prompted - sum(tokens) <= back, told)
+        told = f"{sum(tokens)} prompt tokens in a step that says {step.prefill_tokens}"
+        require(0 <= step.prefill_tokens - sum(tokens) <= back, told)
         require(len({s.seq for s, _ in work}) == len(work), "a sequence is in a step twice")
         singles = [n == 1 for _, n in work]
         require(singles == sorted(singles, reverse=True), "rows of one token do not come first")
@@ -120,14 +119,14 @@ class Play:
             require(len(prompt) >= self.engine.context, f"{len(prompt)} tokens refused")
             self.tally["prompts refused"] += 1
             return
-        self.guests.append(Guest(arrival, stream, self.engine._tickets[stream.ids[0]].seq))
+        self.guests.append(Guest(arrival, stream, self.engine.core.outputs.states[stream.ids[0]].seq))
         self.tally["requests"] += 1
 
     def part(self, guest: Guest) -> None:
         """Its reader leaves, or it is cancelled by its number."""
         if guest.left or guest.seq.finish:
             return
-        state = "running" if guest.seq in self.engine.scheduler.running else "waiting"
+        state = "running" if guest.seq in self.engine.core.scheduler.running else "waiting"
         self.tally[f"cancels of {state} requests"] += 1
         if guest.arrival.told:
             self.engine.cancel(guest.seq.id)
@@ -146,10 +145,10 @@ class Play:
         require(not stats.preemptions or not self.program.alone, "one gave way though each had room to its end")
         for name, n in (("preemptions", stats.preemptions), ("evictions", stats.evictions), ("hits", stats.hits)):
             self.tally[name] += n
-        if self.engine.store is not None:
-            self.engine.store.clear()
-        self.engine.runner.flush()
-        self.engine.pools.apply_pending()
+        if self.engine.core.prefix_cache is not None:
+            self.engine.core.prefix_cache.clear()
+        self.engine.core.runner.flush()
+        self.engine.core.pools.apply_pending()
         invariants.check_empty(self.engine)
         self.engine.close()
         self.tally["programs"] += 1

@@ -10,8 +10,9 @@ import mlx.core as mx
 import numpy as np
 
 from mlxrt.engine.logits import LogitsView
-from mlxrt.engine.request import Request, SamplingParams, Sequence
+from mlxrt.engine.request import Request, SamplingParams
 from mlxrt.engine.sampler import sample
+from mlxrt.engine.sequence import Sequence
 from tests.support.oracle import logits
 
 from . import kinds

@@ -55,7 +55,7 @@ class TalkOps(Stage):
 
     def interrupt(self, session: Session, reply: Reply) -> None:
         """Stop an answer after its first token."""
-        seq, turns = self.engine._tickets[reply._stream.ids[0]].seq, len(session.turns)
+        seq, turns = self.engine.core.outputs.states[reply._stream.ids[0]].seq, len(session.turns)
         try:
             self.event(reply, seq.id)
         except WontFit as error:
@@ -67,7 +67,7 @@ class TalkOps(Stage):
 
     def hear(self, session: Session, reply: Reply) -> None:
         """Take an answer whole and judge it."""
-        seq = self.engine._tickets[reply._stream.ids[0]].seq
+        seq = self.engine.core.outputs.states[reply._stream.ids[0]].seq
         try:
             while reply._stream.ids:
                 self.event(reply, seq.id)

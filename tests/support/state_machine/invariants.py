@@ -10,14 +10,14 @@ def require(holds: bool, text: str) -> None:
 
 
 def check(engine: Engine) -> None:
-    for seq in engine.scheduler.running:
+    for seq in engine.core.scheduler.running:
         require(seq.finish is None, f"request {seq.id} runs and has ended ({seq.finish})")
         for g, part in enumerate(seq.parts):
             require(part.length == seq.length, f"request {seq.id}: group {g} has {part.length} of {seq.length} tokens")
             check_part(part)
         require(seq.length <= len(seq), f"request {seq.id}: {seq.length} tokens in memory, {len(seq)} exist")
-    require(all(not s.parts for s in engine.scheduler.waiting), "a waiting request holds memory")
-    for group in engine.groups:
+    require(all(not s.parts for s in engine.core.scheduler.waiting), "a waiting request holds memory")
+    for group in engine.core.pools.groups:
         check_pool(group.pool)
     check_store(engine)
     check_stats(engine)
@@ -39,7 +39,7 @@ def check_pool(pool: BlockPool) -> None:
 
 
 def check_store(engine: Engine) -> None:
-    store = engine.store
+    store = engine.core.prefix_cache
     if store is None:
         return
     for node in store._nodes:
@@ -56,18 +56,18 @@ def check_store(engine: Engine) -> None:
 def check_stats(engine: Engine) -> None:
     stats = engine.stats()
     require(0 <= stats.kv_bytes <= stats.kv_allocated <= stats.kv_limit, f"bytes contradict each other: {stats}")
-    require(stats.running == len(engine.scheduler.running) <= engine.config.max_running, f"too many run: {stats}")
-    require(stats.waiting == len(engine.scheduler.waiting), f"waiting: {stats}")
+    require(stats.running == len(engine.core.scheduler.running) <= engine.config.max_running, f"too many run: {stats}")
+    require(stats.waiting == len(engine.core.scheduler.waiting), f"waiting: {stats}")
     require(stats.reused_tokens >= stats.hits, f"a hit reuses one token at least: {stats}")
 
 
 def check_empty(engine: Engine) -> None:
     """Everything was finished, dropped and cleared."""
-    require(not engine._tickets, f"tickets left: {list(engine._tickets)}")
-    require(not engine._flights, "steps left in the air")
+    require(not engine.core.outputs.states, f"tickets left: {list(engine.core.outputs.states)}")
+    require(not engine.core._inflight, "steps left in the air")
     stats = engine.stats()
     require(stats.running == stats.waiting == stats.stored_nodes == 0, f"something is left: {stats}")
-    for g, group in enumerate(engine.groups):
+    for g, group in enumerate(engine.core.pools.groups):
         pool = group.pool
         require(pool.used == 0, f"group {g}: {pool.used} blocks leaked")
         require(sorted(pool._free) == list(range(1, pool.size)), f"group {g}: blocks lost")

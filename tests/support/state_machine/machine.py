@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxrt import ContextOverflow
-from mlxrt.engine.request import Sequence
-from mlxrt.engine.request_stream import Stream
+from mlxrt.engine.output import RequestStream
+from mlxrt.engine.sequence import Sequence
 from mlxrt.errors import MlxrtError
 
 from . import invariants
@@ -23,7 +23,7 @@ from .states import StateOps
 class Asked:
     """A request under way."""
 
-    stream: Stream
+    stream: RequestStream
     seq: Sequence
 
 
@@ -50,8 +50,8 @@ class Machine(StateOps, TalkOps):
         self.sessions.clear()
         self.store.clear()
         # A copy promised to a growth that then found no room is made, and forgotten, by the next step.
-        self.engine.runner.flush()
-        self.engine.pools.apply_pending()
+        self.engine.core.runner.flush()
+        self.engine.core.pools.apply_pending()
         invariants.check_empty(self.engine)
 
     def note_totals(self) -> None:
@@ -59,7 +59,7 @@ class Machine(StateOps, TalkOps):
         self.tally["evictions"] += stats.evictions
         self.tally["preemptions"] += stats.preemptions
         self.tally["prefix hits"] += stats.hits
-        self.tally["steps waited for"] += self.engine.runner.waits
+        self.tally["steps waited for"] += self.engine.core.runner.waits
 
     # Requests
 
@@ -76,7 +76,7 @@ class Machine(StateOps, TalkOps):
             invariants.require(len(prompt) >= self.engine.context, f"{len(prompt)} tokens refused")
             self.tally["prompts too long"] += 1
             return
-        seq = self.engine._tickets[stream.ids[0]].seq
+        seq = self.engine.core.outputs.states[stream.ids[0]].seq
         self.trace.append(f"submit {seq.id}: {len(prompt)} tokens {list(prompt)}, {n} wanted, mood {mood % 8}")
         self.asked.append(Asked(stream, seq))
         self.tally["submits"] += 1
@@ -94,7 +94,9 @@ class Machine(StateOps, TalkOps):
         if not self.asked:
             return
         one = self.asked.pop(a % len(self.asked))
-        state = "running" if one.seq in self.engine.scheduler.running else "waiting" if not one.seq.finish else "ended"
+        state = (
+            "running" if one.seq in self.engine.core.scheduler.running else "waiting" if not one.seq.finish else "ended"
+        )
         pending = len(one.seq.pending)
         one.stream.close()
         self.trace.append(f"cancel {one.seq.id} ({state}, {pending} tokens on their way)")
@@ -133,7 +135,7 @@ class Machine(StateOps, TalkOps):
     # The store, and starting again
 
     def do_evict(self, a: int, b: int, *_: int) -> None:
-        groups = self.engine.groups
+        groups = self.engine.core.pools.groups
         pool = groups[b % len(groups)].pool if b % 3 else None
         gone = sum(self.store.evict(pool) for _ in range(1 + a % 8))
         self.tally["evictions by hand"] += gone

@@ -127,15 +127,15 @@ FAULTS = (
         "copies are made before the tail is flushed",
         "engine/model_runner.py",
         "        if self.tail and (not step.decode",
-        "        if moved:\n            self.pools.apply_pending()\n            moved = False\n"
+        "        if pending:\n            self.pools.apply_pending()\n            pending = False\n"
         "        if self.tail and (not step.decode",
         "full gemma",
     ),
     fault(
         "one layer is left out of a flush",
         "engine/model_runner.py",
-        "for i, g in self.of.items():\n            pools[i] = self.groups[g].spec.flush",
-        "for i, g in list(self.of.items())[:-1]:\n            pools[i] = self.groups[g].spec.flush",
+        "for i, g in self.group_of.items():\n            pools[i] = self.groups[g].spec.flush",
+        "for i, g in list(self.group_of.items())[:-1]:\n            pools[i] = self.groups[g].spec.flush",
     ),
     fault(
         "a tail goes on with other rows",
@@ -147,8 +147,8 @@ FAULTS = (
     fault(
         "a checkpoint is not flushed",
         "engine/scheduler.py",
-        "Step((*rows, *spans), marked, n)",
-        "Step((*rows, *spans), False, n)",
+        "Step((*rows, *chunks), checkpoint, n)",
+        "Step((*rows, *chunks), False, n)",
         "hybrid ring",
     ),
     fault(

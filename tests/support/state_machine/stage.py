@@ -43,12 +43,12 @@ class Stage:
 
     @property
     def store(self) -> PrefixCache:
-        store = self.engine.store
+        store = self.engine.core.prefix_cache
         assert store is not None
         return store
 
     def busy(self) -> bool:
-        return bool(self.engine.scheduler.running or self.engine.scheduler.waiting)
+        return bool(self.engine.core.scheduler.running or self.engine.core.scheduler.waiting)
 
     # What may have to wait for room
 
@@ -70,17 +70,17 @@ class Stage:
         self.tally["refused for room"] += 1
         self.trace.append("refused for want of room")
         self.store.clear()
-        used = any(group.pool.used for group in self.engine.groups)
+        used = any(group.pool.used for group in self.engine.core.pools.groups)
         invariants.require(used, "refused for want of room, and nobody holds any")
         return None
 
     def advance(self) -> bool:
         self.tally["steps"] += 1
-        ahead = len(self.engine._flights)
+        ahead = len(self.engine.core._inflight)
         self.tally[f"steps with {ahead} in the air"] += 1
         held = bool(self.holds)
         moved = self.engine.step()
-        for ticket in self.engine._tickets.values():
+        for ticket in self.engine.core.outputs.states.values():
             if ticket.seq.finish == "error" and ticket.inbox:
                 self.give_way(ticket.inbox[-1].error, held)
         return moved
@@ -98,7 +98,7 @@ class Stage:
 
     def event(self, stream: Iterator[Event], id: int) -> Event:
         """The next event of a request; a stream alone would wait for ever where nothing runs any more."""
-        while not self.engine._tickets[id].inbox:
+        while not self.engine.core.outputs.states[id].inbox:
             invariants.require(self.advance(), f"nothing is left to do and request {id} has not ended")
         return next(stream)
 

@@ -9,7 +9,8 @@ import mlx.core as mx
 
 from mlxrt.cache import SequenceState
 from mlxrt.cache.storage.snapshot import load_state, save_state
-from mlxrt.engine.request import Request, Sequence
+from mlxrt.engine.request import Request
+from mlxrt.engine.sequence import Sequence
 from mlxrt.errors import CannotRewind, EvictedBlock
 
 from . import invariants
@@ -48,7 +49,7 @@ class StateOps(Stage):
     def do_feed(self, a: int, b: int, c: int, d: int) -> None:
         """Go on from a value, which stays as it is: feeding it twice is a fork."""
         state = self.held(a) if a % 4 else None
-        state = state or SequenceState((), self.engine.empty())
+        state = state or SequenceState((), self.engine.core.pools.empty_states())
         new = (
             self.prompt(b, c, d)[: 1 + c % 20]
             if len(state) == 0
@@ -77,12 +78,12 @@ class StateOps(Stage):
     def _fed(self, state: SequenceState, tokens: tuple[int, ...], size: int) -> tuple[mx.array, SequenceState]:
         engine, rows = self.engine, []
         seq = Sequence(next(IDS), Request(tokens=(0,)), tokens, parts=state.parts, length=len(state))
-        most = min(size, engine.scheduler.limits.max_step)
+        most = min(size, engine.core.scheduler.limits.max_step)
         try:
             while seq.length < len(tokens):
-                rows.append(engine.feed(seq, min(most, len(tokens) - seq.length)))
+                rows.append(engine.core.feed(seq, min(most, len(tokens) - seq.length)))
         finally:
-            engine.runner.flush()  # whatever takes a value out of a running sequence flushes its tail
+            engine.core.runner.flush()  # whatever takes a value out of a running sequence flushes its tail
         return mx.concatenate(rows), SequenceState.fit(tokens, seq.parts)
 
     def do_rewind(self, a: int, b: int, c: int, d: int) -> None:
@@ -90,7 +91,7 @@ class StateOps(Stage):
         state = self.held(a)
         if state is None or len(state) < 16:  # nothing worth cutting
             text = self.texts[a % len(self.texts)][: 16 + b % 20]
-            state = self.feed(SequenceState((), self.engine.empty()), text, 1 + c % 9)
+            state = self.feed(SequenceState((), self.engine.core.pools.empty_states()), text, 1 + c % 9)
         for k in range(1 + d % 3):
             if state is None or not len(state):
                 return
@@ -129,9 +130,11 @@ class StateOps(Stage):
         if (state := self.held(a)) is None or not len(state):
             return
         engine, path = self.engine, self.folder / "value"
-        engine.runner.flush()
-        save_state(path, engine.pools, state, engine.identity(), {})
-        loaded = self.refused(lambda: load_state(path, engine.pools, engine.empty(), engine.identity()))
+        engine.core.runner.flush()
+        save_state(path, engine.core.pools, state, engine.core.identity(), {})
+        loaded = self.refused(
+            lambda: load_state(path, engine.core.pools, engine.core.pools.empty_states(), engine.core.identity())
+        )
         if loaded is not None:
             invariants.require(loaded[0].tokens == state.tokens, "a file gave other tokens back")
             self.keep(loaded[0])

@@ -1,0 +1,88 @@
+"""Sequences and steps: the scheduler's record of a request, and the slices of it that one forward pass computes.
+
+Plain data without mlx. Only the scheduler, the KV allocator and the model runner change a `Sequence`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..cache.layer_state import LayerState
+from .request import Finish, Request, SamplingParams
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One request while it lives. Compared by identity, so that sets and dictionaries of sequences are cheap."""
+
+    id: int
+    request: Request
+    prompt: tuple[int, ...]
+    stops: frozenset[int] = frozenset()
+    seed: int = 0
+    tokens: list[int] = field(default_factory=list)  # known on the host, the prompt included
+    parts: tuple[LayerState, ...] = ()
+    length: int = 0  # tokens inside the parts
+    cached: int = 0
+    finish: Finish | None = None
+    pending: list[tuple[Any, int]] = field(
+        default_factory=list
+    )  # sampled, still on the device: (tokens of a step, row)
+    checkpoints: list[tuple[LayerState, ...]] = field(default_factory=list)  # whose tokens may not be known yet
+    stored: Any = None  # the prefix cache's node up to which this sequence is stored
+    queue_key: float = 0.0  # its rank in the waiting queue, see queue.py
+    deadline: float | None = None  # on the scheduler's clock
+    seen: int = 0  # prompt tokens the engine had launched when this sequence last got a token
+    preempted: int = 0  # times its memory was taken
+    admitted: bool = False  # has run before
+    followed: bool = False  # has waited for a prefix that another sequence computed
+    paused: bool = False  # its reader lags behind: no more tokens for now
+
+    def __post_init__(self):
+        self.tokens = list(self.prompt)
+
+    def __len__(self) -> int:
+        return len(self.tokens) + len(self.pending)
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def todo(self) -> int:
+        """Tokens that can be computed now."""
+        if self.paused or (self.request.on_logits and self.pending):
+            return 0  # a callback must see every token before the next logits exist
+        left = len(self.prompt) + self.params.max_tokens - len(self)
+        return len(self) - self.length if left > 0 or self.length < len(self) - 1 else 0
+
+    @property
+    def decoding(self) -> bool:
+        """Only the newest token is left to compute; otherwise the sequence is still being prefilled."""
+        return self.length >= len(self.prompt) and len(self) - self.length <= 1
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Tokens [start, stop) of one sequence. The slice that reaches its end samples."""
+
+    seq: Sequence
+    start: int
+    stop: int
+    samples: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward pass."""
+
+    slices: tuple[Slice, ...]  # those of one token first
+    checkpoint: bool = False  # a state inside the running batch will be cached: it must reach the pools
+    prefill_tokens: int = 0
+
+    @property
+    def decode(self) -> bool:
+        return all(s.stop - s.start == 1 for s in self.slices)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(s.stop - s.start for s in self.slices)
