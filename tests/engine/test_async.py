@@ -168,10 +168,10 @@ def test_a_conversation():
 
     async def work():
         async with AsyncEngine(Engine(spoken("gemma"), tokenizer=tokenizer())) as engine:
-            talk = engine.session("s", max_tokens=6)
-            first = await (await talk.say("why?")).text()
-            other = talk.fork()
-            second, again = await asyncio.gather((await talk.say("no")).text(), (await other.say("no")).text())
+            session = engine.session("s", max_tokens=6)
+            first = await (await session.say("why?")).text()
+            other = session.fork()
+            second, again = await asyncio.gather((await session.say("no")).text(), (await other.say("no")).text())
             return [first, second], again
 
     got, again = run(work())

@@ -30,16 +30,16 @@ def engines(folder, monkeypatch):  # noqa: F811
     made = []
 
     def make(again: bool, **config):
-        shelf = Shelf(Simulator(checked=False))
+        library = Shelf(Simulator(checked=False))
         monkeypatch.setattr(loader, "backend", lambda: "metal")
-        monkeypatch.setattr(loader, "make_gpu", lambda name, **_: make_gpu(name, shelf))
+        monkeypatch.setattr(loader, "make_gpu", lambda name, **_: make_gpu(name, library))
         options = mlxrt.EngineConfig(dequantise=False, max_context=512, **config)
         engine = mlxrt.load(str(folder), options)
         runner = engine.core.runner
         runner.compiled = True  # tables as wide as a compiled step wants them; the step itself cannot be compiled here
         device, said = Bench(), capture_log("decode steps")
         if again:
-            runner.graphs = CudaGraphRunner(runner.greedy_step, runner.greedy_fn, runner.model, shelf, device)
+            runner.graphs = CudaGraphRunner(runner.greedy_step, runner.greedy_fn, runner.model, library, device)
         made.append(engine)
         return engine, device, said
 
@@ -72,10 +72,10 @@ def test_one_request_longer_than_several_tails(engines):
 def test_steps_of_these_families_are_nothing_but_kernels(name):
     with made(name, Kernels("reference")) as plain:
         expected = answer(plain, 9)
-    shelf, said = Shelf(Simulator(checked=False)), capture_log("decode steps")
-    with made(name, Kernels("strict", make_gpu("metal", shelf))) as engine:
+    library, said = Shelf(Simulator(checked=False)), capture_log("decode steps")
+    with made(name, Kernels("strict", make_gpu("metal", library))) as engine:
         runner, device = engine.core.runner, Bench()
-        runner.graphs = CudaGraphRunner(runner.greedy_step, runner.greedy_fn, runner.model, shelf, device)
+        runner.graphs = CudaGraphRunner(runner.greedy_step, runner.greedy_fn, runner.model, library, device)
         assert [answer(engine, 9) for _ in range(3)] == [expected] * 3
     assert not said and device.launched == 2 * 8 - 1  # all but those of the first answer, and the one that was recorded
 
@@ -85,13 +85,13 @@ def test_steps_of_many_rows_are_nothing_but_kernels(name):
     """By matrix units, which take half precision; experts read once for all of their tokens."""
     asked, answers = [ask([*range(i, 2 * i + 3)], 4) for i in range(9)], []
     for again in (False, True):
-        shelf, said, device = Shelf(Simulator(checked=False)), capture_log("decode steps"), Bench()
-        kernels = Kernels("strict", make_gpu("metal", shelf))
+        library, said, device = Shelf(Simulator(checked=False)), capture_log("decode steps"), Bench()
+        kernels = Kernels("strict", make_gpu("metal", library))
         with made(name, kernels, dtype=mx.bfloat16, moe_intermediate_size=128) as engine:
             runner = engine.core.runner
             runner.compiled = True
             if again:
-                runner.graphs = CudaGraphRunner(runner.greedy_step, runner.greedy_fn, runner.model, shelf, device)
+                runner.graphs = CudaGraphRunner(runner.greedy_step, runner.greedy_fn, runner.model, library, device)
             answers.append([[c.tokens for c in engine.generate(asked)] for _ in range(3)])
     assert answers[0] == answers[1] and not said and device.launched
     assert {"matmul", "add_norm"} <= set(kernels.used) and ("moe_grouped" in kernels.used) == ("a3b" in name)

@@ -75,13 +75,13 @@ def test_one_that_would_not_fit_to_its_end_waits_until_it_does():
 
 
 def test_conversations_are_those_of_any_engine():
-    def talk(made: Engine) -> list[int | None]:
+    def converse(made: Engine) -> list[int | None]:
         with made:
             session = made.session()
             return [e.token for text in ("abc", "and then?") for e in session.say(text, max_tokens=9)]
 
     plain = Engine(kinds.model("gemma"), EngineConfig(chunk=16), kinds.tokenizer())
-    assert talk(engine("gemma")[0]) == talk(plain)
+    assert converse(engine("gemma")[0]) == converse(plain)
 
 
 @pytest.mark.parametrize("option", [{"max_stall": 4}, {"max_stall_ms": 5.0}, {"disk_cache": "somewhere"}])

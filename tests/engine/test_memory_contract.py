@@ -51,8 +51,8 @@ def test_less_memory_than_the_load_wants(kinds):
     model, requests = make(kinds), [ask(k) for k in range(8)]
     want, free, _ = played(model, requests, prefix_cache=False)
     weights = weight_bytes(model)
-    room = activation_bytes(model, model.cache_specs(), 64, 8, 0)
-    cap = weights + room + int(0.6 * free.kv_allocated)
+    activations = activation_bytes(model, model.cache_specs(), 64, 8, 0)
+    cap = weights + activations + int(0.6 * free.kv_allocated)
     done, stats, peak = played(model, requests, memory=cap, chunk=64)
     assert [d.tokens for d in done] == [w.tokens for w in want]
     assert want[0].tokens == truth(model, requests[0].tokens, 30)

@@ -127,12 +127,12 @@ def test_options_reach_the_request(model):
 def test_every_request_ends_exactly_once(model):
     ends = Counter()
 
-    def watch(event):
+    def record_event(event):
         if event.kind == "finished":
             ends[event.id, event.finish_reason] += 1
 
     engine = Engine(
-        model, EngineConfig(max_running=2, chunk=8), source=Source(eos=frozenset([5, 6, 7])), on_event=watch
+        model, EngineConfig(max_running=2, chunk=8), source=Source(eos=frozenset([5, 6, 7])), on_event=record_event
     )
     streams = [engine.stream(ask(k, 5 + 5 * k, deadline_s=1e-9 if k == 4 else None)) for k in range(8)]
     for _ in range(3):
@@ -150,7 +150,7 @@ def test_a_failing_text_ends_its_own_request_only():
     made = spoken("full")
     engine = Engine(made, tokenizer=tokenizer())
     good, bad = engine.stream((1, 2, 3), max_tokens=9), engine.stream((4, 5, 6), max_tokens=9)
-    ticket = engine.core.outputs.states[bad.ids[0]]
+    state = engine.core.outputs.states[bad.ids[0]]
 
     class Broken:
         matched = False
@@ -158,7 +158,7 @@ def test_a_failing_text_ends_its_own_request_only():
         def push(self, text):
             raise ValueError("a matcher of mine")
 
-    ticket.matcher = Broken()
+    state.matcher = Broken()
     last = list(bad)[-1]
     assert last.finish_reason == "error" and isinstance(last.error, ValueError)
     assert tuple(e.token for e in good) == truth(made, (1, 2, 3), 9)
@@ -261,7 +261,7 @@ def test_stats_count(model):
     assert stats.bytes["weights"] > 0 and stats.bytes["kv"] == stats.kv_allocated and stats.buffers > 8
 
 
-def test_requests_without_room_end_with_numbers_and_the_engine_goes_on(model):
+def test_requests_without_memory_end_with_numbers_and_the_engine_goes_on(model):
     engine = Engine(model, EngineConfig(max_running=1, kv_memory="4M"))
     held = [g.pool.allocate(g.pool.available) for g in engine.core.pools.groups]
     streams = [engine.stream(ask(k, 4)) for k in (1, 2)]

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from tests.support.state_machine.checker import Judge
+from tests.support.state_machine.checker import Checker
 from tests.support.state_machine.kinds import KINDS
 
 from ..support.scheduler_load.play import Play
@@ -16,11 +16,11 @@ EACH = 4
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_loads(kind):
     tally: Counter = Counter()
-    judge = Judge(kind, tally)
+    checker = Checker(kind, tally)
     for seed in range(EACH):
         program = make(seed, kind)
         try:
-            Play(program, judge).run()
+            Play(program, checker).run()
         except AssertionError as error:
             error.add_note(str(program))
             raise

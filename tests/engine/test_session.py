@@ -39,11 +39,11 @@ def engine(llm, tokenizer):
     return Engine(llm, tokenizer=tokenizer)
 
 
-def answers(session, *texts, n=12):
-    return [session.say(t, max_tokens=n).completion for t in texts]
+def answers(session, *messages, n=12):
+    return [session.say(t, max_tokens=n).completion for t in messages]
 
 
-def test_turns_go_on_from_what_was_fed(llm, engine):
+def test_sessions_go_on_from_what_was_fed(llm, engine):
     session = engine.session("be kind")
     for text in ("hello", "and you?", "bye"):
         before = session.tokens

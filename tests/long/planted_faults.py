@@ -63,16 +63,16 @@ def catch(fault: Fault, programs: int) -> tuple[bool, str]:
         if wrong := plant(fault, folder):
             return False, wrong
         try:
-            told = child(
+            done = child(
                 folder, "-m", "tests.long.planted_faults", "--hunt", ",".join(fault.kinds), "--programs", str(programs)
             )
         except subprocess.TimeoutExpired:
             return True, "the machine: it hangs"
-        if told.returncode < 0:
-            return True, f"the machine: the process died of signal {-told.returncode}"
-        if told.returncode not in (0, 3):
-            return True, f"the machine: it cannot run: {last_line(told.stderr)}"
-        found = json.loads(told.stdout.splitlines()[-1])
+        if done.returncode < 0:
+            return True, f"the machine: the process died of signal {-done.returncode}"
+        if done.returncode not in (0, 3):
+            return True, f"the machine: it cannot run: {last_line(done.stderr)}"
+        found = json.loads(done.stdout.splitlines()[-1])
         if found["failure"]:
             if child(ROOT, "-m", "tests.long.planted_faults", "--replay", json.dumps(found["program"])).returncode:
                 return False, f"a false alarm, the program fails without the fault too: {last_line(found['failure'])}"

@@ -28,17 +28,17 @@ EVENTS = (
 def work(kind: str, first: int, count: int) -> tuple[Counter, str]:
     """Some programs of a kind; what was seen, and the first failure in words."""
     from mlxrt.errors import MlxrtError
-    from tests.support.state_machine.checker import Judge
+    from tests.support.state_machine.checker import Checker
 
     from ..support.scheduler_load.play import Play
     from ..support.scheduler_load.program import make
 
     tally: Counter = Counter()
-    judge = Judge(kind, tally)
+    checker = Checker(kind, tally)
     for seed in range(first, first + count):
         program = make(seed, kind)
         try:
-            Play(program, judge).run()
+            Play(program, checker).run()
         except (AssertionError, MlxrtError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError) as e:
             where = "".join(traceback.format_exception(e)[-3:])
             return tally, f"{program}\n{where}\nagain: python -m tests.long.scheduler --replay {seed} {kind}"
@@ -71,8 +71,8 @@ def run_all(options: argparse.Namespace) -> tuple[Counter, str]:
         for done in as_completed([pool.submit(work, *piece) for piece in pieces]):
             counts, failure = done.result()
             tally.update(counts)
-            told = f"{tally['programs']} of {options.programs} programs, {time.monotonic() - began:.0f} s"
-            print(told, end="\r" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
+            progress = f"{tally['programs']} of {options.programs} programs, {time.monotonic() - began:.0f} s"
+            print(progress, end="\r" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
             if failure:
                 pool.shutdown(wait=False, cancel_futures=True)
                 break

@@ -98,12 +98,12 @@ def main() -> int:
     ends: Counter[int] = Counter()
     lock = threading.Lock()
 
-    def watch(event: EngineEvent) -> None:
+    def record_event(event: EngineEvent) -> None:
         if event.kind == "finished":
             with lock:
                 ends[event.id] += 1
 
-    engine = mlxrt.load(options.model, EngineConfig(max_running=options.threads), on_event=watch)
+    engine = mlxrt.load(options.model, EngineConfig(max_running=options.threads), on_event=record_event)
     chance = random.Random(options.seed)
     jobs = make_jobs(engine, options.requests, chance)
     engine.generate(jobs[0].request)
@@ -112,7 +112,8 @@ def main() -> int:
     with ThreadPoolExecutor(options.threads) as pool:
         answers = list(pool.map(lambda job: play(engine, job), jobs))
     spent, after = time.monotonic() - began, held(engine)
-    problems = judge(engine, jobs, answers, ends, chance.sample(range(len(jobs)), min(options.sample, len(jobs))))
+    sample = chance.sample(range(len(jobs)), min(options.sample, len(jobs)))
+    problems = check_answers(engine, jobs, answers, ends, sample)
     leaked = after["bytes beside the pools"] - before["bytes beside the pools"]
     same = {k: v for k, v in after.items() if "beside" not in k} == {
         k: v for k, v in before.items() if "beside" not in k
@@ -130,7 +131,9 @@ def main() -> int:
     return 1 if problems else 0
 
 
-def judge(engine: Engine, jobs: list[Job], answers: list[Answer], ends: Counter, sample: list[int]) -> list[str]:
+def check_answers(
+    engine: Engine, jobs: list[Job], answers: list[Answer], ends: Counter, sample: list[int]
+) -> list[str]:
     problems = []
     if len(ends) != len(jobs) or set(ends.values()) != {1}:
         odd = [f"{id} {n} times" for id, n in ends.items() if n != 1]

@@ -120,7 +120,7 @@ def test_pick_inverts_the_cumulative_mass():
 
 
 @pytest.mark.parametrize("edge", [0.0, 1 - 2**-24])
-def test_pick_at_the_edges_never_takes_an_empty_entry(edge):
+def test_pick_at_the_edges_never_takes_an_id_without_mass(edge):
     mass = np.zeros((1, 2000), np.float32)
     mass[0, [700, 1100]] = [1e-30, 3.0]
     u = mx.full((1, 2), edge)

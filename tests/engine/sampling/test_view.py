@@ -61,7 +61,7 @@ def test_top_is_sorted_and_exact(x, sequence):
                 view.row(0).top(n)
 
 
-def test_edits_of_several_rows_meet_in_the_view(x, sequence):
+def test_edits_of_several_rows_join_in_the_view(x, sequence):
     with LogitsView(x, [sequence()] * 3) as view:
         held = view.logits
         view.row(2).edit(mx.zeros((VOCAB,)))
@@ -152,7 +152,7 @@ def test_a_row_without_a_choice_is_marked_and_named_and_no_other(x, sequence):
     logits = mx.concatenate([mx.full((n, VOCAB), -mx.inf), good, nan])
     with LogitsView(logits, holes) as view:
         result = sample(view)
-        assert [bad for _, bad in result.told.tolist()] == [1] * n + [0] * n + [1] * n
+        assert [bad for _, bad in result.result.tolist()] == [1] * n + [0] * n + [1] * n
         assert max(result.tokens.tolist()) < VOCAB and result.tokens.tolist()[:n] == [0] * n
     failures = result.failures()
     assert failures.keys() == {*range(n), *range(2 * n, 3 * n)}
@@ -166,7 +166,7 @@ KINDS = [{}] + [
 
 def test_banning_all_in_a_callback_is_marked(x, sequence):
     with LogitsView(x, [sequence(), sequence(on_logits=lambda row: row.allow([])), sequence()]) as view:
-        assert [bad for _, bad in sample(view).told.tolist()] == [0, 1, 0]
+        assert [bad for _, bad in sample(view).result.tolist()] == [0, 1, 0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])

@@ -11,7 +11,7 @@ from mlxrt import ContextOverflow, Engine, EngineConfig, EngineEvent, Event, Won
 from mlxrt.engine.output import RequestStream
 from mlxrt.engine.sequence import Sequence, Step
 from tests.support.state_machine import invariants, kinds
-from tests.support.state_machine.checker import Judge
+from tests.support.state_machine.checker import Checker
 from tests.support.state_machine.invariants import require
 
 from .program import Arrival, Program
@@ -31,8 +31,8 @@ class Guest:
 
 
 class Play:
-    def __init__(self, program: Program, judge: Judge):
-        self.program, self.judge, self.tally = program, judge, judge.tally
+    def __init__(self, program: Program, checker: Checker):
+        self.program, self.checker, self.tally = program, checker, checker.tally
         self.guests: list[Guest] = []
         self.ends: Counter[int] = Counter()
         self.now = 0
@@ -52,7 +52,7 @@ class Play:
             compile=p.compiled,
             prefix_cache=p.reuse,
         )
-        engine = Engine(kinds.model(p.kind), config, kinds.tokenizer(), on_event=self.watch)
+        engine = Engine(kinds.model(p.kind), config, kinds.tokenizer(), on_event=self.record_event)
         engine.core.scheduler.clock = lambda: float(self.now)
         launch = engine.core.runner.launch
 
@@ -67,7 +67,7 @@ class Play:
     def bound(self) -> int:
         return self.program.chunk if self.program.stall is None or self.program.alone else self.program.stall
 
-    def watch(self, event: EngineEvent) -> None:
+    def record_event(self, event: EngineEvent) -> None:
         self.ends[event.id] += event.kind == "finished"
 
     def count(self, step: Step) -> None:
@@ -75,8 +75,8 @@ class Play:
         work = [(s, s.stop - s.start) for s in step.slices]
         tokens = [n for s, n in work if n > 1 or s.start < len(s.seq.prompt) or not s.samples]
         back = sum(n == 1 and s.seq.preempted > 0 for s, n in work)  # they may count as prompts until they go on
-        told = f"{sum(tokens)} prompt tokens in a step that says {step.prefill_tokens}"
-        require(0 <= step.prefill_tokens - sum(tokens) <= back, told)
+        message = f"{sum(tokens)} prompt tokens in a step that says {step.prefill_tokens}"
+        require(0 <= step.prefill_tokens - sum(tokens) <= back, message)
         require(len({s.seq for s, _ in work}) == len(work), "a sequence is in a step twice")
         singles = [n == 1 for _, n in work]
         require(singles == sorted(singles, reverse=True), "rows of one token do not come first")
@@ -128,7 +128,7 @@ class Play:
             return
         state = "running" if guest.seq in self.engine.core.scheduler.running else "waiting"
         self.tally[f"cancels of {state} requests"] += 1
-        if guest.arrival.told:
+        if guest.arrival.by_id:
             self.engine.cancel(guest.seq.id)
         else:
             guest.stream.close()
@@ -160,13 +160,13 @@ class Play:
         require(self.ends[seq.id] == 1, f"{what} ended {self.ends[seq.id]} times")
         finals = [e.finish_reason for e in guest.events if e.finish_reason]
         require(finals == ([] if guest.left else [seq.finish]), f"{what}: last events {finals}, ended as {seq.finish}")
-        self.judge.check(seq, what)
+        self.checker.check(seq, what)
         said = seq.tokens[len(seq.prompt) :]
         if not guest.left:
             given = [e for e in guest.events if e.token is not None]
             require([e.token for e in given] == said, f"{what}: events and tokens differ")
             require(guest.events[-1].finish_reason is not None, f"{what}: an event after the last")
-            self.judge.check_logprobs(seq, [e.logprobs for e in given], what)
+            self.checker.check_logprobs(seq, [e.logprobs for e in given], what)
         self.check_reason(guest, len(said))
         self.tally[f"ended by {seq.finish}"] += 1
         self.tally["preempted requests"] += bool(seq.preempted)

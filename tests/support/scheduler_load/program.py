@@ -13,7 +13,7 @@ class Arrival:
     at: int  # step
     request: Request
     cancel: int | None  # step at which its reader leaves
-    told: bool  # it is cancelled by its number, so that its reader gets a last event
+    by_id: bool  # it is cancelled by its number, so that its reader gets a last event
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Program:
         lines = [
             f"  step {a.at}: {len(a.request.tokens or ())} tokens {list(a.request.tokens or ())}, {a.request.params}, "
             f"priority {a.request.priority}, deadline {a.request.deadline_s}, callback {bool(a.request.on_logits)}, "
-            f"cancel {a.cancel} (told: {a.told})"
+            f"cancel {a.cancel} (by id: {a.by_id})"
             for a in self.arrivals
         ]
         return "\n".join([head, *lines])

@@ -1,6 +1,6 @@
 """Compares what the engine said with a dense forward over the same tokens, which has no memory at all.
 
-One forward over prompt and answer judges every token of it: as long as all before it agree, the row at its place is
+One forward over prompt and answer checkers every token of it: as long as all before it agree, the row at its place is
 what a fresh one-shot run would have chosen from.
 """
 
@@ -19,20 +19,20 @@ from . import kinds
 
 TIE = 1e-5  # a difference is a tie only where the oracle itself is this undecided
 NEAR = 5e-4  # how far logits may be off by the order of their sums
-NEAR_CODED = 0.25  # the same where a number on the edge between two codes may fall to either side
+NEAR_QUANTIZED = 0.25  # the same where a number on the edge between two codes may fall to either side
 
 
 class Difference(AssertionError):
     """The engine and the oracle disagree."""
 
 
-class Judge:
+class Checker:
     """The oracle for one kind. Remembers the last texts: many programs begin alike."""
 
     def __init__(self, kind: str, tally: Counter):
         self.kind, self.tally = kind, tally
         self.ties: list[str] = []
-        self.near = NEAR_CODED if kinds.is_quantised(kind) else NEAR
+        self.near = NEAR_QUANTIZED if kinds.is_quantised(kind) else NEAR
         self._known: deque[tuple[tuple[int, ...], np.ndarray]] = deque(maxlen=100)
 
     def rows(self, tokens: tuple[int, ...]) -> np.ndarray:

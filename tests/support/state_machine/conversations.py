@@ -17,7 +17,7 @@ WORDS = ("a", "no", "why?", "aa", "tell me", "é")
 MOST = 3  # conversations at once
 
 
-class TalkOps(Stage):
+class ConversationOps(Stage):
     """The part of a machine that talks."""
 
     def session(self, a: int) -> Session:
@@ -42,7 +42,7 @@ class TalkOps(Stage):
             self.tally["questions too long"] += 1
             return None
 
-    def do_say(self, a: int, b: int, c: int, d: int) -> None:
+    def do_reply(self, a: int, b: int, c: int, d: int) -> None:
         session = self.session(a)
         turns = list(session.turns)
         if (reply := self.ask(session, b, c, d)) is None:
@@ -62,11 +62,11 @@ class TalkOps(Stage):
             self.give_way(error, held=False)
         reply.close()
         self.trace.append("an answer is stopped after its first token")
-        self.judge.check(seq, "an answer stopped halfway")
+        self.checker.check(seq, "an answer stopped halfway")
         self.tally["answers stopped halfway"] += len(session.turns) == turns
 
     def hear(self, session: Session, reply: Reply) -> None:
-        """Take an answer whole and judge it."""
+        """Take a full answer and check it."""
         seq = self.engine.core.outputs.states[reply._stream.ids[0]].seq
         try:
             while reply._stream.ids:
@@ -77,11 +77,11 @@ class TalkOps(Stage):
         said = reply.completion
         invariants.require(session.tokens == tuple(seq.tokens), "a session keeps other tokens than were fed")
         self.trace.append(f"an answer to {len(seq.prompt)} tokens ({said.cached_tokens} cached): {list(said.tokens)}")
-        self.judge.check(seq, "an answer")
-        self.judge.check_logprobs(seq, list(said.logprobs), "an answer")
+        self.checker.check(seq, "an answer")
+        self.checker.check_logprobs(seq, list(said.logprobs), "an answer")
         self.tally["answers"] += 1
         self.tally["answers with cached tokens"] += bool(said.cached_tokens)
-        self.texts.append(session.tokens)
+        self.prompts.append(session.tokens)
 
     def do_duet(self, a: int, b: int, c: int, d: int) -> None:
         """A conversation and its fork are answered at the same time."""

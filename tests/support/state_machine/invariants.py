@@ -63,8 +63,8 @@ def check_stats(engine: Engine) -> None:
 
 def check_empty(engine: Engine) -> None:
     """Everything was finished, dropped and cleared."""
-    require(not engine.core.outputs.states, f"tickets left: {list(engine.core.outputs.states)}")
-    require(not engine.core._inflight, "steps left in the air")
+    require(not engine.core.outputs.states, f"request states left: {list(engine.core.outputs.states)}")
+    require(not engine.core._inflight, "steps left in flight")
     stats = engine.stats()
     require(stats.running == stats.waiting == stats.stored_nodes == 0, f"something is left: {stats}")
     for g, group in enumerate(engine.core.pools.groups):

@@ -50,8 +50,8 @@ def memory_for(kind: str, tokens: int) -> int:
     specs = [s for s in model(kind).cache_specs() if not isinstance(s, Shared)]
     sizes = [s.size for s in specs if s.paged]
     # A step of a recurrent layer takes a place for every checkpoint it passes, and the step before pins its own.
-    places = max(tokens // sizes[0], 6) if sizes else max(tokens // 4, 24)
-    return places * sum(s.nbytes() for s in specs)
+    blocks = max(tokens // sizes[0], 6) if sizes else max(tokens // 4, 24)
+    return blocks * sum(s.nbytes() for s in specs)
 
 
 @cache

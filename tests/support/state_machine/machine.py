@@ -1,7 +1,7 @@
-"""Runs a program on an engine and has every token judged: requests, steps, cancels, evictions, restarts.
+"""Runs a program on an engine and checks every token: requests, steps, cancels, evictions, restarts.
 
-Operations on values (states.py) and on conversations (talk.py) are mixed in from their own files. The machine keeps a
-trace in words: a failure shows what was done, not the numbers it was made of.
+Operations on values (states.py) and on conversations (conversations.py) are mixed in from their own files. The machine
+keeps a trace in words: a failure shows what was done, not the numbers it was made of.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from mlxrt.engine.sequence import Sequence
 from mlxrt.errors import MlxrtError
 
 from . import invariants
-from .checker import Judge, asked
-from .conversations import TalkOps
+from .checker import Checker, asked
+from .conversations import ConversationOps
 from .program import Program
 from .states import StateOps
 
@@ -27,9 +27,9 @@ class Asked:
     seq: Sequence
 
 
-class Machine(StateOps, TalkOps):
-    def __init__(self, program: Program, judge: Judge, folder: Path):
-        super().__init__(program, judge, folder)
+class Machine(StateOps, ConversationOps):
+    def __init__(self, program: Program, checker: Checker, folder: Path):
+        super().__init__(program, checker, folder)
         self.asked: list[Asked] = []
 
     def run(self) -> None:
@@ -40,7 +40,7 @@ class Machine(StateOps, TalkOps):
         self.tally["programs"] += 1
 
     def wind_up(self) -> None:
-        """Let everything end, judge it, drop it, and see that nothing is left."""
+        """Let everything end, check it, drop it, and see that nothing is left."""
         while self.asked:
             self.conclude(self.asked[0])
         while self.advance():
@@ -102,11 +102,11 @@ class Machine(StateOps, TalkOps):
         self.trace.append(f"cancel {one.seq.id} ({state}, {pending} tokens on their way)")
         self.tally[f"cancels of {state} requests"] += 1
         self.tally["cancels with tokens in the air"] += bool(pending)
-        self.judge.check(one.seq, f"cancelled request {one.seq.id}")
-        self.texts.append(tuple(one.seq.tokens))
+        self.checker.check(one.seq, f"cancelled request {one.seq.id}")
+        self.prompts.append(tuple(one.seq.tokens))
 
     def conclude(self, one: Asked) -> None:
-        """Run until a request has ended, and judge it."""
+        """Run until a request has ended, and check it."""
         seq = one.seq
         while not seq.finish:
             invariants.require(self.advance(), f"nothing is left to do and request {seq.id} has not ended")
@@ -117,11 +117,11 @@ class Machine(StateOps, TalkOps):
         said = [e.token for e in events]
         self.trace.append(f"request {seq.id} ended ({seq.finish}, {seq.cached} cached): {said}")
         invariants.require(said == seq.tokens[len(seq.prompt) :], f"request {seq.id}: events and tokens differ")
-        self.judge.check(seq, f"request {seq.id}")
-        self.judge.check_logprobs(seq, [e.logprobs for e in events], f"request {seq.id}")
+        self.checker.check(seq, f"request {seq.id}")
+        self.checker.check_logprobs(seq, [e.logprobs for e in events], f"request {seq.id}")
         self.check_end(seq, len(said))
         self.tally["requests with cached tokens"] += bool(seq.cached)
-        self.texts.append(tuple(seq.tokens))
+        self.prompts.append(tuple(seq.tokens))
 
     def check_end(self, seq: Sequence, n: int) -> None:
         if seq.finish == "error":

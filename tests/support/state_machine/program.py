@@ -22,7 +22,7 @@ OPS = (
     *["hold", "feed"],
     *["evict"] * 2,
     *["clear", "open", "fork", "unsay", "save", "restore", "sleep", "duet", "reboot"],
-    *["say"] * 3,
+    *["reply"] * 3,
 )
 
 

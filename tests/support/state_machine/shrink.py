@@ -12,7 +12,7 @@ from hypothesis.errors import HypothesisException
 
 from mlxrt.errors import MlxrtError
 
-from .checker import Judge
+from .checker import Checker
 from .machine import Machine, explain
 from .program import Program, programs
 
@@ -44,7 +44,7 @@ EVENTS = (
     "rewinds refused",
     "values stored",
     "values through a file",
-    "stale places refused",
+    "stale blocks refused",
     "scores",
     "answers",
     "answers with cached tokens",
@@ -72,11 +72,11 @@ class Hunt:
 
 
 class Court:
-    """One judge per kind, kept over many programs. Tries no new program when shrinking has taken `patience` seconds."""
+    """One checker per kind, kept over many programs. Tries no new program after `patience` seconds of shrinking."""
 
     def __init__(self, tally: Counter, patience: float = 60):
         self.tally, self.patience = tally, patience
-        self.judges: dict[str, Judge] = {}
+        self.checkers: dict[str, Checker] = {}
         self.failed: set[Program] = set()
         self.last: Program | None = None
         self._until = math.inf
@@ -90,13 +90,13 @@ class Court:
         self.last = program
         self._until = min(self._until, time.monotonic() + self.patience)
 
-    def judge(self, kind: str) -> Judge:
-        if kind not in self.judges:
-            self.judges[kind] = Judge(kind, self.tally)
-        return self.judges[kind]
+    def checker(self, kind: str) -> Checker:
+        if kind not in self.checkers:
+            self.checkers[kind] = Checker(kind, self.tally)
+        return self.checkers[kind]
 
     def ties(self) -> list[str]:
-        return [tie for judge in self.judges.values() for tie in judge.ties]
+        return [tie for checker in self.checkers.values() for tie in checker.ties]
 
 
 # What a program can provoke: wrong answers, typed errors out of place, and whatever a broken engine trips over.
@@ -113,7 +113,7 @@ def try_program(program: Program, court: Court) -> None:
     machine = None
     try:
         with tempfile.TemporaryDirectory() as folder:
-            machine = Machine(program, court.judge(program.kind), Path(folder))
+            machine = Machine(program, court.checker(program.kind), Path(folder))
             machine.run()
     except FAILURES as error:
         court.note_failure(program)

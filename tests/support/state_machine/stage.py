@@ -11,7 +11,7 @@ from mlxrt.engine.request import Event
 from mlxrt.errors import NoRoom, WontFit
 
 from . import invariants, kinds
-from .checker import Judge
+from .checker import Checker
 from .program import Program
 
 T = TypeVar("T")
@@ -19,10 +19,10 @@ LONGEST = 60  # tokens of a prompt
 
 
 class Stage:
-    def __init__(self, program: Program, judge: Judge, folder: Path):
-        self.program, self.judge, self.tally, self.folder = program, judge, judge.tally, folder
+    def __init__(self, program: Program, checker: Checker, folder: Path):
+        self.program, self.checker, self.tally, self.folder = program, checker, checker.tally, folder
         self.trace: list[str] = []
-        self.texts: list[tuple[int, ...]] = list(kinds.stems())
+        self.prompts: list[tuple[int, ...]] = list(kinds.stems())
         self.holds: list[SequenceState] = []
         self.forgiven: list[Exception | None] = []  # requests' errors that were this machine's own doing
         self.sessions: list[Session] = []
@@ -80,9 +80,9 @@ class Stage:
         self.tally[f"steps with {ahead} in the air"] += 1
         held = bool(self.holds)
         moved = self.engine.step()
-        for ticket in self.engine.core.outputs.states.values():
-            if ticket.seq.finish == "error" and ticket.inbox:
-                self.give_way(ticket.inbox[-1].error, held)
+        for state in self.engine.core.outputs.states.values():
+            if state.seq.finish == "error" and state.inbox:
+                self.give_way(state.inbox[-1].error, held)
         return moved
 
     def give_way(self, error: Exception | None, held: bool) -> None:
@@ -104,7 +104,7 @@ class Stage:
 
     def prompt(self, a: int, b: int, c: int) -> tuple[int, ...]:
         """Part of an earlier text, and perhaps something new from a small alphabet: collisions are wanted."""
-        base = self.texts[a % len(self.texts)][:LONGEST]
+        base = self.prompts[a % len(self.prompts)][:LONGEST]
         kept = base[: (len(base), len(base) - 1, len(base) - b % 16, b % (len(base) + 1))[b % 4]]
         new = tuple(60 + (c // 6 * (j + 1) + j) % 4 for j in range(c % 6))
         return (*kept, *new) or (7,)

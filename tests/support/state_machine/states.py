@@ -32,7 +32,7 @@ class StateOps(Stage):
 
     def do_hold(self, a: int, b: int, *_: int) -> None:
         """What the store holds of a text."""
-        text = self.texts[a % len(self.texts)]
+        text = self.prompts[a % len(self.prompts)]
         text = text[: len(text) - b % 9]
         state = self.engine.state(text)
         if state is None:
@@ -67,7 +67,7 @@ class StateOps(Stage):
         if made is None:
             return None
         rows, grown = made
-        self.judge.check_logits(tokens, rows, f"feeding {list(new)} to {len(state)} tokens")
+        self.checker.check_logits(tokens, rows, f"feeding {list(new)} to {len(state)} tokens")
         for part in grown.parts:
             invariants.check_part(part)
         self.keep(grown)
@@ -90,7 +90,7 @@ class StateOps(Stage):
         """Cut a value back, or be told that it cannot be, and go on from there: up to three times in a row."""
         state = self.held(a)
         if state is None or len(state) < 16:  # nothing worth cutting
-            text = self.texts[a % len(self.texts)][: 16 + b % 20]
+            text = self.prompts[a % len(self.prompts)][: 16 + b % 20]
             state = self.feed(SequenceState((), self.engine.core.pools.empty_states()), text, 1 + c % 9)
         for k in range(1 + d % 3):
             if state is None or not len(state):
@@ -158,17 +158,17 @@ class StateOps(Stage):
         try:
             self._fed(state, (*state.tokens, 5, 6), 1 + c % 2)
         except EvictedBlock:
-            self.tally["stale places refused"] += 1
+            self.tally["stale blocks refused"] += 1
         else:
             raise AssertionError(f"place {block.id} was taken away and used all the same")
         self.holds.clear()
         self.store.clear()
 
     def do_score(self, a: int, b: int, c: int, *_: int) -> None:
-        tokens = self.texts[a % len(self.texts)][: 1 + b % 40]
+        tokens = self.prompts[a % len(self.prompts)][: 1 + b % 40]
         if len(tokens) > self.engine.context:
             return
         rows = self.refused(lambda: self.engine.score(tokens, 1 + c % 20))
         if rows is not None:
-            self.judge.check_logits(tokens, rows, f"score of {list(tokens)}")
+            self.checker.check_logits(tokens, rows, f"score of {list(tokens)}")
             self.tally["scores"] += 1
