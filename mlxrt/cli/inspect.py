@@ -107,7 +107,7 @@ def inspect_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> ModelRep
     if not family.is_adapter:
         check_depth(checkpoint, family.rename)
     sizes = {family.rename(name): info for name, info in checkpoint.sizes().items()}
-    bundle = read_labels(checkpoint.config)
+    jang = read_labels(checkpoint.config)
     dtype = choose_dtype(config, sizes.values(), family)
     model = make_outline(checkpoint.config, dtype)
     parameters = flatten(model)
@@ -116,9 +116,9 @@ def inspect_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> ModelRep
     else:
         resident = sum(loaded_bytes(info, dtype) for info in sizes.values())
     on_gpu = sum(loaded_bytes(info, mx.bfloat16) for info in sizes.values())
-    found = formats_from_headers({name: array.shape for name, array in parameters.items()}, sizes, bundle)
+    found = formats_from_headers({name: array.shape for name, array in parameters.items()}, sizes, jang)
     labels = rename_quantized_modules(checkpoint.config, family.rename)
-    format = describe_jang(found, bundle), tuple(header_contradictions(found, labels, bundle))
+    format = describe_jang(found, jang), tuple(header_contradictions(found, labels, jang))
     return ModelReport(model, count_parameters(parameters, sizes, found), resident, on_gpu, dtype_name(dtype), *format)
 
 

@@ -127,7 +127,7 @@ def test_pull_of_a_shape_is_refused(cli):
 )
 def test_dtype_chosen_on_a_gpu(monkeypatch, kinds, needs_bf16, expected):
     """As loading chooses it, from the headers alone."""
-    monkeypatch.setattr(inspect.device, "kind", lambda: "metal")
+    monkeypatch.setattr(inspect.device, "backend", lambda: "metal")
     family = type("Family", (CausalLM,), {"NEEDS_BF16": needs_bf16})
     infos = [TensorInfo((1,), kind, nbytes) for kind, nbytes in kinds.items()]
     assert inspect.choose_dtype(mlxrt.EngineConfig(), infos, family) == expected
