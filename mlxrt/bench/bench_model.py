@@ -27,14 +27,14 @@ class TooLarge(WontFit):
 
 @dataclass(frozen=True)
 class BenchModel:
-    located: ResolvedModel
+    resolved: ResolvedModel
     cost: TokenCost
     digest: str
 
     @classmethod
     def find(cls, name: str, dtype: str | None = None) -> "BenchModel":
-        located = resolve(name)
-        return cls(located, token_cost(located, dtype), weights_id(located))
+        resolved = resolve(name)
+        return cls(resolved, token_cost(resolved, dtype), weights_id(resolved))
 
     def check_fits(self, engines: int) -> None:
         """Refuse a model too large for so many engines, before anything is allocated."""
@@ -42,13 +42,13 @@ class BenchModel:
         need = int(self.cost.weight_bytes * MEMORY_FACTOR) * engines
         if need > free:
             raise TooLarge(
-                f"{self.located.name} needs {need / 1e9:.1f} GB for {engines} engine{'s' * (engines > 1)}, "
+                f"{self.resolved.name} needs {need / 1e9:.1f} GB for {engines} engine{'s' * (engines > 1)}, "
                 f"{free / 1e9:.1f} of {total / 1e9:.1f} GB are free; take a smaller model, fewer bits or fewer peers"
             )
 
     def to_dict(self) -> dict[str, Any]:
-        path = None if self.located.path is None else hide_home(self.located.path)
-        names = {"name": self.located.name, "kind": self.located.kind, "path": path, "digest": self.digest}
+        path = None if self.resolved.path is None else hide_home(self.resolved.path)
+        names = {"name": self.resolved.name, "kind": self.resolved.kind, "path": path, "digest": self.digest}
         return names | {"work": self.cost.to_dict()}
 
 
@@ -58,11 +58,11 @@ def hide_home(path: Path) -> str:
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
-def weights_id(located: ResolvedModel) -> str:
+def weights_id(resolved: ResolvedModel) -> str:
     """Digest of the weights; of a shape, whose random weights follow from its name, that of its config."""
-    if located.shape is not None:
-        return hashlib.sha256(f"{located.shape} {located.shape.config}".encode()).hexdigest()
-    return weights_digest(tuple(open_checkpoint(located).files()))
+    if resolved.shape is not None:
+        return hashlib.sha256(f"{resolved.shape} {resolved.shape.config}".encode()).hexdigest()
+    return weights_digest(tuple(open_checkpoint(resolved).files()))
 
 
 def check_peer(name: str) -> None:
@@ -76,7 +76,7 @@ def unavailable_reason(name: str, model: BenchModel) -> str | None:
         return None
     if importlib.util.find_spec(MODULES[name]) is None:
         return f"not installed (pip install {MODULES[name].replace('_', '-')})"
-    if name == "llama.cpp" and model.located.kind != "gguf":
+    if name == "llama.cpp" and model.resolved.kind != "gguf":
         return "it reads GGUF files, and this model is none"
     return None
 
@@ -84,23 +84,23 @@ def unavailable_reason(name: str, model: BenchModel) -> str | None:
 def peer_setting(name: str, model: BenchModel, context: int, parallel: int, threads: int) -> dict[str, Any]:
     """What a peer's backend is started with: the same weights, on a CPU in float32."""
     if name == "mlx-lm":
-        return mlx_lm_setting(model.located)
+        return mlx_lm_setting(model.resolved)
     gpu = device.backend() != "cpu"
     sizes = {"context": context, "parallel": parallel, "threads": threads, "gpu": gpu}
-    return {"gguf": str(model.located.path), **sizes}
+    return {"gguf": str(model.resolved.path), **sizes}
 
 
-def mlx_lm_setting(located: ResolvedModel) -> dict[str, Any]:
-    if located.shape is not None:
-        return {"shape": located.name}
+def mlx_lm_setting(resolved: ResolvedModel) -> dict[str, Any]:
+    if resolved.shape is not None:
+        return {"shape": resolved.name}
     on_cpu = device.backend() == "cpu"
-    if located.kind == "gguf":
-        return {"folder": str(export("plain" if on_cpu else "packed", located))}
-    checkpoint = open_checkpoint(located)
+    if resolved.kind == "gguf":
+        return {"folder": str(export("plain" if on_cpu else "packed", resolved))}
+    checkpoint = open_checkpoint(resolved)
     is_float32 = all(info.dtype == "F32" for info in checkpoint.sizes().values())
     if on_cpu and (is_packed(checkpoint) or not is_float32):
-        return {"folder": str(export("plain", located))}
-    return {"folder": str(located.path)}
+        return {"folder": str(export("plain", resolved))}
+    return {"folder": str(resolved.path)}
 
 
 def free_cores(load: float) -> int:

@@ -26,13 +26,13 @@ GROUP = 32  # of GGUF's Q4_1 and Q8_0
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json")
 
 
-def export(kind: str, located: ResolvedModel | None = None) -> Path:
+def export(kind: str, resolved: ResolvedModel | None = None) -> Path:
     """The folder of kind `plain` or `packed` of a model (default: the default model), made where it is missing."""
-    located = located or resolve(DEFAULT)
-    if located.path is None:
-        raise BadRequest(f"{located.name} has no files to export")
-    checkpoint = open_checkpoint(located)
-    folder = cache_root() / "bench" / f"{folder_name(located, checkpoint)}-{kind}"
+    resolved = resolved or resolve(DEFAULT)
+    if resolved.path is None:
+        raise BadRequest(f"{resolved.name} has no files to export")
+    checkpoint = open_checkpoint(resolved)
+    folder = cache_root() / "bench" / f"{folder_name(resolved, checkpoint)}-{kind}"
     if folder.is_dir():
         return folder
     with writing(folder.parent):
@@ -45,11 +45,11 @@ def export(kind: str, located: ResolvedModel | None = None) -> Path:
     return folder
 
 
-def folder_name(located: ResolvedModel, checkpoint: Checkpoint) -> str:
-    if located.name in ALIASES:
-        return f"{located.name}-{ALIASES[located.name].sha256[:12]}"
-    assert located.path is not None
-    return f"{located.path.stem}-{weights_digest(tuple(checkpoint.files()))[:12]}"
+def folder_name(resolved: ResolvedModel, checkpoint: Checkpoint) -> str:
+    if resolved.name in ALIASES:
+        return f"{resolved.name}-{ALIASES[resolved.name].sha256[:12]}"
+    assert resolved.path is not None
+    return f"{resolved.path.stem}-{weights_digest(tuple(checkpoint.files()))[:12]}"
 
 
 def write_model(made: Path, checkpoint: Checkpoint, kind: str) -> None:

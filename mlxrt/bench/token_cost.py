@@ -45,29 +45,29 @@ class TokenCost:
         return asdict(self)
 
 
-def token_cost(located: ResolvedModel, dtype: str | None = None) -> TokenCost:
+def token_cost(resolved: ResolvedModel, dtype: str | None = None) -> TokenCost:
     """Cost of a token of the model as an engine here would hold it."""
     if dtype is not None and dtype not in DTYPES:
         raise BadRequest(f"dtype must be {', '.join(DTYPES)}, not {dtype!r}")
-    if located.shape is not None:
-        return shape_cost(located.shape, compute_dtype(dtype, mx.bfloat16))
-    checkpoint = open_checkpoint(located)
+    if resolved.shape is not None:
+        return shape_cost(resolved.shape, compute_dtype(dtype, mx.bfloat16))
+    checkpoint = open_checkpoint(resolved)
     on_cpu = device.backend() == "cpu"
     chosen = compute_dtype(dtype, mx.float16)
     model = build_skeleton(checkpoint.config)
     model.set_dtype(chosen)
     if not is_packed(checkpoint) or (on_cpu and unpacked_fits(checkpoint, chosen)):
-        return count_cost(model, config_of(located), {})
+        return count_cost(model, config_of(resolved), {})
     rename = find(checkpoint.config).rename
     stored = {}
     for name, info in checkpoint.sizes().items():
         plain = info.dtype not in ("U32", "U8", *PACKED)
         stored[rename(name)] = prod(info.shape) * chosen.size if plain else info.nbytes
-    return count_cost(model, config_of(located), stored)
+    return count_cost(model, config_of(resolved), stored)
 
 
-def config_of(located: ResolvedModel) -> dict[str, Any]:
-    return located.shape.config if located.shape is not None else open_checkpoint(located).config
+def config_of(resolved: ResolvedModel) -> dict[str, Any]:
+    return resolved.shape.config if resolved.shape is not None else open_checkpoint(resolved).config
 
 
 def shape_cost(shape: Shape, dtype: mx.Dtype) -> TokenCost:

@@ -55,11 +55,11 @@ def run(args: argparse.Namespace) -> int:
     from ..weights.source.resolve import resolve
 
     recipe = read_recipe(args)
-    located = resolve(args.source, revision=config.revision, offline=config.offline, token=config.token)
-    if located.shape is not None:
+    resolved = resolve(args.source, revision=config.revision, offline=config.offline, token=config.token)
+    if resolved.shape is not None:
         raise BadRequest(f"{args.source} has no weights to convert; give an alias, a folder, a .gguf file or a hub id")
     size = int(args.shard_size * 1e9)
-    done = convert(open_checkpoint(located), args.folder, recipe, size, lambda: measure_importance(args, config))
+    done = convert(open_checkpoint(resolved), args.folder, recipe, size, lambda: measure_importance(args, config))
     result = summarize(done, {} if args.no_check else compare(args.source, done.folder, config, args.sample))
     print(json.dumps(result) if args.json else "\n".join(format_result(result)))
     return 0

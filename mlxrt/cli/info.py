@@ -42,19 +42,19 @@ def describe(name: str, config: EngineConfig, free: int) -> dict[str, Any]:
     from ..weights.source.resolve import resolve
     from .inspect import inspect_checkpoint, inspect_config, inspect_shape
 
-    located = resolve(name, revision=config.revision, offline=config.offline, token=config.token)
-    found: dict[str, Any] = {"name": name, "kind": located.kind}
-    if located.shape is not None:
+    resolved = resolve(name, revision=config.revision, offline=config.offline, token=config.token)
+    found: dict[str, Any] = {"name": name, "kind": resolved.kind}
+    if resolved.shape is not None:
         return (
             found
-            | describe_model(inspect_shape(located.shape, config), located.shape.config, free)
+            | describe_model(inspect_shape(resolved.shape, config), resolved.shape.config, free)
             | {"tokenizer": None}
         )
-    if located.kind == "folder" and (raw := read_config_only(Path(str(located.path)))) is not None:
+    if resolved.kind == "folder" and (raw := read_config_only(Path(str(resolved.path)))) is not None:
         note(f"{name} holds no weights: the figures are from its config.json")
         return found | describe_model(inspect_config(raw, config), raw, free) | {"tokenizer": None}
-    checkpoint = open_checkpoint(located)
-    found["path"] = str(located.path)
+    checkpoint = open_checkpoint(resolved)
+    found["path"] = str(resolved.path)
     found |= describe_model(inspect_checkpoint(checkpoint, config), checkpoint.config, free)
     return found | {"tokenizer": describe_tokenizer(checkpoint)}
 

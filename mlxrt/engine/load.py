@@ -42,15 +42,15 @@ def load(
     """
     if device.backend() == "cpu" and blas.slow():
         log.warning(f"BLAS: {blas.running()}")
-    located = resolve(str(name), revision=config.revision, offline=config.offline, token=config.token)
-    if located.shape is not None:
-        model = build_random_model(located.shape, config)
-        return Engine(model, config, source=Source(located.name), on_event=on_event)
-    checkpoint = open_checkpoint(located)
+    resolved = resolve(str(name), revision=config.revision, offline=config.offline, token=config.token)
+    if resolved.shape is not None:
+        model = build_random_model(resolved.shape, config)
+        return Engine(model, config, source=Source(resolved.name), on_event=on_event)
+    checkpoint = open_checkpoint(resolved)
     model = build_model(checkpoint, config)
     tokenizer = open_tokenizer(checkpoint)
     source = Source(
-        located.name,
+        resolved.name,
         tuple(checkpoint.files()),
         find_eos_ids(checkpoint, tokenizer),
         tuple(checkpoint.generation.items()),
@@ -69,10 +69,10 @@ def adapt_config(config: EngineConfig, model: CausalLM) -> EngineConfig:
     return replace(config, compile=False, ahead=ahead)
 
 
-def open_checkpoint(located: ResolvedModel) -> Checkpoint:
-    assert located.path is not None
-    opened = FolderCheckpoint if located.kind == "folder" else GgufCheckpoint
-    return opened(located.path, located.name)
+def open_checkpoint(resolved: ResolvedModel) -> Checkpoint:
+    assert resolved.path is not None
+    opened = FolderCheckpoint if resolved.kind == "folder" else GgufCheckpoint
+    return opened(resolved.path, resolved.name)
 
 
 def build_model(checkpoint: Checkpoint, config: EngineConfig) -> CausalLM:

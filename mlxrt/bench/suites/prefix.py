@@ -46,7 +46,7 @@ def run(comparison: Comparison, name: str, prompts: Any) -> Iterator[Figure]:
 
     if name == "restart":
         engines = {peer: peer for peer in engines if peer in (OURS, "mlx-lm")}
-        if comparison.model.located.path is None:
+        if comparison.model.resolved.path is None:
             return  # random weights are identified by hashing all their bytes, which would be measured
 
     def questions(engine: str, r: int) -> list[dict[str, Any]]:

@@ -51,9 +51,9 @@ def time_import(comparison: Comparison) -> Timers:
 
 
 def time_load(comparison: Comparison) -> Timers:
-    name = comparison.model.located.name
+    name = comparison.model.resolved.name
     timers: Timers = {OURS: partial(statement_seconds, f"import mlxrt; mlxrt.load({name!r})")}
-    folder = mlx_lm_setting(comparison.model.located).get("folder")
+    folder = mlx_lm_setting(comparison.model.resolved).get("folder")
     if "mlx-lm" in comparison.backends and folder and comparison.ours.info["tokenizer"]:
         timers["mlx-lm"] = partial(statement_seconds, f"from mlx_lm import load; load({folder!r})")
     return timers
@@ -64,9 +64,9 @@ def time_shell(comparison: Comparison) -> Timers:
     if not comparison.ours.info["tokenizer"]:
         return {}
     common = ["--prompt", QUESTION, "--max-tokens", "4", "--temp", "0", "--model"]
-    ours = [sys.executable, "-m", "mlxrt", "generate", *common, comparison.model.located.name]
+    ours = [sys.executable, "-m", "mlxrt", "generate", *common, comparison.model.resolved.name]
     timers: Timers = {OURS: partial(first_character_seconds, ours, {})}
-    folder = mlx_lm_setting(comparison.model.located).get("folder")
+    folder = mlx_lm_setting(comparison.model.resolved).get("folder")
     if "mlx-lm" in comparison.backends and folder:
         theirs = [sys.executable, "-m", "mlx_lm", "generate", *common, folder]
         timers["mlx-lm"] = partial(first_character_seconds, theirs, our_blas())
