@@ -90,7 +90,7 @@ class Tree:
             name = name.rpartition(".")[0]
         return target
 
-    def reached(self, start: str, apart: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
+    def reached(self, start: str, without: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
         """Everything that importing and running `start` may import, each with the way to it; type hints aside."""
         ways: dict[str, tuple[str, ...]] = {start: (start,)}
         todo = [start]
@@ -101,7 +101,7 @@ class Tree:
             parents = [name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1)]
             targets = [self.resolve(i.target) for i in self.modules[name].imports if not i.typing]
             for target in [*parents, *targets]:
-                if target not in ways and target not in apart:
+                if target not in ways and target not in without:
                     ways[target] = (*ways[name], target)
                     todo.append(target)
         return ways
