@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..cache import LayerState, PrefixCache
-from ..cache.memory import KVPools, choose, plan
+from ..cache.memory import KVPools, apply_kv_options, size_pools
 from ..cache.storage import DiskStore
 from ..config import EngineConfig, nbytes
 from ..errors import BadRequest, EngineClosed, EngineFailed, WontFit
@@ -80,9 +80,9 @@ class EngineCore:
 
     def _build(self, config: EngineConfig) -> None:
         model = self.model
-        self.specs = choose(model.cache_specs(), config.kv, config.max_kv_size, model.dtype)
+        self.specs = apply_kv_options(model.cache_specs(), config.kv, config.max_kv_size, model.dtype)
         self.memory = plan_memory(model, self.specs, config, config.chunk or max_chunk_size(model))
-        sizing = plan(self.specs, self.memory.kv, config.max_running)
+        sizing = size_pools(self.specs, self.memory.kv, config.max_running)
         self.node_size, self.kv_tokens = sizing.node, sizing.fits
         self.context = self._context_length()
         self._mlx_limits = MlxLimits(self.memory, config)

@@ -187,7 +187,8 @@ class ModelRunner:
         pools = self.pools.arrays
         if not t.live:
             t.live = {
-                i: self.groups[g].spec.open(pools[i], t.index[g], width, self.arrays) for i, g in self.group_of.items()
+                i: self.groups[g].spec.open_live(pools[i], t.index[g], width, self.arrays)
+                for i, g in self.group_of.items()
             }
         inputs = tokens, t.batch, t.index, pools, t.live
         graphs = self.graphs if decode_fn is self.greedy_fn else None
@@ -214,7 +215,7 @@ class ModelRunner:
     def _tail_blocks(self, step: Step, start: list[int]) -> dict[int, list[int]]:
         """The block of each row at these positions, by layer."""
         rows = list(zip((s.seq.parts for s in step.slices), start, strict=True))
-        blocks = [[group.spec.place(parts[g], n) for parts, n in rows] for g, group in enumerate(self.groups)]
+        blocks = [[group.spec.block_id(parts[g], n) for parts, n in rows] for g, group in enumerate(self.groups)]
         return {i: blocks[g] for i, g in self.group_of.items()}
 
     def close(self) -> None:

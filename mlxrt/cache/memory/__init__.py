@@ -1,10 +1,10 @@
 """KV cache on the device: specs and arrays per kind of cache, pools, and the views that models see."""
 
 from .external import ExternalKV
-from .kv_options import KV, choose
+from .kv_options import KV, apply_kv_options
 from .layer_spec import TAIL, Arrays, Batch, Group, LayerSpec, LayerView, Shared
 from .paged import PagedKV, WindowKV
-from .pool_sizing import Plan, plan
+from .pool_sizing import PoolSizes, size_pools
 from .pools import KVPools
 from .quantized import Codec, PlainKV, QuantizedKV
 from .recurrent import Recurrent
@@ -23,12 +23,12 @@ __all__ = [
     "LayerView",
     "PagedKV",
     "PlainKV",
-    "Plan",
+    "PoolSizes",
     "QuantizedKV",
     "Recurrent",
     "RotatingKV",
     "Shared",
     "WindowKV",
-    "choose",
-    "plan",
+    "apply_kv_options",
+    "size_pools",
 ]

@@ -91,7 +91,7 @@ class ExternalKV(LayerSpec):
     def index(self, states, rows, prefill=False, compiled=False, arrays=None, tail=None):
         return {"rows": [(s.source and s.source.slot, s.ref.slot, s.start) for s in states]}
 
-    def open(self, pool, index, rows, arrays):
+    def open_live(self, pool, index, rows, arrays):
         return ()
 
     def flush(self, pool, live, batch, index, full):

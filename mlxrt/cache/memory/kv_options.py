@@ -32,7 +32,7 @@ KEEP = 4  # first tokens that stay visible under max_kv_size: many heads use the
 Specs = list[LayerSpec | Shared]
 
 
-def choose(specs: Specs, kv: str, max_kv_size: int | None, dtype: mx.Dtype) -> Specs:
+def apply_kv_options(specs: Specs, kv: str, max_kv_size: int | None, dtype: mx.Dtype) -> Specs:
     if kv not in KV:
         raise BadRequest(f"kv must be one of {', '.join(KV)}, not {kv!r}")
     if bits := KV[kv]:

@@ -76,14 +76,14 @@ class LayerSpec(ABC):
         """
 
     @abstractmethod
-    def open(self, pool: Arrays, index: dict[str, mx.array], rows: int, arrays: ArrayCache) -> Arrays:
+    def open_live(self, pool: Arrays, index: dict[str, mx.array], rows: int, arrays: ArrayCache) -> Arrays:
         """`live` of a batch that begins to decode."""
 
     @abstractmethod
     def flush(self, pool: Arrays, live: Arrays, batch: Batch, index: dict[str, mx.array], full: bool) -> Arrays:
         """The pool with `live` written into it; `full`: the tail has TAIL tokens and begins at a block boundary."""
 
-    def place(self, state: Any, position: int) -> int:
+    def block_id(self, state: Any, position: int) -> int:
         """The id of the block that holds a position; only where `pages` is true."""
         raise TypeError(f"{type(self).__name__} has no pages")
 

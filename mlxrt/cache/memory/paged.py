@@ -172,7 +172,7 @@ class PagedKV(LayerSpec):
             index["steps"], index["where"] = arrays.with_step((self, "where"), pairs, used, TAIL)
         return index | {"first": base} if prefill else index
 
-    def open(self, pool: Arrays, index: dict[str, Any], rows: int, arrays: ArrayCache) -> Arrays:
+    def open_live(self, pool: Arrays, index: dict[str, Any], rows: int, arrays: ArrayCache) -> Arrays:
         return tuple(arrays.zeros((rows, p.shape[1], TAIL, p.shape[3]), p.dtype) for p in pool)
 
     def flush(self, pool: Arrays, live: Arrays, batch: Batch, index: dict[str, Any], full: bool) -> Arrays:
@@ -191,7 +191,7 @@ class PagedKV(LayerSpec):
         """Block and slot in it of each token."""
         return index["table"][row, (positions - index["base"][row]) // self.size], positions % self.size
 
-    def place(self, state: BlockTable, position: int) -> int:
+    def block_id(self, state: BlockTable, position: int) -> int:
         return state.blocks[position // self.size - state.first].check()
 
     def key_positions(self, index) -> mx.array:

@@ -12,13 +12,13 @@ CHECKPOINT_SHARE = 0.25  # of the budget, for layers with one block per sequence
 
 
 @dataclass(frozen=True)
-class Plan:
+class PoolSizes:
     groups: list[Group]
     node: int  # tokens per node of the prefix cache
     fits: int  # tokens of one sequence that fit
 
 
-def plan(specs: list[LayerSpec | Shared], budget: int, running: int) -> Plan:
+def size_pools(specs: list[LayerSpec | Shared], budget: int, running: int) -> PoolSizes:
     by: dict[LayerSpec, list[int]] = {}
     for i, spec in enumerate(specs):
         if not isinstance(spec, Shared):
@@ -46,7 +46,7 @@ def plan(specs: list[LayerSpec | Shared], budget: int, running: int) -> Plan:
         raise WontFit(f"a checkpoint every {odd[0]} tokens does not fall on the ends of blocks of {node}")
     groups = [Group(spec, tuple(by[spec]), BlockPool(first_size(spec, limits[spec]), limits[spec])) for spec in by]
     fits = (min(limits[spec] for spec in paged) - 1 - SPARE_BLOCKS) * node if paged else 1 << 30
-    return Plan(groups, node, fits)
+    return PoolSizes(groups, node, fits)
 
 
 def first_size(spec: LayerSpec, limit: int) -> int:

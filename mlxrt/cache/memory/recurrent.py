@@ -87,7 +87,7 @@ class Recurrent(LayerSpec):
         checkpoints = [[(n - s.before_length, b.check()) for n, b in s.inner] for s in states]
         return index | {"checkpoints": checkpoints}
 
-    def open(self, pool, index, rows, arrays):
+    def open_live(self, pool, index, rows, arrays):
         return self.read(pool, index)
 
     def read(self, pool, index):
