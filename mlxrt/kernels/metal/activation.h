@@ -1,8 +1,10 @@
-// 1: SiLU, 2: GELU by tanh; 3: gpt-oss' SwiGLU, which clamps both sides and adds one to up.
+// The ACT of a kernel. GELU is the tanh approximation; CLAMPED is gpt-oss' SwiGLU, which clamps both sides and adds one to up.
+enum Activation { NO_ACTIVATION = 0, SILU = 1, GELU = 2, CLAMPED = 3 };
+
 template <int ACT>
 FN float gated(float g, float u) {
-    if (ACT == 1) return g / (1.0f + metal::exp(-g)) * u;
-    if (ACT == 2) {
+    if (ACT == SILU) return g / (1.0f + metal::exp(-g)) * u;
+    if (ACT == GELU) {
         float t =
             metal::min(metal::max(0.7978845608f * (g + 0.044715f * g * g * g), -15.0f), 15.0f);
         float e = metal::exp(2.0f * t);

@@ -1,61 +1,62 @@
 #include "quantized.h"
 
 [[kernel]] void mlxrt_argmax(MLX_ARGUMENTS) {
-    uint n = threadgroup_position_in_grid.x;
-    uint t = thread_position_in_threadgroup.x;
+    uint row = threadgroup_position_in_grid.x;
+    uint tid = thread_position_in_threadgroup.x;
     uint lane = thread_index_in_simdgroup;
     uint sg = simdgroup_index_in_threadgroup;
-    threadgroup float tops[32];
-    threadgroup uint wheres[32];
-    threadgroup uint odd[32];
-    float huge = as_type<float>(0x7f800000u);
-    float best = -huge;
-    uint at = 0xffffffffu;
-    uint nan = 0;
-    if (V % 8 == 0) {  // sixteen bytes at a time, where rows begin at such
-        for (uint i = t; i < uint(V / 8); i += 1024) {
+    threadgroup float best_values[32];
+    threadgroup uint best_indices[32];
+    threadgroup uint has_nan[32];
+    float infinity = as_type<float>(0x7f800000u);
+    float best_value = -infinity;
+    uint best_index = 0xffffffffu;
+    uint nan_seen = 0;
+    if (V % 8 == 0) {  // sixteen bytes best_index a time, group_index rows begin best_index such
+        for (uint i = tid; i < uint(V / 8); i += 1024) {
             float v[8];
-            load8<T>(x, n * uint(V / 8) + i, v);
+            load8<T>(x, row * uint(V / 8) + i, v);
             #pragma unroll
             for (uint c = 0; c < 8; c++) {
-                if (v[c] != v[c]) nan = 1;
-                if (v[c] > best) {
-                    best = v[c];
-                    at = 8 * i + c;
+                if (v[c] != v[c]) nan_seen = 1;
+                if (v[c] > best_value) {
+                    best_value = v[c];
+                    best_index = 8 * i + c;
                 }
             }
         }
     } else {
-        for (uint i = t; i < uint(V); i += 1024) {
-            float v = float(x[n * V + i]);
-            if (v != v) nan = 1;
-            if (v > best) {
-                best = v;
-                at = i;
+        for (uint i = tid; i < uint(V); i += 1024) {
+            float v = float(x[row * V + i]);
+            if (v != v) nan_seen = 1;
+            if (v > best_value) {
+                best_value = v;
+                best_index = i;
             }
         }
     }
-    float top = simd_max(best);
-    uint where = simd_min(best == top ? at : 0xffffffffu);
-    uint any = 1 - simd_min(1 - nan);
+    float group_best = simd_max(best_value);
+    uint group_index = simd_min(best_value == group_best ? best_index : 0xffffffffu);
+    uint group_nan = 1 - simd_min(1 - nan_seen);
     if (lane == 0) {
-        tops[sg] = top;
-        wheres[sg] = where;
-        odd[sg] = any;
+        best_values[sg] = group_best;
+        best_indices[sg] = group_index;
+        has_nan[sg] = group_nan;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (t == 0) {
-        uint wrong = 0;
-        for (int s = 0; s < 32; s++) {
-            wrong |= odd[s];
-            if (tops[s] > top || (tops[s] == top && wheres[s] < where)) {
-                top = tops[s];
-                where = wheres[s];
+    if (tid == 0) {
+        uint any_nan = 0;
+        for (int group = 0; group < 32; group++) {
+            any_nan |= has_nan[group];
+            if (best_values[group] > group_best
+                || (best_values[group] == group_best && best_indices[group] < group_index)) {
+                group_best = best_values[group];
+                group_index = best_indices[group];
             }
         }
-        bool fine = wrong == 0 && top > -huge && top < huge;
-        tokens[n] = fine ? where : 0;
-        told[2 * n] = fine ? where : 0;
-        told[2 * n + 1] = fine ? 0 : 1;
+        bool finite = any_nan == 0 && group_best > -infinity && group_best < infinity;
+        tokens[row] = finite ? group_index : 0;
+        status[2 * row] = finite ? group_index : 0;
+        status[2 * row + 1] = finite ? 0 : 1;
     }
 }

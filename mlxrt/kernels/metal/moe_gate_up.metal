@@ -6,75 +6,82 @@
 [[kernel]] void mlxrt_moe_gate_up(MLX_ARGUMENTS) {
     uint lane = thread_index_in_simdgroup;
     uint sg = simdgroup_index_in_threadgroup;
-    uint one = lift_of<BITS>(threadgroup_position_in_grid.z);
-    uint first = (threadgroup_position_in_grid.x * SG + sg) * R;
-    uint p = threadgroup_position_in_grid.y;
-    uint n = p / uint(C);
-    uint expert = uint(experts[p]);
+    uint lift = lift_of<BITS>(threadgroup_position_in_grid.z);
+    uint first_row = (threadgroup_position_in_grid.x * SG + sg) * R;
+    uint pair = threadgroup_position_in_grid.y;
+    uint token = pair / uint(C);
+    uint expert = uint(experts[pair]);
     uint base = expert * uint(2 * I);
-    const int PLACES = TILE / 4;
-    uint t = thread_position_in_threadgroup.x;
-    threadgroup float4 xs[PLACES];
-    threadgroup float sums[TILE / 16];
-    threadgroup float part[SG];
-    const int LEVELS = FORM == 3 ? 1 << BITS : 1;
-    threadgroup float table[LEVELS];
-    lay_levels<FORM, LEVELS, SG * 32>(l, t, &table[0]);
-    const int N = FORM == 2 ? 8 * sizeof(T) : BITS;
+    const int VECS = TILE / 4;
+    uint tid = thread_position_in_threadgroup.x;
+    threadgroup float4 x_shared[VECS];
+    threadgroup float x_sums[TILE / 16];
+    threadgroup float partial_squares[SG];
+    const int LUT_SIZE = FORM == LUT ? 1 << BITS : 1;
+    threadgroup float lut_shared[LUT_SIZE];
+    lay_levels<FORM, LUT_SIZE, SG * 32>(lut, tid, &lut_shared[0]);
+    const int WORDS = FORM == DENSE ? 8 * sizeof(T) : BITS;
     uint row[2 * R];
-    uint w0[2 * R][N];
-    float s0[2 * R];
-    float z0[2 * R];
+    uint words[2 * R][WORDS];
+    float scale[2 * R];
+    float zero[2 * R];
     float acc[1][2 * R];
     float squares = 0.0f;
     #pragma unroll
     for (int r = 0; r < R; r++) {
-        row[r] = base + metal::min(first + uint(r), uint(I - 1));
+        row[r] = base + metal::min(first_row + uint(r), uint(I - 1));
         row[R + r] = row[r] + uint(I);
         acc[0][r] = 0.0f;
         acc[0][R + r] = 0.0f;
     }
-    load_rows<FORM, BITS, GROUP, K>(w, s, z, row, lane * 32 < uint(K) ? lane * 32 : 0, w0, s0, z0);
-    for (uint k0 = 0; k0 < uint(K); k0 += TILE) {
-        if (k0 > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
-        for (uint i = t; i < uint(TILE / 8); i += uint(SG * 32)) {
-            squares += stage8<T, FORM, NORM, K>(x, n * K, g, k0, i, &xs[0], &sums[0]);
+    load_rows<FORM, BITS, GROUP, K>(
+        packed, scales, biases, row, lane * 32 < uint(K) ? lane * 32 : 0, words, scale, zero
+    );
+    for (uint tile_start = 0; tile_start < uint(K); tile_start += TILE) {
+        if (tile_start > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
+        for (uint i = tid; i < uint(TILE / 8); i += uint(SG * 32)) {
+            squares += stage8<T, FORM, NORM, K>(
+                x, token * K, norm_weight, tile_start, i, &x_shared[0], &x_sums[0]
+            );
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        uint end = metal::min(uint(TILE), uint(K) - k0);
-        for (uint j = 0; j < end; j += 1024) {
-            uint w1[2 * R][N];
-            float s1[2 * R];
-            float z1[2 * R];
-            uint k = k0 + j + 1024 + lane * 32;
-            load_rows<FORM, BITS, GROUP, K>(w, s, z, row, k < uint(K) ? k : 0, w1, s1, z1);
-            simdgroup_barrier(mem_flags::mem_none);  // see matvec
-            rows_meet<T, FORM, BITS, PLACES>(
-                w0, s0, z0, j + lane * 32, one, &table[0], &xs[0], &sums[0], acc
+        uint end = metal::min(uint(TILE), uint(K) - tile_start);
+        for (uint offset = 0; offset < end; offset += 1024) {
+            uint next_words[2 * R][WORDS];
+            float next_scale[2 * R];
+            float next_zero[2 * R];
+            uint k = tile_start + offset + 1024 + lane * 32;
+            load_rows<FORM, BITS, GROUP, K>(
+                packed, scales, biases, row, k < uint(K) ? k : 0, next_words, next_scale, next_zero
             );
-            take_rows(w0, s0, z0, w1, s1, z1);
+            simdgroup_barrier(mem_flags::mem_none);  // see matvec
+            rows_meet<T, FORM, BITS, VECS>(
+                words, scale, zero, offset + lane * 32, lift, &lut_shared[0], &x_shared[0],
+                &x_sums[0], acc
+            );
+            take_rows(words, scale, zero, next_words, next_scale, next_zero);
         }
     }
-    float inv = 1.0f;
+    float inv_rms = 1.0f;
     if (NORM) {
         squares = simd_sum(squares);
-        if (lane == 0) part[sg] = squares;
+        if (lane == 0) partial_squares[sg] = squares;
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        float whole = 0.0f;
-        for (int i = 0; i < SG; i++) whole += part[i];
-        inv = metal::rsqrt(whole / float(K) + as_type<float>(uint(EPS)));
+        float total = 0.0f;
+        for (int i = 0; i < SG; i++) total += partial_squares[i];
+        inv_rms = metal::rsqrt(total / float(K) + as_type<float>(uint(EPS)));
     }
     #pragma unroll
     for (int r = 0; r < R; r++) {
-        float a = simd_sum(acc[0][r]) * inv;
-        float u = simd_sum(acc[0][R + r]) * inv;
-        uint o = first + uint(r);
-        if (lane == 0 && o < uint(I)) {
+        float gate = simd_sum(acc[0][r]) * inv_rms;
+        float up = simd_sum(acc[0][R + r]) * inv_rms;
+        uint output = first_row + uint(r);
+        if (lane == 0 && output < uint(I)) {
             if (BIAS) {
-                a += float(bias[base + o]);
-                u += float(bias[base + uint(I) + o]);
+                gate += float(bias[base + output]);
+                up += float(bias[base + uint(I) + output]);
             }
-            y[p * I + o] = static_cast<T>(gated<ACT>(a, u));
+            y[pair * I + output] = static_cast<T>(gated<ACT>(gate, up));
         }
     }
 }

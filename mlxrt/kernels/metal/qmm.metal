@@ -9,42 +9,42 @@
 [[kernel]] void mlxrt_qmm(MLX_ARGUMENTS) {
     uint lane = thread_index_in_simdgroup;
     uint sg = simdgroup_index_in_threadgroup;
-    uint t = thread_position_in_threadgroup.x;
+    uint tid = thread_position_in_threadgroup.x;
     uint expert = GROUPED ? threadgroup_position_in_grid.y : 0u;
-    uint rg = sg / uint(KS);
-    uint ks = sg % uint(KS);
-    uint one = lift_of<BITS>(threadgroup_position_in_grid.z);
-    uint tile = threadgroup_position_in_grid.x * uint(RG) + rg;
-    const int OUTS = PAIR ? RT * 4 : RT * 8;
-    threadgroup float part[RG][KS][RT * 8][MT * 8];
-    const int LEVELS = FORM == 3 ? 1 << BITS : 1;
-    threadgroup float table[LEVELS];
-    lay_levels<FORM, LEVELS, RG * KS * 32>(l, t, &table[0]);
-    if (FORM == 3) threadgroup_barrier(mem_flags::mem_threadgroup);
+    uint row_group = sg / uint(KS);
+    uint split = sg % uint(KS);
+    uint lift = lift_of<BITS>(threadgroup_position_in_grid.z);
+    uint tile = threadgroup_position_in_grid.x * uint(RG) + row_group;
+    const int OUTPUTS = PAIR ? RT * 4 : RT * 8;
+    threadgroup float partial[RG][KS][RT * 8][MT * 8];
+    const int LUT_SIZE = FORM == LUT ? 1 << BITS : 1;
+    threadgroup float lut_shared[LUT_SIZE];
+    lay_levels<FORM, LUT_SIZE, RG * KS * 32>(lut, tid, &lut_shared[0]);
+    if (FORM == LUT) threadgroup_barrier(mem_flags::mem_threadgroup);
     uint last = uint(PAIR ? 2 * O - 1 : O - 1);
     uint base = expert * (last + 1);
     uint row[RT];
     #pragma unroll
     for (int r = 0; r < RT; r++) {
-        uint at =
-            tile * OUTS + uint(r * 8 % OUTS) + left_row(lane, 0) + (r * 8 < OUTS ? 0u : uint(O));
-        row[r] = base + metal::min(at, last);
+        uint weight_row = tile * OUTPUTS + uint(r * 8 % OUTPUTS) + left_row(lane, 0)
+                          + (r * 8 < OUTPUTS ? 0u : uint(O));
+        row[r] = base + metal::min(weight_row, last);
     }
     uint quarter = left_col(lane, 0) / 2;
     uint begin = GROUPED ? uint(bounds[expert]) : 0u;
     uint count = GROUPED ? uint(bounds[expert + 1]) - begin : uint(M);
-    for (uint c0 = 0; c0 < count; c0 += 8 * MT) {
+    for (uint first_column = 0; first_column < count; first_column += 8 * MT) {
         Tile<float> acc[RT][MT];
-        uint from[MT][2];
+        uint x_offset[MT][2];
         bool live[MT][2];
         #pragma unroll
         for (int m = 0; m < MT; m++) {
             #pragma unroll
             for (uint i = 0; i < 2; i++) {
-                uint c = c0 + 8 * m + right_col(lane, i);
+                uint c = first_column + 8 * m + right_col(lane, i);
                 live[m][i] = c < count;
                 c = metal::min(c, count - 1);
-                from[m][i] = (GROUPED ? uint(order[begin + c]) / uint(C) : c) * uint(K);
+                x_offset[m][i] = (GROUPED ? uint(order[begin + c]) / uint(C) : c) * uint(K);
             }
             #pragma unroll
             for (int r = 0; r < RT; r++) {
@@ -52,29 +52,31 @@
                 set<float>(acc[r][m], 1, 0.0f);
             }
         }
-        for (uint k = ks * 128; k < uint(K); k += uint(KS) * 128) {
-            uint mine = k + quarter * 32;
+        for (uint k = split * 128; k < uint(K); k += uint(KS) * 128) {
+            uint first_k = k + quarter * 32;
             Tile<T> left[RT][16];
             #pragma unroll
             for (int r = 0; r < RT; r++) {
-                uint from = row[r] * uint(K / 32) + mine / 32;
-                uint group = from / uint(GROUP / 32);
-                uint p[BITS];
-                load_words<BITS>(w, from, p);
-                float scale = scale_at<FORM>(s, group);
-                float zero = zero_at<FORM, BITS>(z, group, scale);
+                uint block = row[r] * uint(K / 32) + first_k / 32;
+                uint group = block / uint(GROUP / 32);
+                uint words[BITS];
+                load_words<BITS>(packed, block, words);
+                float scale = scale_at<FORM>(scales, group);
+                float zero = zero_at<FORM, BITS>(biases, group, scale);
                 #pragma unroll
                 for (int n = 0; n < 32; n++) {
                     set<T>(
                         left[r][n / 2], n % 2,
-                        static_cast<T>(number<FORM, BITS>(p, n, one, &table[0]) * scale + zero)
+                        static_cast<T>(
+                            number<FORM, BITS>(words, n, lift, &lut_shared[0]) * scale + zero
+                        )
                     );
                 }
             }
             #pragma unroll
             for (int m = 0; m < MT; m++) {
                 Tile<T> right[16];
-                right16<T>(x + k, from[m], live[m], lane, right);
+                right16<T>(x + k, x_offset[m], live[m], lane, right);
                 #pragma unroll
                 for (int j = 0; j < 16; j += 2) {
                     #pragma unroll
@@ -93,37 +95,37 @@
             for (int m = 0; m < MT; m++) {
                 #pragma unroll
                 for (uint i = 0; i < 2; i++) {
-                    part[rg][ks][r * 8 + sum_row(lane, i)][m * 8 + sum_col(lane, i)] =
+                    partial[row_group][split][r * 8 + sum_row(lane, i)][m * 8 + sum_col(lane, i)] =
                         at<float>(acc[r][m], i);
                 }
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        uint here = metal::min(count - c0, uint(8 * MT));
-        for (uint i = t; i < uint(RG * OUTS) * here; i += uint(RG * KS * 32)) {
-            uint r = i % OUTS;
-            uint g = i / OUTS % RG;
-            uint m = i / (OUTS * RG);
-            uint o = (threadgroup_position_in_grid.x * RG + g) * OUTS + r;
-            if (o < uint(O)) {
-                float a = 0.0f;
-                float u = 0.0f;
+        uint columns = metal::min(count - first_column, uint(8 * MT));
+        for (uint i = tid; i < uint(RG * OUTPUTS) * columns; i += uint(RG * KS * 32)) {
+            uint r = i % OUTPUTS;
+            uint out_group = i / OUTPUTS % RG;
+            uint m = i / (OUTPUTS * RG);
+            uint output = (threadgroup_position_in_grid.x * RG + out_group) * OUTPUTS + r;
+            if (output < uint(O)) {
+                float value = 0.0f;
+                float up = 0.0f;
                 for (int c = 0; c < KS; c++) {
-                    a += part[g][c][r][m];
-                    if (PAIR) u += part[g][c][(r + OUTS) % (RT * 8)][m];
+                    value += partial[out_group][c][r][m];
+                    if (PAIR) up += partial[out_group][c][(r + OUTPUTS) % (RT * 8)][m];
                 }
                 if (BIAS) {
-                    a += float(bias[base + o]);
-                    if (PAIR) u += float(bias[base + O + o]);
+                    value += float(bias[base + output]);
+                    if (PAIR) up += float(bias[base + O + output]);
                 }
-                uint to = GROUPED ? uint(order[begin + c0 + m]) : m;
+                uint out_row = GROUPED ? uint(order[begin + first_column + m]) : m;
                 if (PAIR) {
-                    a = gated<ACT>(a, u);
-                } else if (ACT > 0) {
-                    a = gated<ACT>(a, TIMES ? float(other[to * O + o]) : 1.0f);
+                    value = gated<ACT>(value, up);
+                } else if (ACT != NO_ACTIVATION) {
+                    value = gated<ACT>(value, TIMES ? float(other[out_row * O + output]) : 1.0f);
                 }
-                if (RES) a += float(other[to * O + o]);
-                y[to * O + o] = static_cast<OUT>(capped<CAP>(a));
+                if (RES) value += float(other[out_row * O + output]);
+                y[out_row * O + output] = static_cast<OUT>(capped<CAP>(value));
             }
         }
         if (GROUPED) threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -1,163 +1,169 @@
-// y [M, O] = x [M, K] times a matrix [O, K], plain or quantized, for a few rows of x. RMSNorm of x before; bias, activation,
+// y [M, O] = x [M, K] times x_words matrix [O, K], plain or quantized, for x_words few rows of x. RMSNorm of x before; bias, activation,
 // residual and softcap after. With ADD_NORM the matrix reads residual + RMSNorm(x), which is also written to h.
 #include "quantized.h"
 #include "activation.h"
 #include "staging.h"
 
 #if ADD_NORM
-// stage8 of (residual + x * inv * post) * f, which is also written to h.
+// stage8 of (residual + x * inv_rms * post) * factor, which is also written to h.
 template <
     typename T, int FORM, bool NORM, int K, typename X, typename R, typename W, typename H,
     typename G, typename P, typename S>
 FN float stage_sum8(
-    X x, R residual, W post, float inv, float f, H h, bool writes, uint from, G g, uint at, uint t,
-    P xs, S sums
+    X x, R residual, W post, float inv_rms, float factor, H h, bool writes, uint from,
+    G norm_weight, uint tile_start, uint tid, P x_shared, S x_sums
 ) {
-    uint i = piece_of(t);
-    bool live = at + 8 * i < uint(K);
-    uint here = (from + at) / 8 + i;
-    uint a[2 * sizeof(T)];
-    uint b[2 * sizeof(T)];
-    uint c[2 * sizeof(T)];
-    uint d[2 * sizeof(T)];
-    float v[8];
-    float r[8];
-    float p[8];
-    float w[8];
+    uint chunk = piece_of(tid);
+    bool live = tile_start + 8 * chunk < uint(K);
+    uint here = (from + tile_start) / 8 + chunk;
+    uint x_words[2 * sizeof(T)];
+    uint residual_words[2 * sizeof(T)];
+    uint post_words[2 * sizeof(T)];
+    uint norm_words[2 * sizeof(T)];
+    float values[8];
+    float residual_values[8];
+    float post_values[8];
+    float norm_values[8];
     float squares = 0.0f;
-    fetch8(x, here, live, a);
-    fetch8(residual, here, live, b);
-    fetch8(post, at / 8 + i, live, c);
+    fetch8(x, here, live, x_words);
+    fetch8(residual, here, live, residual_words);
+    fetch8(post, tile_start / 8 + chunk, live, post_words);
     if (NORM) {
-        fetch8(g, at / 8 + i, live, d);
-        unpack8<T>(d, w);
+        fetch8(norm_weight, tile_start / 8 + chunk, live, norm_words);
+        unpack8<T>(norm_words, norm_values);
     }
-    unpack8<T>(a, v);
-    unpack8<T>(b, r);
-    unpack8<T>(c, p);
+    unpack8<T>(x_words, values);
+    unpack8<T>(residual_words, residual_values);
+    unpack8<T>(post_words, post_values);
     #pragma unroll
     for (int n = 0; n < 8; n++) {
-        T sum = static_cast<T>((v[n] * inv * p[n] + r[n]) * f);
+        T sum =
+            static_cast<T>((values[n] * inv_rms * post_values[n] + residual_values[n]) * factor);
         if (writes && live) h[8 * here + uint(n)] = sum;
-        v[n] = float(sum);
-        squares += v[n] * v[n];
-        if (NORM) v[n] *= w[n];
+        values[n] = float(sum);
+        squares += values[n] * values[n];
+        if (NORM) values[n] *= norm_values[n];
     }
-    lay8<T, FORM>(v, i, xs, sums);
+    lay8<T, FORM>(values, chunk, x_shared, x_sums);
     return squares;
 }
 #endif
 
-// A simdgroup makes LOOPS times R outputs of each row of x; with PAIR an output is a gate and the up that belongs to it.
+// A simdgroup makes LOOPS times R outputs of each row of x; with PAIR an output is x_words gate and the up that belongs to it.
 [[kernel]] void mlxrt_qmv(MLX_ARGUMENTS) {
     uint lane = thread_index_in_simdgroup;
     uint sg = simdgroup_index_in_threadgroup;
-    uint t = thread_position_in_threadgroup.x;
-    uint one = lift_of<BITS>(threadgroup_position_in_grid.z);
-    const int Q = PAIR ? 2 * R : R;
-    const int PLACES = TILE / 4;
-    const int N = FORM == 2 ? 8 * sizeof(T) : BITS;
-    threadgroup float4 xs[M * PLACES];
-    threadgroup float sums[M * TILE / 16];
-    threadgroup float part[M][SG * LOOPS * Q];
-    threadgroup float norms[M][SG];
-    const int LEVELS = FORM == 3 ? 1 << BITS : 1;
-    threadgroup float table[LEVELS];
-    lay_levels<FORM, LEVELS, SG * 32>(l, t, &table[0]);
-    uint first = (threadgroup_position_in_grid.x * uint(SG) + sg) * uint(LOOPS * R);
-    uint row[Q];
-    uint p[Q][N];
-    float scale[Q];
-    float zero[Q];
-    float acc[M][Q];
+    uint tid = thread_position_in_threadgroup.x;
+    uint lift = lift_of<BITS>(threadgroup_position_in_grid.z);
+    const int ROWS = PAIR ? 2 * R : R;
+    const int VECS = TILE / 4;
+    const int WORDS = FORM == DENSE ? 8 * sizeof(T) : BITS;
+    threadgroup float4 x_shared[M * VECS];
+    threadgroup float x_sums[M * TILE / 16];
+    threadgroup float partial[M][SG * LOOPS * ROWS];
+    threadgroup float partial_squares[M][SG];
+    const int LUT_SIZE = FORM == LUT ? 1 << BITS : 1;
+    threadgroup float lut_shared[LUT_SIZE];
+    lay_levels<FORM, LUT_SIZE, SG * 32>(lut, tid, &lut_shared[0]);
+    uint first_row = (threadgroup_position_in_grid.x * uint(SG) + sg) * uint(LOOPS * R);
+    uint row[ROWS];
+    uint words[ROWS][WORDS];
+    float scale[ROWS];
+    float zero[ROWS];
+    float acc[M][ROWS];
     float squares[M];
     #pragma unroll
     for (int r = 0; r < R; r++) {
-        row[r] = metal::min(first + uint(r), uint(O - 1));
-        if (PAIR) row[Q - R + r] = row[r] + uint(O);
+        row[r] = metal::min(first_row + uint(r), uint(O - 1));
+        if (PAIR) row[ROWS - R + r] = row[r] + uint(O);
     }
     load_rows<FORM, BITS, GROUP, K>(
-        w, s, z, row, lane * 32 < uint(K) ? lane * 32 : 0, p, scale, zero
+        packed, scales, biases, row, lane * 32 < uint(K) ? lane * 32 : 0, words, scale, zero
     );
     #pragma unroll
     for (int m = 0; m < M; m++) {
         squares[m] = 0.0f;
         #pragma unroll
-        for (int r = 0; r < Q; r++) acc[m][r] = 0.0f;
+        for (int r = 0; r < ROWS; r++) acc[m][r] = 0.0f;
     }
 #if ADD_NORM
-    float inv[M];
-    float f = SCALED ? float(scalar[0]) : 1.0f;
+    float inv_rms[M];
+    float factor = SCALED ? float(scalar[0]) : 1.0f;
     #pragma unroll
     for (int m = 0; m < M; m++) {
-        float mine = 0.0f;
-        for (uint i = t; i < uint(K / 8); i += uint(SG * 32)) {
+        float sum_squares = 0.0f;
+        for (uint i = tid; i < uint(K / 8); i += uint(SG * 32)) {
             float v[8];
             load8<T>(x, m * (K / 8) + i, v);
             #pragma unroll
-            for (int n = 0; n < 8; n++) mine += v[n] * v[n];
+            for (int n = 0; n < 8; n++) sum_squares += v[n] * v[n];
         }
-        mine = simd_sum(mine);
-        if (lane == 0) norms[m][sg] = mine;
+        sum_squares = simd_sum(sum_squares);
+        if (lane == 0) partial_squares[m][sg] = sum_squares;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     #pragma unroll
     for (int m = 0; m < M; m++) {
         float total = 0.0f;
-        for (int c = 0; c < SG; c++) total += norms[m][c];
-        inv[m] = metal::rsqrt(total / float(K) + as_type<float>(uint(POST_EPS)));
+        for (int c = 0; c < SG; c++) total += partial_squares[m][c];
+        inv_rms[m] = metal::rsqrt(total / float(K) + as_type<float>(uint(POST_EPS)));
     }
 #endif
-    for (uint k0 = 0; k0 < uint(K); k0 += TILE) {
-        if (k0 > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint tile_start = 0; tile_start < uint(K); tile_start += TILE) {
+        if (tile_start > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
         #pragma unroll
         for (int m = 0; m < M; m++) {
-            for (uint i = t; i < uint(TILE / 8); i += uint(SG * 32)) {
+            for (uint i = tid; i < uint(TILE / 8); i += uint(SG * 32)) {
 #if ADD_NORM
                 squares[m] += stage_sum8<T, FORM, NORM, K>(
-                    x, residual, post, inv[m], f, h, threadgroup_position_in_grid.x == 0, m * K, g,
-                    k0, i, &xs[m * PLACES], &sums[m * (TILE / 16)]
+                    x, residual, post, inv_rms[m], factor, h, threadgroup_position_in_grid.x == 0,
+                    m * K, norm_weight, tile_start, i, &x_shared[m * VECS], &x_sums[m * (TILE / 16)]
                 );
 #else
                 squares[m] += stage8<T, FORM, NORM, K>(
-                    x, m * K, g, k0, i, &xs[m * PLACES], &sums[m * (TILE / 16)]
+                    x, m * K, norm_weight, tile_start, i, &x_shared[m * VECS],
+                    &x_sums[m * (TILE / 16)]
                 );
 #endif
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        uint end = metal::min(uint(TILE), uint(K) - k0);
-        for (uint l = 0; l < uint(LOOPS); l++) {
-            for (uint j = 0; j < end; j += 1024) {
+        uint end = metal::min(uint(TILE), uint(K) - tile_start);
+        for (uint loop = 0; loop < uint(LOOPS); loop++) {
+            for (uint offset = 0; offset < end; offset += 1024) {
                 // The next words are asked for before these are multiplied; the barrier keeps compilers from waiting.
-                uint p1[Q][N];
-                float scale1[Q];
-                float zero1[Q];
-                bool turn = LOOPS > 1 && j + 1024 >= end;
-                uint k = (turn ? 0 : k0 + j + 1024) + lane * 32;
-                if (turn) {
+                uint next_words[ROWS][WORDS];
+                float next_scale[ROWS];
+                float next_zero[ROWS];
+                bool row_done = LOOPS > 1 && offset + 1024 >= end;
+                uint k = (row_done ? 0 : tile_start + offset + 1024) + lane * 32;
+                if (row_done) {
                     #pragma unroll
                     for (int r = 0; r < R; r++) {
-                        row[r] = metal::min(first + (l + 1) * uint(R) + uint(r), uint(O - 1));
-                        if (PAIR) row[Q - R + r] = row[r] + uint(O);
+                        row[r] =
+                            metal::min(first_row + (loop + 1) * uint(R) + uint(r), uint(O - 1));
+                        if (PAIR) row[ROWS - R + r] = row[r] + uint(O);
                     }
                 }
                 load_rows<FORM, BITS, GROUP, K>(
-                    w, s, z, row, k < uint(K) ? k : 0, p1, scale1, zero1
+                    packed, scales, biases, row, k < uint(K) ? k : 0, next_words, next_scale,
+                    next_zero
                 );
                 simdgroup_barrier(mem_flags::mem_none);
-                rows_meet<T, FORM, BITS, PLACES>(
-                    p, scale, zero, j + lane * 32, one, &table[0], &xs[0], &sums[0], acc
+                rows_meet<T, FORM, BITS, VECS>(
+                    words, scale, zero, offset + lane * 32, lift, &lut_shared[0], &x_shared[0],
+                    &x_sums[0], acc
                 );
-                take_rows(p, scale, zero, p1, scale1, zero1);
+                take_rows(words, scale, zero, next_words, next_scale, next_zero);
             }
-            if (k0 + TILE >= uint(K)) {
+            if (tile_start + TILE >= uint(K)) {
                 #pragma unroll
                 for (int m = 0; m < M; m++) {
                     #pragma unroll
-                    for (int r = 0; r < Q; r++) {
-                        float whole = simd_sum(acc[m][r]);
-                        if (lane == 0) part[m][(sg * uint(LOOPS) + l) * uint(Q) + uint(r)] = whole;
+                    for (int r = 0; r < ROWS; r++) {
+                        float total = simd_sum(acc[m][r]);
+                        if (lane == 0)
+                            partial[m][(sg * uint(LOOPS) + loop) * uint(ROWS) + uint(r)] = total;
                         acc[m][r] = 0.0f;
                     }
                 }
@@ -167,38 +173,38 @@ FN float stage_sum8(
     if (NORM) {
         #pragma unroll
         for (int m = 0; m < M; m++) {
-            float whole = simd_sum(squares[m]);
-            if (lane == 0) norms[m][sg] = whole;
+            float total = simd_sum(squares[m]);
+            if (lane == 0) partial_squares[m][sg] = total;
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const uint MINE = SG * LOOPS * R;
-    for (uint i = t; i < uint(M) * MINE; i += uint(SG * 32)) {
-        uint m = i / MINE;
-        uint j = i % MINE;
-        uint o = threadgroup_position_in_grid.x * MINE + j;
-        if (o < uint(O)) {
-            uint at = j / uint(R) * uint(Q) + j % uint(R);
-            float a = part[m][at];
-            float u = PAIR ? part[m][at + uint(Q - R)] : 0.0f;
+    const uint GROUP_OUTPUTS = SG * LOOPS * R;
+    for (uint i = tid; i < uint(M) * GROUP_OUTPUTS; i += uint(SG * 32)) {
+        uint m = i / GROUP_OUTPUTS;
+        uint offset = i % GROUP_OUTPUTS;
+        uint output = threadgroup_position_in_grid.x * GROUP_OUTPUTS + offset;
+        if (output < uint(O)) {
+            uint slot = offset / uint(R) * uint(ROWS) + offset % uint(R);
+            float value = partial[m][slot];
+            float up = PAIR ? partial[m][slot + uint(ROWS - R)] : 0.0f;
             if (NORM) {
                 float total = 0.0f;
-                for (int c = 0; c < SG; c++) total += norms[m][c];
-                float inv = metal::rsqrt(total / float(K) + as_type<float>(uint(EPS)));
-                a *= inv;
-                u *= inv;
+                for (int c = 0; c < SG; c++) total += partial_squares[m][c];
+                float inv_rms = metal::rsqrt(total / float(K) + as_type<float>(uint(EPS)));
+                value *= inv_rms;
+                up *= inv_rms;
             }
             if (BIAS) {
-                a += float(bias[o]);
-                if (PAIR) u += float(bias[O + o]);
+                value += float(bias[output]);
+                if (PAIR) up += float(bias[O + output]);
             }
             if (PAIR) {
-                a = gated<ACT>(a, u);
-            } else if (ACT > 0) {
-                a = gated<ACT>(a, TIMES ? float(other[m * O + o]) : 1.0f);
+                value = gated<ACT>(value, up);
+            } else if (ACT != NO_ACTIVATION) {
+                value = gated<ACT>(value, TIMES ? float(other[m * O + output]) : 1.0f);
             }
-            if (RES) a += float(other[m * O + o]);
-            y[m * O + o] = static_cast<T>(capped<CAP>(a));
+            if (RES) value += float(other[m * O + output]);
+            y[m * O + output] = static_cast<T>(capped<CAP>(value));
         }
     }
 }

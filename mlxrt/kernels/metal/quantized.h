@@ -1,3 +1,7 @@
+// How a matrix is stored, the FORM of a kernel: MLX's affine groups, MXFP4, plain values of type T, or indices of centroids,
+// which lie in a table in threadgroup memory.
+enum QuantForm { AFFINE = 0, MXFP4 = 1, DENSE = 2, LUT = 3 };
+
 template <typename T, typename P>
 FN void load8(P p, uint i, thread float* y) {
     const int U = 4 / sizeof(T);
@@ -75,7 +79,7 @@ FN float small_float(uint c) {
 // The levels of codes where every lane finds them: before the first barrier of a kernel, by SIZE threads.
 template <int FORM, int LEVELS, int SIZE, typename L, typename P>
 FN void lay_levels(L levels, uint t, P table) {
-    if (FORM == 3) {
+    if (FORM == LUT) {
         for (uint i = t; i < uint(LEVELS); i += uint(SIZE)) table[i] = float(levels[i]);
     }
 }
@@ -83,17 +87,17 @@ FN void lay_levels(L levels, uint t, P table) {
 // A number is `number` times its group's scale plus what `zero_at` gives for it.
 template <int FORM, int BITS, int N, typename P>
 FN float number(const thread uint (&p)[N], int n, uint one, P table) {
-    return FORM == 3   ? table[code<BITS>(p, n)]
-           : FORM == 1 ? small_float(code<BITS>(p, n))
-                       : lifted<BITS>(p, n, one);
+    return FORM == LUT     ? table[code<BITS>(p, n)]
+           : FORM == MXFP4 ? small_float(code<BITS>(p, n))
+                           : lifted<BITS>(p, n, one);
 }
 
 template <int FORM, int BITS, typename Z>
 FN float zero_at(Z z, uint i, float scale) {
-    return FORM == 0 ? float(z[i]) - float(1u << BITS) * scale : 0.0f;
+    return FORM == AFFINE ? float(z[i]) - float(1u << BITS) * scale : 0.0f;
 }
 
 template <int FORM, typename S>
 FN float scale_at(S s, uint i) {
-    return FORM == 1 ? as_type<float>(uint(s[i]) << 23) : float(s[i]);
+    return FORM == MXFP4 ? as_type<float>(uint(s[i]) << 23) : float(s[i]);
 }

@@ -31,7 +31,7 @@ template <typename T, int FORM, typename P, typename S>
 FN void lay8(const thread float (&v)[8], uint i, P xs, S sums) {
     xs[place_of(8 * i)] = four(v[0], v[1], v[2], v[3]);
     xs[place_of(8 * i + 4)] = four(v[4], v[5], v[6], v[7]);
-    if (FORM == 0) {
+    if (FORM == AFFINE) {
         float near = v[0] + v[2] + v[4] + v[6] + v[7];
         float far = v[1] + v[3] + v[5];
         float sum = near + far;
@@ -83,7 +83,7 @@ FN void load_rows(
         uint at = row[r] * uint(K / 32) + k / 32;
         uint group = at / uint(GROUP / 32);
         load_words<N>(w, at, p[r]);
-        scale[r] = FORM == 2 ? 1.0f : scale_at<FORM>(s, group);
+        scale[r] = FORM == DENSE ? 1.0f : scale_at<FORM>(s, group);
         zero[r] = zero_at<FORM, BITS>(z, group, scale[r]);
     }
 }
@@ -91,7 +91,7 @@ FN void load_rows(
 // Whether codes are read where they lie, see numbers4.
 template <typename T, int FORM, int BITS>
 FN constexpr bool in_place() {
-    return FORM == 0 && BITS == 4 && sizeof(T) == 2;
+    return FORM == AFFINE && BITS == 4 && sizeof(T) == 2;
 }
 
 // Numbers 4 c ... 4 c + 3 of those 32. Shifting a code to where a float's last bits are is half of what one costs, so in half
@@ -100,7 +100,7 @@ FN constexpr bool in_place() {
 template <typename T, int FORM, int BITS, int N, typename L>
 FN void numbers4(const thread uint (&p)[N], int c, uint one, L table, thread float (&y)[4]) {
     const int U = 4 / sizeof(T);
-    if (FORM == 2) {
+    if (FORM == DENSE) {
         #pragma unroll
         for (int i = 0; i < 4 / U; i++) {
             float v[U];
@@ -161,11 +161,11 @@ FN void rows_meet(
     #pragma unroll
     for (int m = 0; m < M; m++) {
         uint at = 2 * (m * (PLACES / 8) + kt / 32);
-        float sum = FORM == 0 ? sums[at] : 0.0f;
+        float sum = FORM == AFFINE ? sums[at] : 0.0f;
         float more = in_place<T, FORM, BITS>() ? sums[at + 1] : 0.0f;
         #pragma unroll
         for (int r = 0; r < R; r++)
-            acc[m][r] += FORM == 2 ? d[m][r] : scale[r] * (d[m][r] - more) + zero[r] * sum;
+            acc[m][r] += FORM == DENSE ? d[m][r] : scale[r] * (d[m][r] - more) + zero[r] * sum;
     }
 }
 
@@ -192,7 +192,7 @@ FN void rows_dot(
     W w, S s, Z z, const thread uint (&row)[R], uint k, uint kt, uint one, L table, P xs, Q sums,
     thread float (&acc)[M][R]
 ) {
-    uint p[R][FORM == 2 ? 8 * sizeof(T) : BITS];
+    uint p[R][FORM == DENSE ? 8 * sizeof(T) : BITS];
     float scale[R];
     float zero[R];
     load_rows<FORM, BITS, GROUP, K>(w, s, z, row, k, p, scale, zero);

@@ -9,7 +9,7 @@ from ..registry import Case, Source, op
 from .qmv import bits_of
 
 SIZE = 256
-ADD_NORM = Source("add_norm.metal", ("x", "g", "residual", "scalar"), ("y",))
+ADD_NORM = Source("add_norm.metal", ("x", "norm_weight", "residual", "scalar"), ("y",))
 
 
 def add_norm_cases(dtype: mx.Dtype) -> Iterator[Case]:

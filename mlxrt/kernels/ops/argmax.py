@@ -7,7 +7,7 @@ import mlx.core as mx
 from ..registry import Case, Source, op
 
 SIZE = 1024
-ARGMAX = Source("argmax.metal", ("x",), ("tokens", "told"))
+ARGMAX = Source("argmax.metal", ("x",), ("tokens", "status"))
 
 
 TIE = 9.0  # the largest of a row, twice in what one thread reads
@@ -32,8 +32,8 @@ def argmax_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 @op(argmax_cases)
 def argmax(x):
-    """(tokens uint32 [R], told uint32 [R, 2]): the first of the largest logits; rows without a finite one have token 0.
-    `told` is the same token, and 1 if the row has none."""
+    """(tokens uint32 [R], status uint32 [R, 2]): the first of the largest logits; rows without a finite one have token 0.
+    `status` is the same token, and 1 if the row has none."""
     tokens = mx.argmax(x, axis=-1)
     peak = mx.take_along_axis(x, tokens[:, None], axis=-1)[:, 0].astype(mx.float32)
     bad = ~mx.isfinite(peak)
@@ -45,5 +45,5 @@ def argmax(x):
 def launch(gpu, x):
     rows, vocab = x.shape
     outputs = [((rows,), mx.uint32), ((rows, 2), mx.uint32)]
-    tokens, told = gpu(ARGMAX, [x], rows, SIZE, outputs, T=x.dtype, V=vocab)
-    return tokens, told
+    tokens, status = gpu(ARGMAX, [x], rows, SIZE, outputs, T=x.dtype, V=vocab)
+    return tokens, status

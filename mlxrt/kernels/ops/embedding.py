@@ -9,7 +9,7 @@ from ..registry import Case, Source, op
 from .qmv import bits_of
 from .quantized import QuantizedMatrix
 
-EMBEDDING = Source("embedding.metal", ("tokens", "w", "s", "z", "l"), ("y",))
+EMBEDDING = Source("embedding.metal", ("tokens", "packed", "scales", "biases", "lut"), ("y",))
 
 
 def embed_cases(dtype: mx.Dtype) -> Iterator[Case]:

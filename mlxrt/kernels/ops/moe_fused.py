@@ -23,7 +23,7 @@ WIDEST = 4096  # numbers of x: 16 KB of threadgroup memory
 
 ROUTER_GATE_UP = Source(
     "moe_router.metal",
-    ("x", *INPUTS, "w", "s", "z", "l", "bias"),
+    ("x", *INPUTS, "packed", "scales", "biases", "lut", "bias"),
     ("y", "experts", "weights"),
     {"FUSE_GATE_UP": 1},
     "gate_up",

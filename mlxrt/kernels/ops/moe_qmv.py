@@ -21,8 +21,12 @@ RESIDENT = (
 )
 TOGETHER = 4  # experts whose downs are computed side by side: 1024 numbers of x each are 16 KB
 
-GATE_UP = Source("moe_gate_up.metal", ("x", "experts", "w", "s", "z", "l", "g", "bias"), ("y",))
-DOWN = Source("moe_down.metal", ("x", "experts", "weights", "w", "s", "z", "l", "bias", "residual"), ("y",))
+GATE_UP = Source(
+    "moe_gate_up.metal", ("x", "experts", "packed", "scales", "biases", "lut", "norm_weight", "bias"), ("y",)
+)
+DOWN = Source(
+    "moe_down.metal", ("x", "experts", "weights", "packed", "scales", "biases", "lut", "bias", "residual"), ("y",)
+)
 
 
 def gate_up_cases(dtype: mx.Dtype) -> Iterator[Case]:

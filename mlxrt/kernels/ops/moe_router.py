@@ -13,7 +13,10 @@ from .staging import ROOM, padded_width
 MOST = 512  # experts
 SIMDGROUPS = 16
 
-INPUTS = ("rw", "rs", "rz", "rl", "g", "rbias", "correction", "scales")
+INPUTS = (
+    *("router_packed", "router_scales", "router_biases", "router_lut"),
+    *("norm_weight", "router_bias", "correction", "expert_scales"),
+)
 ROUTER = Source("moe_router.metal", ("x", *INPUTS), ("experts", "weights"))
 
 

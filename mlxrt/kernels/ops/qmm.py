@@ -18,7 +18,7 @@ from .qmv import FEW, epilogue_constants, qmv
 MANY = 64  # rows of x up to which this is the faster way
 CENTROID_BYTES = 1024  # of threadgroup memory, for the centroids of a LUT matrix
 
-QMM = Source("qmm.metal", ("x", "w", "s", "z", "l", "bias", "other", "order", "bounds"), ("y",))
+QMM = Source("qmm.metal", ("x", "packed", "scales", "biases", "lut", "bias", "other", "order", "bounds"), ("y",))
 
 
 def qmm_cases(dtype: mx.Dtype) -> Iterator[Case]:

@@ -21,7 +21,7 @@ from .staging import tile_width
 
 FEW = 4  # rows of x up to which this is the faster way
 
-QMV = Source("qmv.metal", ("x", "w", "s", "z", "l", "g", "bias", "other"), ("y",))
+QMV = Source("qmv.metal", ("x", "packed", "scales", "biases", "lut", "norm_weight", "bias", "other"), ("y",))
 
 
 def bits_of(value: float) -> int:
