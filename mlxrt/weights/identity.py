@@ -45,7 +45,8 @@ def identify(
 
 def parameters_digest(model: CausalLM, arrays: list) -> str:
     """For a model without files."""
-    digest = hashlib.sha256(repr(model.config).encode())
+    config = repr(model.config).replace("RopeParams(", "Rope(")  # files of format 4 were hashed under this name
+    digest = hashlib.sha256(config.encode())
     for name, array in arrays:
         digest.update(name.encode())
         digest.update(memoryview(mx.contiguous(array.reshape(-1).view(mx.uint8))))  # type: ignore[arg-type]
