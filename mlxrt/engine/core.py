@@ -208,7 +208,7 @@ class EngineCore:
         self.outputs.notify()
 
     def drop(self, ids: Iterable[int], wait: bool = True) -> None:
-        """End requests that nobody reads any more. Without `wait` it never blocks, so a finaliser may call it."""
+        """End requests that have no reader any more. Without `wait` it never blocks, so a finaliser may call it."""
         self._aborts.extend((id, False) for id in ids)
         self._defer(wait)
 
@@ -279,7 +279,7 @@ class EngineCore:
             self._inflight.append(self.runner.launch(step))
             self.positions += step.num_tokens
             if self.config.deterministic:
-                self.runner.flush()  # where keys lie decides in which order they are summed: always the same place
+                self.runner.flush()  # the order of sums depends on where keys are stored: always in the pools
         # Process outputs
         if not self._inflight:
             return bool(expired or failed or emitted)
@@ -355,7 +355,7 @@ class EngineCore:
             mx.eval(logits, self.runner.live)
         return logits
 
-    # The engine as a whole
+    # Statistics and shutdown
 
     def stats(self) -> Stats:
         with self.exclusive():

@@ -1,7 +1,7 @@
 """One step's logits as the rest of mlxrt and a user's callback may see them: for that step only, one row per sequence.
 
-A view knows arrays and rows. It does not know how a token is chosen (sampling.py) nor what a step is: whoever opens the
-view closes it, and every read after that raises StaleLogits, also through a row that a callback kept.
+A view knows arrays and rows, not how a token is chosen (sampler.py) nor what a step is. The model runner opens and
+closes it; every read after that raises StaleLogits, also through a row that a callback kept.
 """
 
 import copy
@@ -15,7 +15,7 @@ from .sequence import Sequence
 
 
 class LogitsView:
-    """The logits of one step, [R, V]. Nothing is copied or converted before somebody asks for it."""
+    """The logits of one step, [R, V]. Nothing is copied or converted before it is read."""
 
     def __init__(self, logits: mx.array, rows: list[Sequence], step: int | None = None):
         if logits.ndim != 2 or logits.shape[0] != len(rows):
@@ -40,7 +40,7 @@ class LogitsView:
 
     @property
     def latest(self) -> mx.array:
-        """The same numbers as `logits`, in the model's own dtype while nobody edited them."""
+        """The same values as `logits`, in the model's own dtype until a row is edited."""
         given = self.given
         if self._edits:
             edits, self._edits = self._edits, {}
