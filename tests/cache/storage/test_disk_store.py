@@ -7,6 +7,7 @@ import pytest
 import mlxrt
 from mlxrt import Engine, EngineConfig, Request, SamplingParams
 from mlxrt.cache.memory import QuantizedKV
+from mlxrt.cache.storage.record import node_keys
 from tests.support.oracle import truth
 from tests.support.toy_models import KINDS, VOCAB, make
 
@@ -204,7 +205,8 @@ def test_a_record_under_another_ones_name_is_refused(open_engine, tmp_path):
     model = make("f")
     with open_engine(model) as engine:
         ask(engine, TEXT)
-        files = sorted(tmp_path.glob("store/*/*-*.safetensors"))
+        disk = engine.core.disk  # of the prompt's records, so that both are read
+        files = [disk.index.path(key.digest, 1) for key in node_keys(disk.digest, TEXT, engine.core.node_size)]
         one, two = (file.read_bytes() for file in files[:2])
         files[0].write_bytes(two)
         files[1].write_bytes(one)
