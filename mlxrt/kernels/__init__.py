@@ -5,11 +5,11 @@ from .dispatch import MODES, PLAIN, Gpu, Kernels, make_gpu
 from .ops.add_norm import add_norm
 from .ops.add_norm_qmv import add_norm_qmv
 from .ops.argmax import argmax
+from .ops.attention_layout import KVQuantLayout, PackedKV, Pages, QKVLayout, QuantizedPages
 from .ops.codebook import codebook_rows
 from .ops.embedding import embed_rows
 from .ops.gated_delta import gated_delta_step
 from .ops.hadamard import hadamard
-from .ops.kv_quant import CodedToken, Packed
 from .ops.linear import linear
 from .ops.lut_dequantize import lut_dequantize
 from .ops.lut_matrix import LUTMatrix
@@ -17,13 +17,11 @@ from .ops.moe_fused import moe_router_gate_up
 from .ops.moe_grouped import moe_combine, moe_grouped, moe_sort
 from .ops.moe_qmv import moe_down, moe_gate_up
 from .ops.moe_router import moe_router
-from .ops.paged_attention import paged_attention
+from .ops.paged_attention import attention_op, paged_attention, quantized_paged_attention
 from .ops.qkv_attention import LazyQKV, compute_qkv, decode_attention, qkv_attention
-from .ops.qkv_layout import Pages, QKVLayout
 from .ops.qmm import qmm
 from .ops.qmv import qmv
 from .ops.quantized import QuantizedMatrix
-from .ops.quantized_attention import PackedPages, attention_op, quantized_paged_attention
 from .registry import OPS, Case, InlineSource, Op, Source
 
 __all__ = [
@@ -31,19 +29,19 @@ __all__ = [
     "OPS",
     "PLAIN",
     "Case",
-    "CodedToken",
     "DeviceProfile",
     "Gpu",
     "InlineSource",
+    "KVQuantLayout",
     "Kernels",
     "LUTMatrix",
     "LazyQKV",
     "Op",
-    "Packed",
-    "PackedPages",
+    "PackedKV",
     "Pages",
     "QKVLayout",
     "QuantizedMatrix",
+    "QuantizedPages",
     "Source",
     "add_norm",
     "add_norm_qmv",

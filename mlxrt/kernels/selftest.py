@@ -24,7 +24,7 @@ from mlx.utils import tree_flatten
 
 from .dispatch import Gpu, Kernels
 from .metal_source import shim
-from .ops.kv_quant import Packed
+from .ops.attention_layout import PackedKV
 from .registry import OPS, Case, Op
 
 log = logging.getLogger("mlxrt")
@@ -91,8 +91,8 @@ def to_float32(value: Any) -> Any:
         return value.astype(mx.float32) if value.dtype in HALF_PRECISION else value
     if isinstance(value, mx.Dtype):
         return mx.float32 if value in HALF_PRECISION else value
-    if isinstance(value, Packed):
-        return value.widened()
+    if isinstance(value, PackedKV):
+        return value.to_float32()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: to_float32(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return dataclasses.replace(value, **fields)
@@ -138,8 +138,8 @@ def flatten_outputs(x: Any) -> list[tuple[str, mx.array]]:
 
 def split_packed(x: Any) -> Any:
     """Quantized values beside their scales and biases: those must be equal, these may round differently."""
-    if isinstance(x, Packed):
-        return x.layout.split(x.words)
+    if isinstance(x, PackedKV):
+        return x.layout.unpack(x.words)
     return type(x)(map(split_packed, x)) if isinstance(x, (list, tuple)) else x
 
 

@@ -98,7 +98,11 @@ def test_a_short_request_beside_a_long_one(folder, on_gpu):
     assert "paged_attention" in kernels.used and not kernels.fallbacks
 
 
-WRONG = [("qmv", "mlxrt_qmv", 1), ("qkv_attention", "mlxrt_enter_attend", 1), ("paged_attention", "mlxrt_attend", 2)]
+WRONG = [
+    ("qmv", "mlxrt_qmv", 1),
+    ("qkv_attention", "mlxrt_paged_attention_fused_qkv", 1),
+    ("paged_attention", "mlxrt_paged_attention", 2),
+]
 
 
 @pytest.mark.parametrize(("op", "text", "rows"), WRONG)

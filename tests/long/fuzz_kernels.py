@@ -16,11 +16,9 @@ import mlxrt  # noqa: F401  before MLX
 import mlx.core as mx  # isort: skip
 
 from mlxrt.kernels import OPS, Case, QuantizedMatrix, make_gpu
-from mlxrt.kernels.ops.kv_quant import CodedToken, Packed
-from mlxrt.kernels.ops.paged_attention import ALONE
-from mlxrt.kernels.ops.qkv_attention import ROOM, entered, memory, tokens_of
-from mlxrt.kernels.ops.qkv_layout import Pages, QKVLayout
-from mlxrt.kernels.ops.quantized_attention import PackedPages
+from mlxrt.kernels.ops.attention_layout import KVQuantLayout, PackedKV, Pages, QKVLayout, QuantizedPages
+from mlxrt.kernels.ops.paged_attention import MAX_SHORT_TOKENS
+from mlxrt.kernels.ops.qkv_attention import ROOM, fuse_case, threadgroup_bytes
 from mlxrt.kernels.selftest import DTYPES, check_case, compute_reference
 from mlxrt.kernels.testing import sample
 
@@ -126,14 +124,14 @@ def draw_pages(rng: random.Random, dtype: mx.Dtype) -> Case:
 
 def draw_packed(rng: random.Random, dtype: mx.Dtype) -> Case:
     at, heads = rows_of(rng), heads_of(rng, dtype, [64, 128])
-    layout = CodedToken(rng.choice([2, 4, 8]), rng.choice([2, 4, 8]), rng.choice([32, 64]), dtype)
+    layout = KVQuantLayout(rng.choice([2, 4, 8]), rng.choice([2, 4, 8]), rng.choice([32, 64]), dtype)
 
-    def coded(count: int, slots: int) -> Packed:
+    def coded(count: int, slots: int) -> PackedKV:
         both = [normal(dtype, count, heads.keys, slots, heads.dim) for _ in range(2)]
-        return Packed(layout.encode(*both), layout)
+        return PackedKV(layout.quantize(*both), layout)
 
     pool, tail = coded(at["rows"] * at["blocks"] + 1, at["size"]), coded(at["rows"], 32)
-    return attention(rng, dtype, heads, at, PackedPages(pool, tail, *places(at)))
+    return attention(rng, dtype, heads, at, QuantizedPages(pool, tail, *places(at)))
 
 
 def draw_entry(rng: random.Random, dtype: mx.Dtype) -> Case:
@@ -143,13 +141,16 @@ def draw_entry(rng: random.Random, dtype: mx.Dtype) -> Case:
         (rows, outs), width = case.arrays["qkv"].shape, 32 * rng.randint(1, 70)
         m, pages = matrix(rng, dtype, outs, width), case.options["pages"]
         arrays = {"x": normal(dtype, rows, width) * width**-0.5}
-        if tokens_of(pages) > ALONE or memory(arrays["x"], m, case.options["heads"], pages) > ROOM:
+        if (
+            pages.max_tokens > MAX_SHORT_TOKENS
+            or threadgroup_bytes(arrays["x"], m, case.options["heads"], pages) > ROOM
+        ):
             continue
         if rng.random() < 0.5:
             arrays |= {"norm": normal(dtype, width) * width**-0.5}
         if rng.random() < 0.3:
             arrays |= {"bias": normal(dtype, outs)}
-        return entered(case, f"{m.mode}{m.bits}/{m.group} of {width}", arrays, m)
+        return fuse_case(case, f"{m.mode}{m.bits}/{m.group} of {width}", arrays, m)
 
 
 def draw_routed(rng: random.Random, dtype: mx.Dtype) -> Case:

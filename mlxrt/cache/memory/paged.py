@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...kernels import Packed, PackedPages, Pages
+from ...kernels import PackedKV, Pages, QuantizedPages
 from ..blocks import BlockPool
 from ..layer_state import BlockTable, LayerState
 from .attention import AttentionParams, attend_decode, attend_prefill
@@ -32,13 +32,13 @@ class KVView(LayerView):
         out += [self._prefill(q[a:b], r, start, params) for r, (a, b, start) in enumerate(self.batch.spans, s)]
         return mx.concatenate(out) if len(out) > 1 else out[0]
 
-    def pages(self) -> Pages | PackedPages | None:
+    def pages(self) -> Pages | QuantizedPages | None:
         """Blocks and tail, for the paged attention kernels; None if they cannot read them, and in prefill steps."""
         if not self.live or not self.spec.pages:
             return None
         table = self.index["table"], self.index["where"]
         if isinstance(codec := self.spec.codec, QuantizedKV):
-            return PackedPages(Packed(self.pool[0], codec.layout), Packed(self.live[0], codec.layout), *table)
+            return QuantizedPages(PackedKV(self.pool[0], codec.layout), PackedKV(self.live[0], codec.layout), *table)
         return Pages(self.pool[0], self.live[0], *table)
 
     def replace_tail(self, tail: mx.array) -> None:

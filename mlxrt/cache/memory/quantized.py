@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ...errors import UnsupportedModel
-from ...kernels import CodedToken, backend
+from ...kernels import KVQuantLayout, backend
 
 Parts = list[mx.array] | tuple[mx.array, ...]
 
@@ -98,27 +98,27 @@ class QuantizedKV(Codec):
     def shapes(self, heads, dim):
         if dim % self.group:
             raise UnsupportedModel(f"head_dim {dim} is no multiple of the quantisation group {self.group}")
-        return [(heads, self.layout.width(dim), mx.uint32)]
+        return [(heads, self.layout.vector_words(dim), mx.uint32)]
 
     @property
-    def layout(self) -> CodedToken:
-        return CodedToken(self.key, self.value, self.group, self.dtype)
+    def layout(self) -> KVQuantLayout:
+        return KVQuantLayout(self.key, self.value, self.group, self.dtype)
 
     def encode(self, k, v):
-        return (self.layout.encode(k, v),)
+        return (self.layout.quantize(k, v),)
 
     def decode(self, parts):
-        return self.layout.decode(parts[0])
+        return self.layout.dequantize(parts[0])
 
     def score(self, q, parts):
         if backend() == "cuda":  # whose quantized_matmul refuses most batches
             return q @ self.decode(parts)[0].swapaxes(-1, -2)
-        return self._matmul(q, self.layout.split(parts[0])[0], self.key, True)
+        return self._matmul(q, self.layout.unpack(parts[0])[0], self.key, True)
 
     def mix(self, weights, parts):
         if backend() == "cuda":
             return weights @ self.decode(parts)[1]
-        return self._matmul(weights, self.layout.split(parts[0])[1], self.value, False)
+        return self._matmul(weights, self.layout.unpack(parts[0])[1], self.value, False)
 
     def _matmul(self, x, parts, bits, transpose):
         if x.shape[:-2] != parts[0].shape[:-2]:  # quantized_matmul does not broadcast batches

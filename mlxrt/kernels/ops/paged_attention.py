@@ -1,53 +1,167 @@
-"""One token a row against its row's keys and values: paged blocks, the tail of the running batch, and the new token.
+"""Paged decode attention: one token a row against its row's keys and values, plain or quantised.
 
-One launch does what stands between the QKV product and the output product: norms of the heads, rope, the tail with the
-new token, and attention over an exact window with sinks and soft cap. Long contexts are split over threadgroups and
-joined by a second launch. The texts are in attention_text.py.
+One launch does what stands between the QKV projection and the output projection: norms of the heads, RoPE, the new token
+into the tail, and attention over an exact window with sinks and softcap. Long contexts are split over threadgroups and
+combined by a second launch (metal/paged_attention.metal, metal/attention_reduce.metal).
 """
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from ..dispatch import Gpu
-from ..registry import InlineSource, op
-from .attention_cases import attention_cases
-from .attention_text import JOIN, source
-from .qkv_layout import Pages, QKVLayout
+from ..registry import Case, Op, Source, op
+from .attention_layout import KVQuantLayout, PackedKV, Pages, QKVLayout, QuantizedPages
 from .qmv import bits_of
 
-WIDTHS = (64, 128, 256, 512)  # of heads
-WIDEST = 256  # of which matrix units hold queries and results in a lane's registers
+HEAD_DIMS = (64, 128, 256, 512)
+KV_BITS = (2, 4, 8)  # of which sixteen values are full words
+MAX_TILED_HEAD_DIM = 256  # up to which matrix units hold queries and results in a lane's registers
 # Threadgroups that fill an H200 once (132 multiprocessors), and twice: at 32,768 tokens (32 heads of 128) 40.0 us with 128
 # of them and 43.2 with 256 for bfloat16, but 35.0 and 33.6 for 8 bit, 32.1 and 29.7 for 4 bit.
-ONCE, TWICE = 128, 256
-# A few short rows are met faster by lanes alone: 9.5 us against 11.2 on an H200 (16 heads of 128, 512 tokens).
-ALONE, FEW = 1024, 8  # tokens up to which, rows from which they are not few
-SOURCES = {(new, tiled): source(new=new, tiled=tiled, coded=False) for new in (True, False) for tiled in (True, False)}
+ONE_WAVE, TWO_WAVES = 128, 256
+# A few short rows are faster without matrix units: 9.5 us against 11.2 on an H200 (16 heads of 128, 512 tokens).
+MAX_SHORT_TOKENS, MIN_TILED_ROWS = 1024, 8
+MIN_SPLIT_KEYS, MAX_SPLITS = 512, 64
+REDUCE_THREADS = 128
+
+INPUTS = ("kv_pool", "kv_tail", "block_table", "row_range", "rope_freqs", "q_norm", "k_norm", "sinks")
+REDUCE = Source("attention_reduce.metal", ("parts", "sinks"), ("out",))
+SourceKey = tuple[bool, bool]  # with a new token, by matrix units
+
+
+def make_source(new_token: bool, tiled: bool, quantized: bool, projection: tuple[str, ...] = ()) -> Source:
+    """The kernel of one kind of call. `projection`: inputs of a QKV projection that it computes itself."""
+    named = {"fused_qkv": bool(projection), "tiled": tiled, "quantized": quantized, "read": not new_token}
+    return Source(
+        "paged_attention.metal",
+        (*(projection or ("qkv",)), *INPUTS),
+        ("out", "tail_out") if new_token else ("out",),
+        {
+            "NEW_TOKEN": int(new_token),
+            "TILED": int(tiled),
+            "QUANTIZED_KV": int(quantized),
+            "FUSED_QKV": int(bool(projection)),
+        },
+        "_".join(name for name, yes in named.items() if yes),
+    )
+
+
+def make_sources(quantized: bool) -> dict[SourceKey, Source]:
+    return {(new, tiled): make_source(new, tiled, quantized) for new in (True, False) for tiled in (True, False)}
+
+
+SOURCES, QUANTIZED_SOURCES = make_sources(quantized=False), make_sources(quantized=True)
+
+
+def paged_case(
+    name: str, pages: Any, dtype: mx.Dtype, rows: int, heads: tuple[int, int, int], extra: dict[str, Any]
+) -> Case:
+    """A call for `rows` tokens over these pages; `heads` are queries, keys and how wide they are."""
+    h, kv, dim = heads
+    norms = [1 + 0.2 * mx.random.normal((dim,)).astype(dtype) for _ in range(2)] if extra.get("norms") else [None] * 2
+    turning = extra.get("turning")
+    inv_freq = None if turning is None else 10000.0 ** -(mx.arange(turning) / turning)
+    more = (bool(extra.get("v_norm")), 1e-6, inv_freq, extra.get("magnitude", 1.0), bool(extra.get("tied")))
+    width = h if extra.get("read") else h + kv if extra.get("tied") else h + 2 * kv
+    arrays = {"qkv": mx.random.normal((rows, width * dim)).astype(dtype)}
+    if extra.get("sinks"):
+        arrays["sinks"] = mx.random.normal((h,)).astype(dtype)
+    options = {"heads": QKVLayout(h, kv, dim, norms[0], norms[1], *more), "pages": pages, "scale": dim**-0.5}
+    options |= {k: v for k, v in extra.items() if k in ("window", "softcap")}
+    return Case(name, arrays, options, large=bool(extra.get("large")))
+
+
+def table_and_ranges(rows: int, size: int, blocks: int, start: list[int], used: int) -> tuple[mx.array, mx.array]:
+    """A random block table [rows, blocks], and row ranges."""
+    table = mx.random.permutation(mx.arange(1, rows * blocks + 1)).reshape(rows, blocks)
+    base = [s // size * size - (blocks - 1) * size if s >= blocks * size else 0 for s in start]
+    return table.astype(mx.int32), mx.array([[b, s, used] for b, s in zip(base, start)])
+
+
+def attention_cases(dtype: mx.Dtype) -> Iterator[Case]:
+    shapes: list[tuple[Any, ...]] = [
+        # R, queries, keys, dim, size, blocks a row, start, used, options
+        (1, 4, 2, 64, 8, 3, [19], 3, {"norms": True, "turning": 32}),
+        (3, 2, 2, 128, 32, 2, [0, 40, 33], 0, {"turning": 64, "window": 20, "sinks": True}),
+        (2, 8, 1, 256, 16, 4, [50, 7], 15, {"turning": 32, "v_norm": True, "softcap": 5.0, "tied": True}),
+        (2, 4, 1, 512, 8, 2, [9, 3], 5, {"read": True}),
+        # Split over threadgroups; a short row has fewer keys than there are parts.
+        (2, 2, 1, 64, 32, 80, [2500, 5], 6, {"turning": 16, "magnitude": 1.3, "sinks": True}),
+        # Many rows: matrix units, in half precision. In the last two heads of a key go together.
+        (8, 4, 2, 64, 8, 3, [19, 0, 1, 7, 8, 15, 16, 23], 3, {"norms": True, "turning": 32}),
+        (9, 2, 2, 128, 32, 2, [0, 40, 33, 63, 17], 0, {"turning": 64, "window": 20, "sinks": True}),
+        (8, 2, 1, 256, 16, 4, [50, 7, 33], 15, {"turning": 32, "v_norm": True, "softcap": 5.0, "tied": True}),
+        (8, 1, 1, 64, 8, 2, [9, 3], 5, {"read": True}),
+        (64, 8, 2, 64, 8, 1, [3, 6], 1, {"turning": 32}),
+        (8, 1, 1, 64, 32, 14, [440, 5, 201], 2, {}),  # simdgroups take keys several times
+        (1, 2, 1, 64, 32, 40, [1270], 9, {"window": 4}),  # a window within the tail, in parts
+        (1, 2, 1, 64, 32, 9, [280], 15, {"turning": 32}),  # simdgroups take keys twice, the last ones at the tail's end
+        (1, 32, 8, 128, 32, 1024, [32000], 9, {"norms": True, "turning": 64, "large": True}),
+    ]
+    for rows, h, kv, dim, size, blocks, start, used, extra in shapes:
+        mx.random.seed(dim + rows)
+        start = [start[i % len(start)] for i in range(rows)]
+        table, ranges = table_and_ranges(rows, size, blocks, start, used)
+        pool = mx.random.normal((rows * blocks + 1, 2 * kv, size, dim)).astype(dtype)
+        pages = Pages(pool, mx.random.normal((rows, 2 * kv, 16, dim)).astype(dtype), table, ranges)
+        name = f"{h}/{kv} heads of {dim}, {rows} rows of {start[:3]}"
+        yield paged_case(name, pages, dtype, rows, (h, kv, dim), extra)
+
+
+def quantized_cases(dtype: mx.Dtype) -> Iterator[Case]:
+    shapes: list[tuple[Any, ...]] = [
+        (1, 4, 2, 64, 8, 3, [19], 3, (8, 8), 32, {"norms": True, "turning": 32}),
+        (2, 2, 1, 128, 32, 2, [40, 33], 0, (4, 4), 64, {"turning": 64, "window": 20, "sinks": True}),
+        (2, 4, 1, 128, 16, 4, [50, 7], 15, (8, 4), 128, {"turning": 32, "softcap": 5.0}),
+        (2, 2, 1, 64, 32, 80, [2500, 5], 6, (4, 2), 32, {"turning": 16, "magnitude": 1.3}),
+        (1, 2, 1, 256, 8, 4, [27], 2, (8, 4), 32, {"turning": 32, "v_norm": True, "tied": True}),
+        (1, 4, 1, 512, 8, 2, [9], 5, (8, 8), 64, {"read": True}),
+        # Many rows: matrix units, in half precision. In the last two heads of a key go together.
+        (8, 4, 2, 64, 8, 3, [19, 0, 1, 7, 8, 15, 16, 23], 3, (8, 8), 32, {"norms": True, "turning": 32}),
+        (9, 2, 1, 128, 32, 2, [40, 33, 0, 63], 0, (4, 4), 64, {"turning": 64, "window": 20, "sinks": True}),
+        (8, 2, 1, 256, 16, 4, [50, 7], 15, (2, 4), 128, {"turning": 32, "softcap": 5.0}),
+        (8, 1, 1, 64, 8, 2, [9, 3], 5, (4, 8), 64, {"read": True}),
+        (64, 8, 2, 64, 8, 1, [3, 6], 1, (8, 4), 64, {"turning": 32}),
+        (8, 1, 1, 64, 32, 14, [440, 5, 201], 2, (8, 8), 32, {}),  # simdgroups take keys several times
+        (1, 32, 8, 128, 32, 1024, [32000], 9, (4, 4), 64, {"norms": True, "turning": 64, "large": True}),
+    ]
+    for rows, h, kv, dim, size, blocks, start, used, bits, group, extra in shapes:
+        mx.random.seed(dim + blocks)
+        start = [start[i % len(start)] for i in range(rows)]
+        layout = KVQuantLayout(bits[0], bits[1], group, dtype)
+        pool, tail = (
+            PackedKV(layout.quantize(*(mx.random.normal((count, kv, slots, dim)) for _ in range(2))), layout)
+            for count, slots in ((rows * blocks + 1, size), (rows, 16))
+        )
+        pages = QuantizedPages(pool, tail, *table_and_ranges(rows, size, blocks, start, used))
+        name = f"{bits} bits, {h}/{kv} heads of {dim}, {rows} rows of {start[:3]}"
+        yield paged_case(name, pages, dtype, rows, (h, kv, dim), extra)
 
 
 @op(attention_cases)
 def paged_attention(qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
-    """(out [R, queries * dim], tail with the new token): each row's token sees its row's positions up to its own."""
-    base, start, used = pages.where.T
+    """(out [R, queries * dim], tail with the new token): each row's token attends to its row's positions up to its own."""
+    base, start, used = pages.row_range.T
     at = start + used
     q, *new = heads.prepare(qkv, at)
     tail, rows = pages.tail, qkv.shape[0]
     if new:
         here = (mx.arange(tail.shape[2]) == used[:, None])[:, None, :, None]
         tail = mx.where(here, mx.concatenate(new, axis=1)[:, :, None], tail)
-    past = pages.pool[pages.table].transpose(0, 2, 1, 3, 4).flatten(2, 3)  # [R, 2 keys, W * size, dim]
-    known = base[:, None] + mx.arange(past.shape[2])
-    known = mx.where(known < start[:, None], known, mx.array(1 << 30))
-    known = mx.concatenate([known, start[:, None] + mx.arange(tail.shape[2])], axis=1)
+    past = pages.pool[pages.table].transpose(0, 2, 1, 3, 4).flatten(2, 3)  # [R, 2 KV heads, tokens, dim]
+    positions = base[:, None] + mx.arange(past.shape[2])
+    positions = mx.where(positions < start[:, None], positions, mx.array(1 << 30))
+    positions = mx.concatenate([positions, start[:, None] + mx.arange(tail.shape[2])], axis=1)
     k, v = mx.split(mx.concatenate([past, tail], axis=2).astype(mx.float32), 2, axis=1)
-    seen = known <= at[:, None]
+    visible = positions <= at[:, None]
     if window is not None:
-        seen = seen & (known > at[:, None] - window)
+        visible = visible & (positions > at[:, None] - window)
     scores = q.reshape(rows, heads.keys, -1, heads.dim).astype(mx.float32) * scale @ k.swapaxes(-1, -2)
     if softcap is not None:
         scores = mx.tanh(scores / softcap) * softcap
-    scores = mx.where(seen[:, None, None], scores, -mx.inf)
+    scores = mx.where(visible[:, None, None], scores, -mx.inf)
     if sinks is not None:
         sink = mx.broadcast_to(sinks.astype(mx.float32).reshape(1, heads.keys, -1, 1), (*scores.shape[:-1], 1))
         scores = mx.concatenate([scores, sink], axis=-1)
@@ -55,128 +169,161 @@ def paged_attention(qkv, heads, pages, scale, window=None, softcap=None, sinks=N
     return (weights @ v).reshape(rows, -1).astype(qkv.dtype), tail
 
 
+@op(quantized_cases)
+def quantized_paged_attention(qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
+    """`paged_attention` over a quantised KV cache: the new token, too, reads its key and value as they are kept."""
+    used, tail = pages.row_range[:, 2], pages.tail
+    q, *new = heads.prepare(qkv, pages.row_range[:, 1] + used)
+    if new:
+        here = (mx.arange(tail.words.shape[2]) == used[:, None])[:, None, :, None]
+        tail = PackedKV(mx.where(here, pages.layout.quantize(*new)[:, :, None], tail.words), pages.layout)
+    plain = Pages(pages.pool.dequantize(), tail.dequantize(), pages.table, pages.row_range)
+    ready = QKVLayout(heads.queries, heads.keys, heads.dim)  # q has its norm and its RoPE
+    out, _ = paged_attention.reference(q.flatten(1), ready, plain, scale, window, softcap, sinks)
+    return out, tail
+
+
+def attention_op(pages: Pages | QuantizedPages) -> Op:
+    """The op that reads such pages."""
+    return quantized_paged_attention if isinstance(pages, QuantizedPages) else paged_attention
+
+
 def unsupported(qkv, heads, pages, **rest) -> str | None:
-    if heads.dim not in WIDTHS:
-        return f"heads of {heads.dim}: {', '.join(map(str, WIDTHS))} are built"
+    if heads.dim not in HEAD_DIMS:
+        return f"heads of {heads.dim}: {', '.join(map(str, HEAD_DIMS))} are built"
+    if isinstance(pages, QuantizedPages):
+        layout = pages.layout
+        if {layout.key_bits, layout.value_bits} - set(KV_BITS):
+            return f"keys and values of {layout.key_bits} and {layout.value_bits} bits"
+        return f"scales are {layout.dtype}, activations {qkv.dtype}" if layout.dtype != qkv.dtype else None
     if qkv.dtype != pages.pool.dtype:
         return f"keys are kept as {pages.pool.dtype}, activations are {qkv.dtype}"
-    if heads.queries % heads.keys:
-        return f"{heads.queries} queries for {heads.keys} keys"
-    return None
+    return f"{heads.queries} queries for {heads.keys} keys" if heads.queries % heads.keys else None
 
 
-@paged_attention.kernel(*SOURCES.values(), JOIN, unsupported=unsupported)
+@quantized_paged_attention.kernel(*QUANTIZED_SOURCES.values(), REDUCE, unsupported=unsupported)
+@paged_attention.kernel(*SOURCES.values(), REDUCE, unsupported=unsupported)
 def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
-    form = seen(scale, window, softcap, sinks) | pages.form() | {"HEADS": qkv.shape[1] // heads.dim}
-    out, *new = run(gpu, SOURCES, [qkv], qkv, qkv.shape[1], heads, pages, sinks, form)
-    return out, new[0] if new else pages.tail
+    sources = QUANTIZED_SOURCES if isinstance(pages, QuantizedPages) else SOURCES
+    constants = score_constants(scale, window, softcap, sinks) | {"QKV_HEADS": qkv.shape[1] // heads.dim}
+    return launch_attention(gpu, sources, [qkv], qkv, qkv.shape[1], heads, pages, sinks, constants)
 
 
-def run(
+def score_constants(scale: float, window: int | None, softcap: float | None, sinks: mx.array | None) -> dict[str, Any]:
+    cap = 0 if softcap is None else bits_of(softcap)
+    return {"SCALE": bits_of(scale), "WINDOW": window or 0, "SOFTCAP": cap, "SINKS": sinks is not None}
+
+
+def launch_attention(
     gpu: Gpu,
-    sources: dict[tuple[bool, bool], InlineSource],
-    begins: list[mx.array | None],
+    sources: dict[SourceKey, Source],
+    projection: list[mx.array | None],
     x: mx.array,
     width: int,
     heads: QKVLayout,
-    pages: Pages,
+    pages: Pages | QuantizedPages,
     sinks: mx.array | None,
-    form: dict[str, Any],
+    constants: dict[str, Any],
     *,
-    entering: bool = False,
-) -> list[mx.array]:
-    """Attention's output, then the tail with the new token, if there is one.
+    fused: bool = False,
+) -> tuple[mx.array, mx.array | PackedKV]:
+    """(out [R, queries * dim], the tail with the new token, if there is one).
 
-    `begins`: what the text's heads come from, for rows like x's and `width` numbers of a QKV product; `form`: what else
-    it must know, as constants; `entering`: it makes the heads itself. Pages of codes have words as their numbers.
+    `projection`: what the kernel reads q, k and v from, for rows like x's and `width` outputs of a QKV projection;
+    `fused`: it computes that itself.
     """
-    rows, h, kv, dim = x.shape[0], heads.queries, heads.keys, heads.dim
-    new, tail = width > h * dim, pages.tail
-    size, room = pages.pool.shape[2], tail.shape[2]
-    tokens = pages.table.shape[1] * size
-    tiled = fits(x.dtype, dim, form) and (tokens > ALONE or rows >= FEW)
-    together, simdgroups, splits, resident = shape_of(rows, h, kv, dim, tokens, tiled, form["CODED"], entering)
-    out = ((rows, h * dim), x.dtype) if splits == 1 else ((rows, h, splits, dim + 2), mx.float32)
-    kept = (pages.pool, tail, pages.table, pages.where)
-    found, *made = gpu(
-        sources[new, tiled],
-        [*begins, *kept, heads.inv_freq, heads.q_norm, heads.k_norm, sinks],
-        (rows * h // together, splits, 1),
-        32 * simdgroups,
-        [out, (tail.shape, tail.dtype)] if new else [out],
+    rows, dim, (pool, tail, table, row_range) = x.shape[0], heads.dim, arrays_of(pages)
+    new_token, quantized = width > heads.queries * dim, isinstance(pages, QuantizedPages)
+    constants = constants | pages.constants()
+    tiled = supports_tiles(x.dtype, dim, constants) and (pages.max_tokens > MAX_SHORT_TOKENS or rows >= MIN_TILED_ROWS)
+    c = launch_config(rows, heads, pages.max_tokens, tiled=tiled, quantized=quantized, fused=fused)
+    split_out = ((rows, heads.queries, c.splits, dim + 2), mx.float32)
+    out = ((rows, heads.queries * dim), x.dtype) if c.splits == 1 else split_out
+    parts, *new_tail = gpu(
+        sources[new_token, tiled],
+        [*projection, pool, tail, table, row_range, heads.inv_freq, heads.q_norm, heads.k_norm, sinks],
+        (rows * heads.queries // c.heads, c.splits, 1),
+        32 * c.simdgroups,
+        [out, (tail.shape, tail.dtype)] if new_token else [out],
         T=x.dtype,
         OUT=out[1],
-        H=h,
-        KV=kv,
-        D=dim,
-        HG=together,
-        SG=simdgroups,
-        U=2,
-        SPLITS=splits,
-        RESIDENT=resident,
-        NEW=new,
-        QN=heads.q_norm is not None,
-        KN=heads.k_norm is not None,
-        VN=heads.v_norm,
-        TIED=heads.tied,
-        EPS=bits_of(heads.eps),
-        TURN=0 if heads.inv_freq is None else heads.inv_freq.shape[0],
-        MAGNITUDE=bits_of(heads.magnitude),
-        S=size,
-        TAIL=room,
-        W=pages.table.shape[1],
-        **form,
+        NUM_HEADS=heads.queries,
+        NUM_KV_HEADS=heads.keys,
+        HEAD_DIM=dim,
+        HEADS=c.heads,
+        SIMDGROUPS=c.simdgroups,
+        UNROLL=2,
+        SPLITS=c.splits,
+        RESIDENT=c.resident,
+        Q_NORM=heads.q_norm is not None,
+        K_NORM=heads.k_norm is not None,
+        V_NORM=heads.v_norm,
+        TIED_KV=heads.tied,
+        NORM_EPS=bits_of(heads.eps),
+        ROPE_PAIRS=0 if heads.inv_freq is None else heads.inv_freq.shape[0],
+        ROPE_MAGNITUDE=bits_of(heads.magnitude),
+        BLOCK_SIZE=pool.shape[2],
+        TAIL_SIZE=tail.shape[2],
+        MAX_BLOCKS=table.shape[1],
+        **constants,
     )
-    return [join(gpu, found, x, heads, sinks), *made]
+    y = parts if c.splits == 1 else reduce_splits(gpu, parts, x.dtype, sinks)
+    return y, pages.wrap_tail(new_tail[0]) if new_token else pages.tail
 
 
-def fits(dtype: mx.Dtype, dim: int, form: dict[str, Any]) -> bool:
-    """Whether matrix units can do it: in half precision, where what a lane takes of a group of codes is whole words."""
-    return dtype != mx.float32 and dim <= WIDEST and min(form["KB"] * 2, form["VB"]) * form["GROUP"] >= 256
+def arrays_of(pages: Pages | QuantizedPages) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    raw = pages.raw
+    return raw.pool, raw.tail, raw.table, raw.row_range
 
 
-def seen(scale: float, window: int | None, softcap: float | None, sinks: mx.array | None) -> dict[str, Any]:
-    """Which keys count and how, as constants of the kernel."""
-    cap = 0 if softcap is None else bits_of(softcap)
-    return {"SCALE": bits_of(scale), "WINDOW": window or 0, "CAP": cap, "SINKS": sinks is not None}
+def supports_tiles(dtype: mx.Dtype, dim: int, constants: dict[str, Any]) -> bool:
+    """Whether matrix units can do it: in half precision, where what a lane takes of a quantisation group is full words."""
+    bits = min(constants["K_BITS"] * 2, constants["V_BITS"])
+    return dtype != mx.float32 and dim <= MAX_TILED_HEAD_DIM and bits * constants["KV_GROUP"] >= 256
 
 
-def join(gpu: Gpu, parts: mx.array, x: mx.array, heads: QKVLayout, sinks: mx.array | None) -> mx.array:
-    """Attention's output [R, queries * dim], from the parts of the keys where they were split: parts are of rank 4."""
-    if parts.ndim == 2:
-        return parts
-    (rows, h, splits, _), dim = parts.shape, heads.dim
-    sizes = {"T": x.dtype, "H": h, "D": dim, "SPLITS": splits, "SIZE": 128, "SINKS": sinks is not None}
-    return gpu(JOIN, [parts, sinks], rows * h, 128, [((rows, h * dim), x.dtype)], **sizes)[0]
+def reduce_splits(gpu: Gpu, parts: mx.array, dtype: mx.Dtype, sinks: mx.array | None) -> mx.array:
+    """Parts [R, queries, splits, dim + 2] -> attention's output [R, queries * dim]."""
+    rows, heads, splits, width = parts.shape
+    sizes = {"NUM_HEADS": heads, "HEAD_DIM": width - 2, "SPLITS": splits, "THREADS": REDUCE_THREADS}
+    out = [((rows, heads * (width - 2)), dtype)]
+    return gpu(REDUCE, [parts, sinks], rows * heads, REDUCE_THREADS, out, T=dtype, SINKS=sinks is not None, **sizes)[0]
 
 
-def shape_of(
-    rows: int, h: int, kv: int, dim: int, tokens: int, tiled: bool, coded: bool, entering: bool = False
-) -> tuple[int, int, int, int]:
-    """(query heads a threadgroup takes together, its simdgroups, parts of the keys, threadgroups for a multiprocessor).
+class LaunchConfig(NamedTuple):
+    heads: int  # query heads a threadgroup takes together
+    simdgroups: int
+    splits: int  # of the keys
+    resident: int  # threadgroups for a multiprocessor
 
-    Heads that share a key head read it once if they go together; they may where enough threadgroups are left. Simdgroups
-    are as many as registers (of 65,536 on CUDA, where a lane takes up to 170 for heads of 128, 250 for 256) and 20 KB of
-    threadgroup memory for their results allow. Two threadgroups of 8 hide each other's waiting, if there are so many.
+
+def launch_config(
+    rows: int, layout: QKVLayout, tokens: int, *, tiled: bool, quantized: bool, fused: bool = False
+) -> LaunchConfig:
+    """Heads that share a KV head read it once if they go together; they may where enough threadgroups are left.
+
+    Simdgroups are as many as registers (of 65,536 on CUDA, where a lane takes up to 170 for heads of 128, 250 for 256) and
+    20 KB of threadgroup memory for their results allow. Two threadgroups of 8 hide each other's waiting, if there are so
+    many.
     """
-    for together in (8, 4, 2, 1) if dim <= 256 else (4, 2, 1):
-        busy = rows * h // together
-        splits = parts_of(tokens, busy, TWICE if tiled and coded else ONCE)
-        if together == 1 or (h // kv % together == 0 and busy * splits >= ONCE):
+    num_heads, dim = layout.queries, layout.dim
+    for heads in (8, 4, 2, 1) if dim <= 256 else (4, 2, 1):
+        groups = rows * num_heads // heads
+        splits = num_splits(tokens, groups, TWO_WAVES if tiled and quantized else ONE_WAVE)
+        if heads == 1 or (num_heads // layout.keys % heads == 0 and groups * splits >= ONE_WAVE):
             break
-    resident = 2 if tiled and dim <= 128 and busy * splits >= TWICE else 1
+    resident = 2 if tiled and dim <= 128 and groups * splits >= TWO_WAVES else 1
     if tiled:
         most = 12 if dim <= 128 and resident == 1 else 8
     else:
-        most = 16 if together == 1 and dim <= (256 if entering else 128) and not coded else 8
-    simdgroups = max(1, min(most, 5120 // (together * dim)))
-    return together, simdgroups, splits, resident
+        most = 16 if heads == 1 and dim <= (256 if fused else 128) and not quantized else 8
+    return LaunchConfig(heads, max(1, min(most, 5120 // (heads * dim))), splits, resident)
 
 
-def parts_of(tokens: int, busy: int, wanted: int) -> int:
-    """Parts of 512 keys at least, until there are as many threadgroups as wanted; up to 1,024 keys one launch is better
-    than two."""
+def num_splits(tokens: int, groups: int, wanted: int) -> int:
+    """Splits of MIN_SPLIT_KEYS at least, until there are as many threadgroups as wanted; for short contexts one launch is
+    better than two."""
     splits = 1
-    while tokens > 1024 and tokens > 512 * splits and busy * splits < wanted and splits < 64:
+    while tokens > max(2, splits) * MIN_SPLIT_KEYS and groups * splits < wanted and splits < MAX_SPLITS:
         splits *= 2
     return splits

@@ -8,9 +8,7 @@ from itertools import chain
 import mlx.core as mx
 
 from mlxrt.kernels import OPS, Case, Op, QuantizedMatrix
-from mlxrt.kernels.ops.kv_quant import CodedToken, Packed
-from mlxrt.kernels.ops.qkv_layout import Pages, QKVLayout
-from mlxrt.kernels.ops.quantized_attention import PackedPages
+from mlxrt.kernels.ops.attention_layout import KVQuantLayout, PackedKV, Pages, QKVLayout, QuantizedPages
 from mlxrt.kernels.selftest import DTYPES, list_cases
 from mlxrt.kernels.testing import sample
 
@@ -132,7 +130,7 @@ def odd_packed_parts(dtype: mx.Dtype) -> Iterator[Case]:
     """A row that has nothing but its tail beside one whose keys are split: its other parts are empty. Rows that a
     simdgroup meets in several rounds, and heads that go together. Tokens are so differently loud that none can be
     mistaken for another."""
-    layout = CodedToken(8, 8, 32, dtype)
+    layout = KVQuantLayout(8, 8, 32, dtype)
     shapes = [  # heads, tokens in the pool, those in the tail and how loud they are
         ((2, 1), [2500, 0], 80, 2, 4.0),
         ((1, 1), [440, 5, 201, 192, 384, 207, 208, 199], 14, 28, 4.0),
@@ -141,15 +139,15 @@ def odd_packed_parts(dtype: mx.Dtype) -> Iterator[Case]:
     for (queries, keys), start, blocks, used, size in shapes:
         rows = len(start)
 
-        def coded(loud: mx.array, keys: int = keys) -> Packed:
+        def coded(loud: mx.array, keys: int = keys) -> PackedKV:
             loud = loud[:, None, :, None] * mx.exp(normal(mx.float32, loud.shape[0], keys, 32, 1))
-            return Packed(layout.encode(*(loud * normal(dtype, *loud.shape[:3], 64) for _ in range(2))), layout)
+            return PackedKV(layout.quantize(*(loud * normal(dtype, *loud.shape[:3], 64) for _ in range(2))), layout)
 
         table = mx.random.permutation(mx.arange(1, rows * blocks + 1)).reshape(rows, blocks).astype(mx.int32)
         where = mx.array([[0, s, used] for s in start])
         pool = mx.where(mx.arange(rows * blocks + 1) == table[0, 6], 8.0, 1.0)  # tokens 192 to 223 of the first row
         tail = mx.where(mx.arange(32) == 0, 8.0, 1.0) * size
-        pages = PackedPages(
+        pages = QuantizedPages(
             coded(mx.repeat(pool[:, None], 32, axis=1)), coded(mx.repeat(tail[None], rows, axis=0)), table, where
         )
         options = {"heads": QKVLayout(queries, keys, 64), "pages": pages, "scale": 0.02}
