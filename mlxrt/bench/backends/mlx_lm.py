@@ -7,12 +7,14 @@ Importing mlxrt puts its BLAS under MLX here too; MLXRT_BLAS=off leaves mlx-lm a
 
 import tempfile
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlxrt
 from mlxrt import _openblas
-from mlxrt.bench.backends.serve import Clock, serve
+from mlxrt.bench.backends.serve import Arrivals, Clock, is_due_by_time, serve
 from mlxrt.bench.machine import library_name
 
 RENAMES = (("block_sparse_moe", "mlp"), ("experts.switch_glu", "experts"), ("switch_mlp", "experts"))
@@ -112,31 +114,10 @@ class MlxLmBackend:
 
         mx.reset_peak_memory()
         generator = BatchGenerator(self.model, stop_tokens=[])
-        rows: list[dict[str, list]] = [{"tokens": [], "at": []} for _ in requests]
-        waiting = sorted(range(len(requests)), key=lambda i: requests[i]["after"])
-        running: dict[int, int] = {}
-        start, used = time.perf_counter(), time.process_time()
-        while waiting or running:
-            now = time.perf_counter() - start
-            while waiting and requests[waiting[0]]["after"] <= now:
-                row = waiting.pop(0)
-                [uid] = generator.insert([requests[row]["prompt"]], [requests[row]["max_tokens"]])
-                running[uid] = row
-            if not running:
-                time.sleep(min(0.001, max(0.0, requests[waiting[0]]["after"] - now)))
-                continue
-            _, events = generator.next()
-            now = time.perf_counter() - start
-            for event in events:
-                row = running[event.uid]
-                rows[row]["tokens"].append(int(event.token))
-                rows[row]["at"].append(now - requests[row]["after"])
-                if event.finish_reason:
-                    del running[event.uid]
-        spent = {"seconds": time.perf_counter() - start, "seconds_used": time.process_time() - used}
+        reply = Arrivals(requests, is_due_by_time, partial(submit, generator), partial(step, generator)).run()
         generator.close()
         mx.synchronize()
-        return {"rows": rows, **spent, "peak": mx.get_peak_memory()}
+        return reply | {"peak": mx.get_peak_memory()}
 
     def serve(self, requests: list[dict[str, Any]], after: int) -> dict[str, Any]:
         """As in `mlxrt.py`; positions and stalls are counted where the model is called, padding included."""
@@ -144,44 +125,38 @@ class MlxLmBackend:
 
         model: Any = CountingModel(self.model)
         generator = BatchGenerator(model, stop_tokens=[])
-        early = [i for i, request in enumerate(requests) if not request["late"]]
-        rows: list[dict[str, list]] = [{"tokens": [], "at": []} for _ in requests]
-        start, held, held_tokens, stall = time.perf_counter(), 0, 0, 0
-        began, prompted = dict.fromkeys(early, start), dict.fromkeys(early, 0)
+        stall, prompted, held = 0, dict[int, int](), dict[str, int]()
 
-        def insert(chosen: list[int]) -> dict[int, int]:
-            lengths = [requests[i]["max_tokens"] for i in chosen]
-            return dict(zip(generator.insert([requests[i]["prompt"] for i in chosen], lengths), chosen))
+        def observe(row: int) -> None:
+            nonlocal stall
+            if not requests[row]["late"]:
+                stall = max(stall, model.prompted - prompted.get(row, model.prompted))
+                prompted[row] = model.prompted
+            if not held and load.all_running:
+                held.update(held=generator.prompt_cache_nbytes, held_tokens=load.token_count)
 
-        running = insert(early)
-        while running:
-            _, events = generator.next()
-            for event in events:
-                row = running[event.uid]
-                rows[row]["tokens"].append(int(event.token))
-                rows[row]["at"].append(time.perf_counter() - began[row])
-                if row in prompted:
-                    stall = max(stall, model.prompted - prompted[row]) if len(rows[row]["tokens"]) > 1 else stall
-                    prompted[row] = model.prompted
-                if event.finish_reason:
-                    del running[event.uid]
-            if len(began) < len(requests) and all(len(rows[i]["tokens"]) >= after for i in early):
-                late = [i for i in range(len(requests)) if i not in early]
-                began |= dict.fromkeys(late, time.perf_counter())
-                running |= insert(late)
-            if len(began) == len(requests) and all(r["tokens"] for r in rows) and not held:  # all are running
-                held = generator.prompt_cache_nbytes
-                held_tokens = sum(len(a["prompt"]) + len(b["tokens"]) for a, b in zip(requests, rows))
-        seconds = time.perf_counter() - start
+        load = Arrivals(
+            requests,
+            lambda request, now: not request["late"] or load.early_have(after),
+            partial(submit, generator),
+            partial(step, generator),
+            observe,
+        )
+        reply = load.run()
         generator.close()
-        return {
-            "rows": rows,
-            "seconds": seconds,
-            "positions": model.positions,
-            "stall": stall,
-            "held": held,
-            "held_tokens": held_tokens,
-        }
+        return reply | held | {"positions": model.positions, "stall": stall}
+
+
+def submit(generator: Any, request: dict[str, Any]) -> int:
+    [uid] = generator.insert([request["prompt"]], [request["max_tokens"]])
+    return uid
+
+
+def step(generator: Any, ids: list[int]) -> Iterator[tuple[int, int, bool]]:
+    """Run a step and yield its tokens."""
+    _, events = generator.next()
+    for event in events:
+        yield event.uid, int(event.token), event.finish_reason is not None
 
 
 class CountingModel:

@@ -18,7 +18,7 @@ from typing import Any
 
 import mlxrt
 from mlxrt import Event, Request, SamplingParams, _openblas
-from mlxrt.bench.backends.serve import Clock, serve
+from mlxrt.bench.backends.serve import Arrivals, Clock, is_due_by_time, serve
 from mlxrt.bench.machine import library_name
 from mlxrt.errors import NoTokenizer
 from mlxrt.text import Tokenizer
@@ -140,27 +140,9 @@ class MlxrtBackend:
         if fresh and engine.core.prefix_cache is not None:
             engine.core.prefix_cache.clear()
         mx.reset_peak_memory()
-        rows: list[dict[str, list]] = [{"tokens": [], "at": []} for _ in requests]
-        waiting = sorted(range(len(requests)), key=lambda i: requests[i]["after"])
-        running: dict[int, int] = {}  # the engine's number -> row
-        start, used = time.perf_counter(), time.process_time()
-        while waiting or running:
-            now = time.perf_counter() - start
-            while waiting and requests[waiting[0]]["after"] <= now:
-                row = waiting.pop(0)
-                running[engine.submit(make_request(requests[row]["prompt"], requests[row]["max_tokens"]))] = row
-            if not engine.step() and waiting:
-                time.sleep(min(0.001, max(0.0, requests[waiting[0]]["after"] - now)))
-            now = time.perf_counter() - start
-            for id, row in list(running.items()):
-                for event in engine.take(id):
-                    rows[row]["tokens"].append(event.token)
-                    rows[row]["at"].append(now - requests[row]["after"])
-                    if event.finish_reason:
-                        del running[id]
+        reply = Arrivals(requests, is_due_by_time, partial(submit, engine), partial(step, engine)).run()
         mx.synchronize()
-        spent = {"seconds": time.perf_counter() - start, "seconds_used": time.process_time() - used}
-        return {"rows": rows, **spent, "peak": mx.get_peak_memory()}
+        return reply | {"peak": mx.get_peak_memory()}
 
     def serve(self, requests: list[dict[str, Any]], after: int) -> dict[str, Any]:
         """Serve `late` requests that arrive once each of the others has `after` tokens.
@@ -172,40 +154,22 @@ class MlxrtBackend:
         assert engine.core.prefix_cache is not None
         engine.core.prefix_cache.clear()
         computed, engine.core.scheduler.longest_stall = engine.core.positions, 0
-        early = [i for i, request in enumerate(requests) if not request["late"]]
-        rows: list[dict[str, list]] = [{"tokens": [], "at": []} for _ in requests]
-        start, held, held_tokens = time.perf_counter(), 0, 0
-        began = dict.fromkeys(early, start)
-        made = [make_request(r["prompt"], r["max_tokens"]) for r in requests]
-        with engine.stream_of([engine.submit(made[i]) for i in early]) as stream:
-            order = dict(zip(stream.ids, early))
-            while stream.ids:
-                event = next(stream)
-                if event.error is not None:
-                    raise event.error
-                row = order[event.id]
-                rows[row]["tokens"].append(int(event.token or 0))
-                rows[row]["at"].append(time.perf_counter() - began[row])
-                if len(began) < len(requests) and all(len(rows[i]["tokens"]) >= after for i in early):
-                    for i in set(range(len(requests))) - set(early):
-                        began[i] = time.perf_counter()
-                        id = engine.submit(made[i])
-                        order[id] = i
-                        stream.add(id)
-                if len(began) == len(requests) and all(r["tokens"] for r in rows) and not held:  # all are running
-                    held = engine.stats().kv_live
-                    held_tokens = sum(len(a["prompt"]) + len(b["tokens"]) for a, b in zip(requests, rows))
-        stats = engine.stats()
-        return {
-            "rows": rows,
-            "seconds": time.perf_counter() - start,
-            "positions": engine.core.positions - computed,
-            "stall": stats.longest_stall,
-            "stall_bound": stats.stall_bound,
-            "held": held,
-            "held_tokens": held_tokens,
-            "preemptions": stats.preemptions,
-        }
+        held: dict[str, int] = {}
+
+        def measure_held(row: int) -> None:
+            if not held and load.all_running:
+                held.update(held=engine.stats().kv_live, held_tokens=load.token_count)
+
+        load = Arrivals(
+            requests,
+            lambda request, now: not request["late"] or load.early_have(after),
+            partial(submit, engine),
+            partial(step, engine),
+            measure_held,
+        )
+        reply, stats = load.run(), engine.stats()
+        counts = {"positions": engine.core.positions - computed, "preemptions": stats.preemptions}
+        return reply | held | counts | {"stall": stats.longest_stall, "stall_bound": stats.stall_bound}
 
     def restart(self, history: list[int], prompt: list[int], max_tokens: int) -> dict[str, Any]:
         """A prompt whose prefix another engine has left in the disk cache; opening and reading it count."""
@@ -261,6 +225,20 @@ class MlxrtBackend:
             "most": item(mx.abs(plain - other).max(axis=-1).mean()),
             "same_best": item((plain.argmax(-1) == other.argmax(-1)).mean()),
         }
+
+
+def submit(engine: mlxrt.Engine, request: dict[str, Any]) -> int:
+    return engine.submit(make_request(request["prompt"], request["max_tokens"]))
+
+
+def step(engine: mlxrt.Engine, ids: list[int]) -> Iterator[tuple[int, int, bool]]:
+    """Run a step and yield its tokens."""
+    engine.step()
+    for id in ids:
+        for event in engine.take(id):
+            if event.error is not None:
+                raise event.error
+            yield id, int(event.token or 0), event.finish_reason is not None
 
 
 def make_request(prompt: list[int], max_tokens: int) -> Request:

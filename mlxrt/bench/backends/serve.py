@@ -5,7 +5,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mlxrt.errors import MlxrtError
@@ -46,6 +47,58 @@ def run_clients(
     if not all(rows):
         raise MlxrtError("one of the requests of a batch got no answer")
     return rows
+
+
+@dataclass
+class Arrivals:
+    """Requests that arrive while others run. `rows` holds every request's tokens and their times from its arrival."""
+
+    requests: list[dict[str, Any]]
+    is_due: Callable[[dict[str, Any], float], bool]  # request, seconds since the start
+    submit: Callable[[dict[str, Any]], int]
+    step: Callable[[list[int]], Iterable[tuple[int, int, bool]]]  # running ids -> (id, token, whether it was the last)
+    on_token: Callable[[int], None] = lambda row: None
+
+    def run(self) -> dict[str, Any]:
+        self.rows: list[dict[str, list]] = [{"tokens": [], "at": []} for _ in self.requests]
+        self.waiting, running, arrived = list(range(len(self.requests))), dict[int, int](), dict[int, float]()
+        start, cpu = time.perf_counter(), time.process_time()
+        while self.waiting or running:
+            now = time.perf_counter() - start
+            for row in [row for row in self.waiting if self.is_due(self.requests[row], now)]:
+                self.waiting.remove(row)
+                running[self.submit(self.requests[row])] = row
+                arrived[row] = self.requests[row].get("after", now)
+            if not running:
+                time.sleep(0.0005)
+                continue
+            events = list(self.step(list(running)))
+            now = time.perf_counter() - start
+            for id, token, last in events:
+                row = running.pop(id) if last else running[id]
+                self.rows[row]["tokens"].append(token)
+                self.rows[row]["at"].append(now - arrived[row])
+                self.on_token(row)
+        spent = {"seconds": time.perf_counter() - start, "seconds_used": time.process_time() - cpu}
+        return {"rows": self.rows, **spent}
+
+    @property
+    def all_running(self) -> bool:
+        """Whether every request has arrived and has a token."""
+        return not self.waiting and all(row["tokens"] for row in self.rows)
+
+    @property
+    def token_count(self) -> int:
+        """Prompt and output tokens so far."""
+        return sum(len(a["prompt"]) + len(b["tokens"]) for a, b in zip(self.requests, self.rows))
+
+    def early_have(self, count: int) -> bool:
+        """Whether every request that is not `late` has so many tokens."""
+        return all(len(b["tokens"]) >= count for a, b in zip(self.requests, self.rows) if not a["late"])
+
+
+def is_due_by_time(request: dict[str, Any], now: float) -> bool:
+    return request["after"] <= now
 
 
 class Served(Protocol):
