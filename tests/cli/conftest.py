@@ -95,7 +95,7 @@ def folder(tmp_path) -> Folder:
     made = Folder(tmp_path / "tiny")
     made.path.mkdir()
     made.configure()
-    made.core.prefix_cache(weights())
+    made.store(weights())
     write_tokenizer(made.path)
     return made
 
