@@ -20,7 +20,7 @@ def ours(folder):
 
 
 def generate_alone(backend, prompt, n):
-    backend.first.store.clear()
+    backend.first.core.prefix_cache.clear()
     return list(backend.first.generate(list(prompt), max_tokens=n, ignore_eos=True).tokens)
 
 
