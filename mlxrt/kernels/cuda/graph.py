@@ -15,8 +15,8 @@ from .nvrtc import Launch, Library, cuda_text
 
 MANY = 64  # arrays that are asked for their addresses at once
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads go on with their own work
-APART = 1  # CU_STREAM_NON_BLOCKING
-UNTIMED = 2  # CU_EVENT_DISABLE_TIMING
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 
 
 class Driver:
@@ -30,7 +30,7 @@ class Driver:
         self("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
         self.enter()
         self.stream = ctypes.c_void_p()
-        self("cuStreamCreate", ctypes.byref(self.stream), APART)
+        self("cuStreamCreate", ctypes.byref(self.stream), NON_BLOCKING)
         self._functions: dict[str, ctypes.c_void_p] = {}
         self._asks = library.find(asking(), "mlxrt_addresses")
         self._idle: list[Slot] = []
@@ -53,8 +53,8 @@ class Driver:
                 name=name, compiled_source=code, inputs=some + some[:1] * (MANY - len(some)), output_shapes=[(MANY, 2)],
                 output_dtypes=[mx.uint32], scalars=[], grid=(1, 1, 1), threadgroup=(1, 1, 1), ensure_row_contiguous=True,
             )  # fmt: skip
-        told: Any = mx.concatenate(asked).tolist()
-        return [low | high << 32 for low, high in told[: len(arrays)]]
+        pairs: Any = mx.concatenate(asked).tolist()
+        return [low | high << 32 for low, high in pairs[: len(arrays)]]
 
     def function(self, launch: Launch) -> ctypes.c_void_p:
         if launch.name not in self._functions:
@@ -73,8 +73,8 @@ class Driver:
         for function, (launch, addresses) in zip(functions, launches):
             values = (ctypes.c_uint64 * len(addresses))(*addresses)
             first = ctypes.addressof(values)
-            places = (ctypes.c_void_p * len(addresses))(*(first + 8 * i for i in range(len(addresses))))
-            self("cuLaunchKernel", function, *launch.blocks, *launch.threads, 0, self.stream, places, None)
+            pointers = (ctypes.c_void_p * len(addresses))(*(first + 8 * i for i in range(len(addresses))))
+            self("cuLaunchKernel", function, *launch.blocks, *launch.threads, 0, self.stream, pointers, None)
         self("cuStreamEndCapture", self.stream, ctypes.byref(graph))
         try:
             self("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, ctypes.c_uint64(0))
@@ -131,7 +131,7 @@ class Slot:
     def __init__(self, driver: Driver, size: int):
         self.size, self.host, self.event = size, ctypes.c_void_p(), ctypes.c_void_p()
         driver("cuMemAllocHost_v2", ctypes.byref(self.host), ctypes.c_size_t(size))
-        driver("cuEventCreate", ctypes.byref(self.event), UNTIMED)
+        driver("cuEventCreate", ctypes.byref(self.event), DISABLE_TIMING)
 
 
 class Fetched:

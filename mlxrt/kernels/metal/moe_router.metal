@@ -15,7 +15,7 @@ FN uint key_of(float f) {
     return (u & 0x80000000u) != 0u ? ~u : u | 0x80000000u;
 }
 
-// RFORM, RBITS and RGROUP are the router's matrix's; LAID is 0 where anybody wants x's sums by 32.
+// RFORM, RBITS and RGROUP are the router's matrix's; STAGE_FORM is AFFINE where a matrix needs x's sums by 32.
 [[kernel]] void mlxrt_moe_router(MLX_ARGUMENTS) {
 #if FUSE_GATE_UP
     uint pair = threadgroup_position_in_grid.y;
@@ -42,8 +42,9 @@ FN uint key_of(float f) {
     lay_levels<RFORM, ROUTER_LUT_SIZE, SG * 32>(router_lut, tid, &router_lut_shared[0]);
     float squares = 0.0f;
     for (uint i = tid; i < uint(TILE / 8); i += uint(SG * 32)) {
-        squares +=
-            stage8<T, LAID, NORM, K>(x, token * K, norm_weight, 0, i, &x_shared[0], &x_sums[0]);
+        squares += stage8<T, STAGE_FORM, NORM, K>(
+            x, token * K, norm_weight, 0, i, &x_shared[0], &x_sums[0]
+        );
     }
     squares = simd_sum(squares);
     if (lane == 0) partial_squares[sg] = squares;

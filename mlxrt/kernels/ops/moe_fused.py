@@ -103,7 +103,7 @@ def launch(
         32 * SIMDGROUPS,
         [((n, k, hidden), x.dtype), ((n, k), mx.uint32), ((n, k), mx.float32)],
         T=x.dtype,
-        LAID=AFFINE if AFFINE in (held["FORM"], chosen["RFORM"]) else held["FORM"],
+        STAGE_FORM=AFFINE if AFFINE in (held["FORM"], chosen["RFORM"]) else held["FORM"],
         I=hidden,
         R=each,
         LOOPS=loops,

@@ -86,7 +86,7 @@ def launch(gpu, x, matrix, k, norm=None, eps=0.0, bias=None, correction=None, sc
         32 * SIMDGROUPS,
         [((n, k), mx.uint32), ((n, k), mx.float32)],
         T=x.dtype,
-        LAID=constants["RFORM"],
+        STAGE_FORM=constants["RFORM"],
         **constants,
     )
     return experts, weights
