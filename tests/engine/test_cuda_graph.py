@@ -21,7 +21,7 @@ OTHER = [5, 1, 44, 23]
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     """Simulated steps take long: the second tail of a shape is recorded, however short the first was."""
-    monkeypatch.setattr(replay, "ENOUGH", 1)
+    monkeypatch.setattr(replay, "WARMUP_STEPS", 1)
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_no_more_is_kept_than_allowed(engines, monkeypatch):
 
 
 def test_what_comes_once_is_not_recorded(engines, monkeypatch):
-    monkeypatch.setattr(replay, "ENOUGH", 8)
+    monkeypatch.setattr(replay, "WARMUP_STEPS", 8)
     engine, device, _ = engines(True)
     launched = []
     for prompt in (PROMPT, OTHER, [7]):

@@ -128,7 +128,7 @@ def test_norms_are_detected_by_flag_and_mean(how, tmp_path, monkeypatch):
     true = logits(plain, True, TOKENS)
     assert close(logits(folder, True, TOKENS), true) < LIMIT
     detect_norms = hybrid_layouts.norms_include_one
-    monkeypatch.setattr(hybrid_layouts, "gains_are_whole", lambda config, arrays: not detect_norms(config, arrays))
+    monkeypatch.setattr(hybrid_layouts, "norms_include_one", lambda config, arrays: not detect_norms(config, arrays))
     assert close(logits(folder, True, TOKENS), true) > 100 * LIMIT
 
 
@@ -137,8 +137,8 @@ def test_half_a_rule_for_norms_is_not_enough(tmp_path, monkeypatch):
     folder, plain = hybrid(tmp_path, **NORMS[0])
     monkeypatch.setattr(
         hybrid_layouts,
-        "gains_are_whole",
-        lambda config, arrays: any(hybrid_layouts.by_mlx(a) for n, a in arrays.items() if "conv1d" in n),
+        "norms_include_one",
+        lambda config, arrays: any(hybrid_layouts.is_mlx_conv(a) for n, a in arrays.items() if "conv1d" in n),
     )
     assert close(logits(folder, True, TOKENS), logits(plain, True, TOKENS)) > 100 * LIMIT
 
