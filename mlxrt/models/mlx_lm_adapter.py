@@ -36,7 +36,7 @@ CONTEXT_KEYS = (
     "model_max_length", "max_target_positions", "seq_length", "n_ctx", "seq_len",
 )  # fmt: skip
 DEPTH_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers", "depth")
-MOST_LAYERS, MOST_TOKENS = 1 << 12, 1 << 30
+MAX_LAYERS, MAX_TOKENS = 1 << 12, 1 << 30
 UNLIMITED = 1 << 20  # tokens, where a config names no limit
 PROBE = 256  # tokens between the two lengths at which a cache is measured: mlx-lm grows its caches by so many
 
@@ -55,7 +55,7 @@ class MlxLmConfig:
 
     def number(self, *names: str) -> int | None:
         """The first of these keys that holds a usable number."""
-        return next((n for name in names if whole(n := first(self.raw, [name]), MOST_TOKENS)), None)
+        return next((n for name in names if is_count(n := first_value(self.raw, [name]), MAX_TOKENS)), None)
 
     @property
     def num_hidden_layers(self) -> int | None:
@@ -97,11 +97,11 @@ class MlxLm(CausalLM):
                 f"config.json: model_file = {shown(raw['model_file'])} asks to run code from the checkpoint, "
                 "which mlxrt does not"
             )
-        context = next((n for key in CONTEXT_KEYS if whole(n := first(raw, [key]), MOST_TOKENS)), None)
+        context = next((n for key in CONTEXT_KEYS if is_count(n := first_value(raw, [key]), MAX_TOKENS)), None)
         if context is None:
             context = UNLIMITED
             report(f"config.json names no context length; sequences may have {context} tokens (max_context)")
-        return MlxLmConfig(kind, vocabulary(raw), context, raw)
+        return MlxLmConfig(kind, read_vocab_size(raw), context, raw)
 
     def __call__(self, tokens, views):
         return views[0].run(self._call, tokens)
@@ -131,7 +131,7 @@ class MlxLm(CausalLM):
         base = -(-max(0, round(small - token)) // unit)
         caches = import_module("mlx_lm.models.cache")
         return ExternalKV(
-            unit, max(1, base), token > 0, cut_limit(self._fresh()), self._fresh, caches.trim_prompt_cache
+            unit, max(1, base), token > 0, trim_limit(self._fresh()), self._fresh, caches.trim_prompt_cache
         )
 
     def _fresh(self) -> list[Any]:
@@ -143,7 +143,7 @@ class MlxLm(CausalLM):
         try:
             out = self._call(mx.zeros((1, n), mx.uint32), cache)
         except REFUSALS as bad:
-            raise refused(self.config.model_type, bad) from None
+            raise build_error(self.config.model_type, bad) from None
         if out.shape != (1, n, self.config.vocab_size):
             raise BadCheckpoint(
                 f"config.json: vocab_size is {self.config.vocab_size}, but {self.config.model_type} in mlx-lm "
@@ -151,7 +151,7 @@ class MlxLm(CausalLM):
             )
         return sum(array.nbytes for array in arrays_of(cache))
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """What a user of this model must know: one line."""
         return (
             f"{self.config.model_type} runs through mlx-lm {version()}: rows of a batch run one after another, "
@@ -161,7 +161,7 @@ class MlxLm(CausalLM):
 
 def find_adapter(kind: str, natives: str) -> type[MlxLm]:
     """The adapter, where mlx-lm has this model_type."""
-    if not has(kind):
+    if not has_model(kind):
         raise UnsupportedModel(
             f"model_type {shown(kind)} is not supported: mlxrt computes {natives}, "
             f"and mlx-lm {version()} has it not either"
@@ -170,7 +170,7 @@ def find_adapter(kind: str, natives: str) -> type[MlxLm]:
 
 
 @cache
-def has(kind: str) -> bool:
+def has_model(kind: str) -> bool:
     """Whether mlx-lm computes a model_type. Its files are looked at before it is imported."""
     found = find_spec("mlx_lm")
     if found is None or not found.submodule_search_locations or not re.fullmatch(r"[\w-]{1,64}", kind):
@@ -178,11 +178,11 @@ def has(kind: str) -> bool:
     folder = Path(found.submodule_search_locations[0]) / "models"
     if not (folder / f"{kind}.py").is_file() and kind not in import_module("mlx_lm.utils").MODEL_REMAPPING:
         return False
-    module = source(kind)
+    module = import_model(kind)
     return "Model" in vars(module) and "ModelArgs" in vars(module)
 
 
-def source(kind: str) -> ModuleType:
+def import_model(kind: str) -> ModuleType:
     name = import_module("mlx_lm.utils").MODEL_REMAPPING.get(kind, kind)
     try:
         return import_module(f"mlx_lm.models.{name}")
@@ -202,21 +202,21 @@ def construct(raw: Mapping[str, Any]) -> nn.Module:
     """mlx-lm's module of a config, its weights never computed."""
     kind = raw["model_type"]
     for key in DEPTH_KEYS:
-        if (depth := first(raw, [key])) is not None and not whole(depth, MOST_LAYERS):
+        if (depth := first_value(raw, [key])) is not None and not is_count(depth, MAX_LAYERS):
             raise BadCheckpoint(f"config.json: {key} = {shown(depth)} is not a usable number of layers")
-    parts = vars(source(kind))
+    parts = vars(import_model(kind))
     try:
         return parts["Model"](parts["ModelArgs"].from_dict(dict(raw)))
     except REFUSALS as bad:
-        raise refused(kind, bad) from None
+        raise build_error(kind, bad) from None
 
 
-def refused(kind: str, bad: BaseException) -> BadCheckpoint:
+def build_error(kind: str, bad: BaseException) -> BadCheckpoint:
     said = " ".join(str(bad).split())[:160]
     return BadCheckpoint(f"config.json: mlx-lm cannot build {shown(kind)} from it ({type(bad).__name__}: {said})")
 
 
-def cut_limit(caches: list[Any]) -> int:
+def trim_limit(caches: list[Any]) -> int:
     """Below how many tokens cutting tokens off is exact.
 
     Asked by type: some caches of mlx-lm call themselves trimmable and forget what is needed (ChunkedKVCache), or take
@@ -226,7 +226,7 @@ def cut_limit(caches: list[Any]) -> int:
     limit = NO_LIMIT
     for one in caches:
         if type(one) is kinds["CacheList"]:
-            limit = min(limit, cut_limit(list(one.caches)))
+            limit = min(limit, trim_limit(list(one.caches)))
         elif type(one) is kinds["RotatingKVCache"]:
             limit = min(limit, one.max_size)
         elif type(one) is not kinds["KVCache"]:
@@ -234,14 +234,14 @@ def cut_limit(caches: list[Any]) -> int:
     return limit
 
 
-def vocabulary(raw: Mapping[str, Any]) -> int:
-    size = first(raw, ["vocab_size"])
-    if not whole(size, 1 << 24):
+def read_vocab_size(raw: Mapping[str, Any]) -> int:
+    size = first_value(raw, ["vocab_size"])
+    if not is_count(size, 1 << 24):
         raise BadCheckpoint(f"config.json: vocab_size = {shown(size)} is not a usable number of tokens")
     return size
 
 
-def first(raw: Mapping[str, Any], names) -> Any:
+def first_value(raw: Mapping[str, Any], names) -> Any:
     nested = raw.get("text_config")
     for place in (nested if isinstance(nested, Mapping) else {}, raw):
         for name in names:
@@ -250,5 +250,5 @@ def first(raw: Mapping[str, Any], names) -> Any:
     return None
 
 
-def whole(value: Any, most: int) -> bool:
+def is_count(value: Any, most: int) -> bool:
     return type(value) is int and 1 <= value <= most

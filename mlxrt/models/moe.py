@@ -1,7 +1,4 @@
-"""Mixtures of experts: stacks of matrices of which each token uses a few, and the ways to choose them.
-
-Knows neither families nor their router weights, and nothing of batches: tokens are rows, whoever they belong to.
-"""
+"""Mixture of experts: stacked expert matrices, routing, and the keys configs with experts share."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -59,7 +56,7 @@ class MoEConfig(ModelConfig):
 
 
 def rename_keys(raw: Mapping[str, Any], spellings: Mapping[str, str]) -> dict[str, Any]:
-    """A config in which every key has the name we use."""
+    """The config with the names of keys that we use."""
     same = dict(raw)
     for other, name in spellings.items():
         if other not in same:
@@ -124,7 +121,7 @@ class QuantizedExpertLinear(nn.Module):
 
 
 def expert_matrix(linear: nn.Module) -> QuantizedMatrix | None:
-    """What kernels multiply by; None for experts that are stored some other way."""
+    """The stack as kernels read it; None for other formats."""
     if type(linear) is ExpertLinear:
         return QuantizedMatrix(linear["weight"])
     if type(linear) is LUTExpertLinear and "divisor" not in linear:
@@ -137,7 +134,7 @@ def expert_matrix(linear: nn.Module) -> QuantizedMatrix | None:
 
 
 def same_format(a: nn.Module, b: nn.Module) -> bool:
-    """Whether two stacks are stored the same way, so that their rows can lie in one."""
+    """Whether two stacks have one format, so that they can be concatenated."""
     if type(a) is not type(b) or set(a) != set(b):
         return False
     if isinstance(a, LUTExpertLinear):
@@ -148,8 +145,8 @@ def same_format(a: nn.Module, b: nn.Module) -> bool:
 
 
 def prepare_input(linear: nn.Module, x: mx.array) -> mx.array:
-    """What meets the rows of a stack: x itself, or turned as they are."""
-    return linear.turned(x, x.dtype) if isinstance(linear, LUTExpertLinear) else x
+    """x, rotated if the rows of the stack are."""
+    return linear.rotate_input(x, x.dtype) if isinstance(linear, LUTExpertLinear) else x
 
 
 class Experts(FusedModule):
@@ -174,7 +171,7 @@ class Experts(FusedModule):
     def fuse(self) -> None:
         if same_format(self.gate_proj, self.up_proj):
             whole = self.gate_proj
-            for name in whole.parameters():  # what has a row for each output; levels and signs are the same in both
+            for name in whole.parameters():  # arrays with a row per output; centroids and signs are the same in both
                 whole[name] = mx.concatenate([whole[name], self.up_proj[name]], axis=1)
             self.gate_up_proj = whole
             del self["gate_proj"], self["up_proj"]
@@ -209,7 +206,7 @@ class Experts(FusedModule):
         if x.shape[0] <= FEW_TOKENS:
             return True
         # Many tokens on an H200, a layer of Qwen3-30B-A3B: 1.20 ms against 2.53 of gather_qmm's for 128, 1.26 against
-        # 9.06 for 512. Nobody has measured that on a Mac, whose gather_qmm is another one.
+        # 9.06 for 512. Not measured on a Mac, whose gather_qmm differs.
         gpu, coded = self.kernels.gpu, isinstance(self.gate_up_proj, LUTExpertLinear)
         return (coded or (gpu is not None and gpu.name == "cuda")) and self.is_grouped(x)
 
@@ -221,7 +218,7 @@ class Experts(FusedModule):
     def launch(self, x, experts, weights, norm, residual):
         first = self.gate_up_proj
         if norm is not None and (self.is_grouped(x) or isinstance(first, LUTExpertLinear)):
-            x, norm = rms_norm(norm, x, self.kernels), None  # what turns is normed before
+            x, norm = rms_norm(norm, x, self.kernels), None  # the norm comes before the rotation
         x = prepare_input(first, x)
         if self.is_grouped(x):
             return self.launch_grouped(x, experts, weights, residual)
@@ -233,7 +230,7 @@ class Experts(FusedModule):
         )
 
     def route_and_run(self, x, gate, k, *, norm=None, residual=None, **rules):
-        """The same for `k` experts that a linear layer chooses, by kernels; `rules` are the op's that chooses."""
+        """Route to `k` experts by the linear layer `gate` and run them, by kernels; `rules` are the routing op's."""
         if not self.has_kernels(x) or self.is_grouped(x) or isinstance(self.gate_up_proj, LUTExpertLinear):
             return self(x, *route_tokens(self, gate, x, k, norm=norm, **rules), norm=norm, residual=residual)
         router = {"router": matrix_of(gate), "rbias": gate.get("bias"), "k": k}
@@ -241,7 +238,7 @@ class Experts(FusedModule):
         return self.down(h, experts, weights, residual)
 
     def gate_up_args(self, norm):
-        """What computes gates and ups, for the ops that do."""
+        """The arguments of the gate-up ops."""
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         bias = self.gate_up_proj.get("bias")
         return {
@@ -258,7 +255,7 @@ class Experts(FusedModule):
         return self.kernels.run(moe_down, x=prepare_input(last, h), matrix=expert_matrix(last), **where)
 
     def launch_grouped(self, x, experts, weights, residual):
-        """Every expert once for all of its tokens."""
+        """Reads every expert once for all of its tokens."""
         first, last, run = expert_matrix(self.gate_up_proj), expert_matrix(self.down_proj), self.kernels.run
         assert first is not None and last is not None
         order, bounds = run(moe_sort, experts=experts, count=first.weight.shape[0])
@@ -300,19 +297,19 @@ class SparseMoE(KernelModule):
 
 
 def route_tokens(owner: KernelModule, gate: nn.Module, x: mx.array, k: int, *, norm: nn.RMSNorm | None = None, **rules):
-    """(experts, weights) by the kernel that norms, multiplies and chooses at once."""
+    """(experts, weights) by the kernel that fuses norm, router and top-k."""
     weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
     what = {"matrix": matrix_of(gate), "k": k, "norm": weight, "eps": eps, "bias": gate.get("bias")}
     return owner.kernels.run(moe_router, x=x, **what, **rules)
 
 
 def argtopk(scores: mx.array, k: int) -> mx.array:
-    """Which k of each row are largest, in no particular order."""
+    """Indices of the k largest of each row, unordered."""
     return mx.argpartition(-scores, kth=k - 1, axis=-1)[..., :k]
 
 
 def softmax_topk(logits: mx.array, k: int, *, normalise: bool) -> tuple[mx.array, mx.array]:
-    """(experts [N, k], weights [N, k] in float32): shares of the softmax over all experts."""
+    """(experts [N, k], weights [N, k] in float32): softmax over all experts, then top-k."""
     shares = mx.softmax(logits.astype(mx.float32), axis=-1)
     experts = argtopk(shares, k)
     weights = mx.take_along_axis(shares, experts, axis=-1)
@@ -320,13 +317,13 @@ def softmax_topk(logits: mx.array, k: int, *, normalise: bool) -> tuple[mx.array
 
 
 def topk_softmax(logits: mx.array, k: int) -> tuple[mx.array, mx.array]:
-    """Shares of the softmax over the chosen ones only."""
+    """Top-k, then softmax over the chosen experts only."""
     experts = argtopk(logits, k)
     return experts, mx.softmax(mx.take_along_axis(logits, experts, axis=-1).astype(mx.float32), axis=-1)
 
 
 def sigmoid_topk(logits: mx.array, bias: mx.array, k: int, *, normalise: bool) -> tuple[mx.array, mx.array]:
-    """Sigmoid scores; `bias` [E] balances who is chosen and does not weigh what they say."""
+    """Sigmoid scores; `bias` [E] affects the choice of experts, not their weights."""
     scores = mx.sigmoid(logits.astype(mx.float32))
     experts = argtopk(scores + bias, k)
     weights = mx.take_along_axis(scores, experts, axis=-1)

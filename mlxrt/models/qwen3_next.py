@@ -58,11 +58,11 @@ class HybridConfig(ModelConfig):
                 f"config.json: linear_num_value_heads {self.linear_num_value_heads} is no multiple of "
                 f"linear_num_key_heads {self.linear_num_key_heads}"
             )
-        object.__setattr__(self, "layer_types", self._kinds())
+        object.__setattr__(self, "layer_types", self._read_layer_types())
         object.__setattr__(self, "by_jang", "jang_config" in raw or "jang" in raw)
         return super()._complete(raw)
 
-    def _kinds(self) -> tuple[str, ...]:
+    def _read_layer_types(self) -> tuple[str, ...]:
         n, every = self.num_hidden_layers, self.full_attention_interval
         if self.layer_types is None:
             return tuple(LINEAR if (i + 1) % every else FULL for i in range(n))
@@ -76,8 +76,8 @@ class HybridConfig(ModelConfig):
         return (None,) * self.num_hidden_layers
 
     def read_rope(self, raw):
-        places = [p for p in (raw, raw.get("rope_parameters"), raw.get("rope_scaling")) if isinstance(p, Mapping)]
-        if not any("partial_rotary_factor" in place for place in places):
+        sections = [p for p in (raw, raw.get("rope_parameters"), raw.get("rope_scaling")) if isinstance(p, Mapping)]
+        if not any("partial_rotary_factor" in section for section in sections):
             raw = {**raw, "partial_rotary_factor": 0.25}  # transformers' default for both families
         return read_rope(raw, self.head_dim, self.max_position_embeddings, partial=True)
 

@@ -1,7 +1,7 @@
-"""Rotary position embedding: which angle each pair of numbers turns by, for every published scaling.
+"""Rotary position embedding (RoPE) with every published scaling.
 
-Both spellings of the config are read here (`rope_theta` + `rope_scaling`, and transformers 5's `rope_parameters`).
-A missing theta is an error: the wrong one gives fluent nonsense.
+Reads both forms of the config: `rope_theta` + `rope_scaling`, and transformers 5's `rope_parameters`. A missing theta
+is an error: the wrong one gives fluent nonsense.
 """
 
 import math
@@ -14,12 +14,12 @@ import mlx.nn as nn
 
 from ..errors import BadCheckpoint, UnsupportedModel, shown
 
-STILL = 1e30  # a period no text is long enough to turn by; infinity is no number for a GPU's fast arithmetic
+NO_ROTATION = 1e30  # a period that never rotates; infinity breaks a GPU's fast math
 
 
 @dataclass(frozen=True)
 class RopeParams:
-    """Periods of the pairs and what they are scaled by, ready to compute with."""
+    """Periods of the rotated pairs, and their scaling."""
 
     dim: int
     theta: float
@@ -52,12 +52,12 @@ class RoPE(nn.Module):
     def constants(self) -> dict[str, Any]:
         """What a kernel needs to apply it: fields of a QKVLayout."""
         r = self._rope
-        periods = mx.array(plain(r.theta, r.dim), mx.float32) if self._periods is None else self._periods
+        periods = mx.array(default_periods(r.theta, r.dim), mx.float32) if self._periods is None else self._periods
         return {"inv_freq": r.scale / periods, "magnitude": r.magnitude}
 
 
 def read_rope(raw: Mapping[str, Any], dim: int, context: int, *, partial: bool = False) -> RopeParams:
-    """The rope of a config whose layers all turn alike; `partial` allows it to turn the first part of a head only."""
+    """The RoPE of a config, the same for all layers; `partial` allows it on the first part of a head only."""
     parameters = raw.get("rope_parameters")
     scaling = raw.get("rope_scaling")
     for name, value in (("rope_parameters", parameters), ("rope_scaling", scaling)):
@@ -66,7 +66,7 @@ def read_rope(raw: Mapping[str, Any], dim: int, context: int, *, partial: bool =
     if parameters is not None and scaling is not None and {**scaling} != {k: parameters.get(k) for k in scaling}:
         raise BadCheckpoint("config.json: rope_scaling and rope_parameters contradict each other; remove one")
     given = dict(scaling or {}) | dict(parameters or {})
-    theta = number(given, "rope_theta", raw.get("rope_theta"), low=1.001)  # 1 would turn every pair alike
+    theta = read_number(given, "rope_theta", raw.get("rope_theta"), low=1.001)  # 1 would rotate all pairs alike
     if theta is None:
         raise BadCheckpoint("config.json has no rope_theta (nor rope_parameters.rope_theta); it cannot be guessed")
     if partial:
@@ -74,23 +74,23 @@ def read_rope(raw: Mapping[str, Any], dim: int, context: int, *, partial: bool =
     if dim % 2:
         raise UnsupportedModel(f"config.json: rope over {dim} numbers, an odd count, but it turns pairs")
     whole = not partial and given.get("rope_type", given.get("type")) != "proportional"
-    if whole and (factor := number(given, "partial_rotary_factor", None, low=0)) not in (None, 1):
+    if whole and (factor := read_number(given, "partial_rotary_factor", None, low=0)) not in (None, 1):
         raise UnsupportedModel(f"config.json: partial_rotary_factor = {factor} is not supported by this family")
     if raw.get("rope_freq_factors") is not None:
-        return RopeParams(dim, theta, "factors", stretched(theta, dim, raw["rope_freq_factors"]))
+        return RopeParams(dim, theta, "factors", scale_periods(theta, dim, raw["rope_freq_factors"]))
     kind = given.get("rope_type", given.get("type", "default"))
     if not isinstance(kind, str) or kind not in KINDS:
         raise UnsupportedModel(
             f"config.json: rope scaling {shown(kind)} is not supported; supported: {', '.join(KINDS)}"
         )
-    return KINDS[kind](dim, theta, given, original(raw, given, context))
+    return KINDS[kind](dim, theta, given, original_context(raw, given, context))
 
 
 def rotary_dim(raw, given, head_dim: int) -> int:
-    """How many numbers of a head are turned, from whichever of the three spellings are there."""
-    factors = [number(place, "partial_rotary_factor", None, low=0) for place in (given, raw)]
+    """How many elements of a head are rotated, from any of the three keys."""
+    factors = [read_number(place, "partial_rotary_factor", None, low=0) for place in (given, raw)]
     said = {int(head_dim * factor) for factor in factors if factor is not None}
-    if (direct := number(raw, "rotary_dim", None, low=0)) is not None:
+    if (direct := read_number(raw, "rotary_dim", None, low=0)) is not None:
         said.add(int(direct))
     if len(said) > 1:
         raise BadCheckpoint(f"config.json: rotary_dim and partial_rotary_factor contradict each other: {sorted(said)}")
@@ -100,14 +100,14 @@ def rotary_dim(raw, given, head_dim: int) -> int:
     return dim
 
 
-def original(raw, given, context: int) -> int:
-    """The context the model was trained on before it was stretched."""
+def original_context(raw, given, context: int) -> int:
+    """The context length before scaling."""
     top = raw.get("original_max_position_embeddings")
-    n = number(given, "original_max_position_embeddings", top, low=1)
+    n = read_number(given, "original_max_position_embeddings", top, low=1)
     return context if n is None else int(n)
 
 
-def number(given, key: str, default, *, low: float | None = None, required: str | None = None):
+def read_number(given, key: str, default, *, low: float | None = None, required: str | None = None):
     value = given.get(key, default)
     if value is None:
         if required:
@@ -119,14 +119,14 @@ def number(given, key: str, default, *, low: float | None = None, required: str 
     return float(value)
 
 
-def plain(theta: float, dim: int) -> list[float]:
+def default_periods(theta: float, dim: int) -> list[float]:
     return [theta ** (2 * i / dim) for i in range(dim // 2)]
 
 
-def stretched(theta: float, dim: int, factors) -> tuple[float, ...]:
+def scale_periods(theta: float, dim: int, factors) -> tuple[float, ...]:
     if not isinstance(factors, (list, tuple)) or len(factors) != dim // 2:
         raise BadCheckpoint(f"rope frequency factors: {dim // 2} numbers expected for head_dim {dim}")
-    return tuple(p * f for p, f in zip(plain(theta, dim), factors))
+    return tuple(p * f for p, f in zip(default_periods(theta, dim), factors))
 
 
 def default(dim, theta, given, context) -> RopeParams:
@@ -134,43 +134,44 @@ def default(dim, theta, given, context) -> RopeParams:
 
 
 def linear(dim, theta, given, context) -> RopeParams:
-    return RopeParams(dim, theta, "linear", scale=1 / number(given, "factor", None, low=1e-6, required="linear"))
+    return RopeParams(dim, theta, "linear", scale=1 / read_number(given, "factor", None, low=1e-6, required="linear"))
 
 
 def llama3(dim, theta, given, context) -> RopeParams:
-    """Long periods are stretched by the factor, short ones kept, those between blended."""
+    """Long periods are scaled by the factor, short ones kept, those between interpolated."""
     factor, low, high = (
-        number(given, k, None, low=1e-6, required="llama3") for k in ("factor", "low_freq_factor", "high_freq_factor")
+        read_number(given, k, None, low=1e-6, required="llama3")
+        for k in ("factor", "low_freq_factor", "high_freq_factor")
     )
     if high <= low:
         raise BadCheckpoint(f"config.json: rope high_freq_factor {high} must be above low_freq_factor {low}")
     if "original_max_position_embeddings" not in given:
         raise BadCheckpoint("config.json: rope scaling 'llama3' needs original_max_position_embeddings")
     periods = []
-    for p in plain(theta, dim):
-        turns = context / (2 * math.pi * p)  # over the original context
-        keep = min(1.0, max(0.0, (turns - low) / (high - low)))
+    for p in default_periods(theta, dim):
+        rotations = context / (2 * math.pi * p)  # over the original context
+        keep = min(1.0, max(0.0, (rotations - low) / (high - low)))
         periods.append(1 / ((1 - keep) / (factor * p) + keep / p))
     return RopeParams(dim, theta, "llama3", tuple(periods))
 
 
 def proportional(dim, theta, given, context) -> RopeParams:
-    """Only the first pairs turn, at the speed they have in a head that turns whole (Gemma 4)."""
-    share = number(given, "partial_rotary_factor", 1.0, low=0)
-    factor = number(given, "factor", 1.0, low=1e-6)
+    """Only the first pairs rotate, with the periods of a fully rotated head (Gemma 4)."""
+    share = read_number(given, "partial_rotary_factor", 1.0, low=0)
+    factor = read_number(given, "factor", 1.0, low=1e-6)
     if share > 1:
         raise BadCheckpoint(f"config.json: partial_rotary_factor = {share} turns more than there is")
-    turning = int(share * dim // 2)
-    periods = [factor * p if i < turning else STILL for i, p in enumerate(plain(theta, dim))]
+    rotated = int(share * dim // 2)
+    periods = [factor * p if i < rotated else NO_ROTATION for i, p in enumerate(default_periods(theta, dim))]
     return RopeParams(dim, theta, "proportional", tuple(periods))
 
 
 def yarn(dim, theta, given, context) -> RopeParams:
-    factor = number(given, "factor", None, low=1e-6, required="yarn")
-    fast, slow = number(given, "beta_fast", 32.0, low=1e-6), number(given, "beta_slow", 1.0, low=1e-6)
+    factor = read_number(given, "factor", None, low=1e-6, required="yarn")
+    fast, slow = read_number(given, "beta_fast", 32.0, low=1e-6), read_number(given, "beta_slow", 1.0, low=1e-6)
 
-    def pair(turns):  # the (fractional) pair that makes so many turns over the original context
-        return dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+    def pair(rotations):  # the (fractional) pair with so many rotations over the original context
+        return dim * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     first, last = pair(fast), pair(slow)
     if given.get("truncate", True):
@@ -178,29 +179,29 @@ def yarn(dim, theta, given, context) -> RopeParams:
     first, last = max(first, 0), min(last, dim - 1)
     last = last + 0.001 if first == last else last
     periods = []
-    for i, p in enumerate(plain(theta, dim)):
+    for i, p in enumerate(default_periods(theta, dim)):
         stretch = min(1.0, max(0.0, (i - first) / (last - first)))
         periods.append(1 / (stretch / (factor * p) + (1 - stretch) / p))
     return RopeParams(dim, theta, "yarn", tuple(periods), magnitude=yarn_magnitude(given, factor))
 
 
 def yarn_magnitude(given, factor: float) -> float:
-    def grown(m):
+    def mscale(m):
         return 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0
 
-    set_by_hand = number(given, "attention_factor", None, low=0)
+    set_by_hand = read_number(given, "attention_factor", None, low=0)
     if set_by_hand is not None:
         return set_by_hand
-    m, all_dim = number(given, "mscale", None), number(given, "mscale_all_dim", None)
-    return grown(m) / grown(all_dim) if m and all_dim else grown(1)
+    m, all_dim = read_number(given, "mscale", None), read_number(given, "mscale_all_dim", None)
+    return mscale(m) / mscale(all_dim) if m and all_dim else mscale(1)
 
 
 def dynamic(dim, theta, given, context) -> RopeParams:
-    """Dynamic NTK leaves texts up to the trained context alone and turns *every* key anew beyond it.
+    """Dynamic NTK changes the rotation of *every* key beyond the trained context.
 
-    No cache can follow that, so the context ends where it begins (`limit`).
+    A KV cache cannot follow that, so the context ends there (`limit`).
     """
-    number(given, "factor", None, low=1e-6, required="dynamic")
+    read_number(given, "factor", None, low=1e-6, required="dynamic")
     return RopeParams(dim, theta, "dynamic", limit=context)
 
 

@@ -16,7 +16,7 @@ from mlxrt.cache.external import ExternalState
 from mlxrt.engine.engine import Engine
 from mlxrt.errors import BadCheckpoint, BadRequest, BadSnapshot, CannotRewind, NoRoom, UnsupportedModel, WontFit
 from mlxrt.models import FAMILIES, find
-from mlxrt.models.mlx_lm_adapter import MlxLm, cut_limit
+from mlxrt.models.mlx_lm_adapter import MlxLm, trim_limit
 
 from ..support.log_lines import capture_log
 from .mlx_lm_configs import VOCAB, tiny
@@ -90,18 +90,18 @@ def test_logits_do_not_depend_on_chunks(kind):
 
 @pytest.mark.parametrize("kind", ["phi3", "cohere2", "falcon_h1"])
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_many_turns_forks_and_little_room(kind, ahead):
+def test_many_replies_forks_and_little_memory(kind, ahead):
     """Conversations that branch from one another, in a cache so small that stored prefixes are evicted."""
     spec = model(kind).cache_specs()[0]
     config = EngineConfig(kv_memory=spec.unit * (3 * spec.base + 9), ahead=ahead, chunk=8, max_running=3)
     with quiet(kind, config) as engine:
-        texts = [list(PROMPT)]
+        prompts = [list(PROMPT)]
         for turn in range(6):
-            asked = [[*texts[-1], 10 + turn], [*texts[-1][: 9 + turn], 60 + turn], [turn, *PROMPT[:4]]]
+            asked = [[*prompts[-1], 10 + turn], [*prompts[-1][: 9 + turn], 60 + turn], [turn, *PROMPT[:4]]]
             params = SamplingParams(max_tokens=4)
             answers = engine.generate([Request(tokens=tuple(t), params=params) for t in asked])
             assert [a.tokens for a in answers] == [truth(kind, t, 4) for t in asked]
-            texts.append([*asked[0], *answers[0].tokens])
+            prompts.append([*asked[0], *answers[0].tokens])
         stats = engine.stats()
         assert stats.evictions > 0 and stats.kv_bytes <= stats.kv_limit
 
@@ -150,9 +150,9 @@ def test_closing_frees_every_cache():
 
 
 def test_what_cannot_be_done_is_said():
-    assert "one after another" in model("phi3").told() and "any stored prefix" in model("phi3").told()
-    assert "shorter than 8 tokens" in model("cohere2").told()
-    assert "where a request ended" in model("mamba").told()
+    assert "one after another" in model("phi3").describe() and "any stored prefix" in model("phi3").describe()
+    assert "shorter than 8 tokens" in model("cohere2").describe()
+    assert "where a request ended" in model("mamba").describe()
     with quiet("phi3") as engine:
         engine.generate(list(PROMPT), max_tokens=2)
         with pytest.raises(BadSnapshot, match="mlx-lm"):
@@ -166,8 +166,8 @@ def test_what_cannot_be_done_is_said():
 def test_caches_that_only_call_themselves_trimmable_are_not_cut():
     from mlx_lm.models.cache import CacheList, ChunkedKVCache, ConcatenateKVCache, KVCache, RotatingKVCache
 
-    assert cut_limit([KVCache(), RotatingKVCache(20), CacheList(RotatingKVCache(12), KVCache())]) == 12
-    assert cut_limit([KVCache(), ChunkedKVCache(8)]) == 0 == cut_limit([ConcatenateKVCache()])
+    assert trim_limit([KVCache(), RotatingKVCache(20), CacheList(RotatingKVCache(12), KVCache())]) == 12
+    assert trim_limit([KVCache(), ChunkedKVCache(8)]) == 0 == trim_limit([ConcatenateKVCache()])
 
 
 # The host's side

@@ -39,8 +39,8 @@ def truth(state, q, k, v, g, beta):
     ys = []
     for t in range(q.shape[-2]):
         state = state * np.exp(g[..., t, :, None])
-        told = np.einsum("...k,...kv->...v", k[..., t, :], state)
-        state = state + k[..., t, :, None] * (beta[..., t, :] * (v[..., t, :] - told))[..., None, :]
+        read = np.einsum("...k,...kv->...v", k[..., t, :], state)
+        state = state + k[..., t, :, None] * (beta[..., t, :] * (v[..., t, :] - read))[..., None, :]
         ys.append(np.einsum("...k,...kv->...v", q[..., t, :], state))
     return state, np.stack(ys, axis=-2)
 
@@ -111,7 +111,7 @@ def test_however_a_text_is_cut(cuts):
     assert all(mx.abs(a - b).max().item() < 1e-5 for a, b in zip(parts, kept))
 
 
-def test_rows_of_a_batch_do_not_meet():
+def test_rows_of_a_batch_are_independent():
     net = layer()
     mx.random.seed(9)
     parts = tuple(mx.random.normal((3, *shape)) for shape, _ in net.spec(mx.float32).parts)

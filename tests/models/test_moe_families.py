@@ -27,7 +27,7 @@ META = {arch: json.loads((FIXTURES / arch / "meta.json").read_text()) for arch i
 ROWS = [(arch, name) for arch in ARCHS for name in ("base", *META[arch]["variants"])]
 
 
-def told(arch, variant="base"):
+def read_config(arch, variant="base"):
     return json.loads(
         (FIXTURES / arch / ("config.json" if variant == "base" else f"alt/config.{variant}.json")).read_text()
     )
@@ -48,7 +48,7 @@ def made(tmp_path):
     def make(arch, variant="base", change=None):
         folder = tmp_path / f"{arch}-{variant}-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(told(arch, variant)))
+        (folder / "config.json").write_text(json.dumps(read_config(arch, variant)))
         source = weights(arch, variant)
         if change is None:
             shutil.copy(source, folder / "model.safetensors")
@@ -244,14 +244,14 @@ def test_damaged_gpt_oss_tensors(made, name, array, words):
 
 
 def parse(arch, **changes):
-    raw = told(arch) | changes
+    raw = read_config(arch) | changes
     raw = {key: value for key, value in raw.items() if value != "absent"}
     return find(raw).parse(raw)
 
 
 @pytest.mark.parametrize("arch, variant", ROWS)
 def test_every_key_is_known(arch, variant):
-    raw, said = told(arch, variant), capture_log()
+    raw, said = read_config(arch, variant), capture_log()
     find(raw).parse(raw)
     assert said == []
 

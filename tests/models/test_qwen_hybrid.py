@@ -37,8 +37,8 @@ def made(tmp_path):
     def make(arch, variant="base", change=None, config=None):
         folder, home = tmp_path / f"{arch}-{variant}", FIXTURES / arch
         folder.mkdir()
-        told = json.loads((home / ("config.json" if variant == "base" else f"alt/config.{variant}.json")).read_text())
-        (folder / "config.json").write_text(json.dumps(config(told) if config else told))
+        raw = json.loads((home / ("config.json" if variant == "base" else f"alt/config.{variant}.json")).read_text())
+        (folder / "config.json").write_text(json.dumps(config(raw) if config else raw))
         if change is None:
             shutil.copy(home / "model.safetensors", folder)
         else:
@@ -258,8 +258,8 @@ def parse(arch, text=None, **changes):
 
 @pytest.mark.parametrize("arch, variant", variants())
 def test_every_key_is_known(arch, variant):
-    told = "config.json" if variant == "base" else f"alt/config.{variant}.json"
-    raw, said = json.loads((FIXTURES / arch / told).read_text()), capture_log()
+    name = "config.json" if variant == "base" else f"alt/config.{variant}.json"
+    raw, said = json.loads((FIXTURES / arch / name).read_text()), capture_log()
     find(raw).parse(raw)
     assert said == []
 
@@ -280,7 +280,7 @@ def test_which_layers():
     ] * 2
 
 
-def test_how_much_of_a_head_turns():
+def test_rotary_dim():
     assert parse("qwen3_next").rope.dim == 8
     assert parse("qwen3_next", partial_rotary_factor="absent").rope.dim == 4
     assert parse("qwen3_next", rope_theta="absent", rope_parameters={"rope_theta": 9.0}).rope.dim == 8

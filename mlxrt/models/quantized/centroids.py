@@ -1,7 +1,6 @@
-"""The values that codes of a few bits stand for, computed anew exactly as the formats that use them define them.
+"""Centroids of LUT quantisation, computed exactly as the formats define them.
 
-Knows two families: Lloyd-Max levels of a coordinate of a random unit vector (JANGTQ), and odd
-cubics (JANGTQ version 2).
+Lloyd-Max centroids of one coordinate of a random unit vector (JANGTQ), and odd cubics (JANGTQ version 2).
 """
 
 from functools import lru_cache
@@ -19,7 +18,7 @@ CUBIC = {
 }
 
 
-def strips(y: np.ndarray, x: np.ndarray) -> np.ndarray:
+def trapezoids(y: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The areas of the trapezoids between neighbours."""
     return np.diff(x) * (y[1:] + y[:-1]) / 2.0
 
@@ -29,28 +28,28 @@ def lloyd_max(width: int, bits: int) -> np.ndarray:
     """float32 [2 ** bits], ascending.
 
     The density is that of one coordinate among `width`, on a grid. The grid is coarse and its error is part of the
-    format: levels found in closed form differ in the third digit.
+    format: centroids in closed form differ in the third digit.
     """
     x = np.linspace(-1.0, 1.0, GRID)
     density = (1.0 - x * x) ** ((width - 3) / 2.0)
-    density = density / strips(density, x).sum()
-    mass, moment = strips(density, x), strips(x * density, x)
+    density = density / trapezoids(density, x).sum()
+    mass, moment = trapezoids(density, x), trapezoids(x * density, x)
     reach = 3.0 / np.sqrt(width)
-    levels = np.linspace(-reach, reach, 1 << bits)
+    centroids = np.linspace(-reach, reach, 1 << bits)
     for _ in range(ROUNDS):
-        better = centroids(x, mass, moment, levels)
-        if np.allclose(levels, better, atol=1e-10):
+        better = cell_means(x, mass, moment, centroids)
+        if np.allclose(centroids, better, atol=1e-10):
             break
-        levels = better
-    return np.sort(levels).astype(np.float32)
+        centroids = better
+    return np.sort(centroids).astype(np.float32)
 
 
-def centroids(x: np.ndarray, mass: np.ndarray, moment: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """The mean of every level's cell, which reaches halfway to its neighbours; of a cell of one point the level."""
-    edges = np.concatenate([[-1.0], (levels[:-1] + levels[1:]) / 2.0, [1.0]])
+def cell_means(x: np.ndarray, mass: np.ndarray, moment: np.ndarray, centroids: np.ndarray) -> np.ndarray:
+    """The mean of each centroid's cell, which reaches halfway to its neighbours; an empty cell keeps its centroid."""
+    edges = np.concatenate([[-1.0], (centroids[:-1] + centroids[1:]) / 2.0, [1.0]])
     cuts = np.searchsorted(x, edges, side="left")
     cuts[-1] = len(x)  # the last cell has both its ends
-    better = levels.copy()
+    better = centroids.copy()
     for i, (low, high) in enumerate(pairwise(cuts.tolist())):
         if high - low > 1:
             better[i] = moment[low : high - 1].sum() / max(mass[low : high - 1].sum(), 1e-10)

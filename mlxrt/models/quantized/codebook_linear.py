@@ -1,6 +1,6 @@
-"""Matrices kept as numbers of short vectors: W[row, j * g + i] = codebook[codes[row, j], i].
+"""Codebook-quantised linear layers: W[row, j * g + i] = codebook[codes[row, j], i].
 
-Refuses to know which files hold them: weights/codebook.py does.
+Files with them are read in weights/formats/codebook.py.
 """
 
 import mlx.core as mx
@@ -12,25 +12,25 @@ from ..base import KernelModule
 
 
 def gather_codebook_matmul(
-    x: mx.array, codes: mx.array, codebook: mx.array, experts: mx.array, *, ordered: bool = False
+    x: mx.array, indices: mx.array, codebook: mx.array, experts: mx.array, *, ordered: bool = False
 ) -> mx.array:
-    """x [..., 1, in] by the matrices of `experts` [...]: codes [E, out, in / g], one codebook for all. float32."""
+    """x [..., 1, in] by the matrices of `experts` [...]: indices [E, out, in / g], one codebook for all. float32."""
     x, codebook = x.astype(mx.float32), codebook.astype(mx.float32)
-    if experts.size < codes.shape[0]:
-        return x @ dequantize_codebook(codes[experts], codebook).swapaxes(-1, -2)
-    stack = dequantize_codebook(codes, codebook).swapaxes(-1, -2)
+    if experts.size < indices.shape[0]:
+        return x @ dequantize_codebook(indices[experts], codebook).swapaxes(-1, -2)
+    stack = dequantize_codebook(indices, codebook).swapaxes(-1, -2)
     return gather_mm(x, stack, experts, ordered=ordered)
 
 
 class CodebookLinear(KernelModule):
-    """A linear layer of such a matrix. The shape and dtype of codes and codebook are as stored."""
+    """A linear layer; `codes` are the indices, under the checkpoint's name."""
 
-    def __init__(self, codes: mx.array, codebook: mx.array, *, bias: bool = False):
+    def __init__(self, indices: mx.array, codebook: mx.array, *, bias: bool = False):
         super().__init__()
-        self.codes = mx.zeros(codes.shape, codes.dtype)
+        self.codes = mx.zeros(indices.shape, indices.dtype)
         self.codebook = mx.zeros(codebook.shape, codebook.dtype)
         if bias:
-            self.bias = mx.zeros((codes.shape[-2],))
+            self.bias = mx.zeros((indices.shape[-2],))
 
     def __call__(self, x: mx.array) -> mx.array:
         what = {"indices": self.codes, "codebook": self.codebook, "dtype": x.dtype}
@@ -39,25 +39,25 @@ class CodebookLinear(KernelModule):
 
 
 class CodebookExpertLinear(KernelModule):
-    """An ExpertLinear of such matrices, which share a codebook."""
+    """An ExpertLinear whose matrices share a codebook."""
 
-    def __init__(self, codes: mx.array, codebook: mx.array, *, bias: bool = False):
+    def __init__(self, indices: mx.array, codebook: mx.array, *, bias: bool = False):
         super().__init__()
-        self.codes = mx.zeros(codes.shape, codes.dtype)
+        self.codes = mx.zeros(indices.shape, indices.dtype)
         self.codebook = mx.zeros(codebook.shape, codebook.dtype)
         if bias:
-            self.bias = mx.zeros(codes.shape[:2])
+            self.bias = mx.zeros(indices.shape[:2])
 
     def __call__(self, x: mx.array, experts: mx.array, *, ordered: bool = False) -> mx.array:
         """x [..., 1, in] through the matrices of `experts` [...]."""
         if self.kernels.gpu is not None and experts.size <= MAX_ROWS:
-            y = self.few(x, experts)
+            y = self.run_few(x, experts)
         else:
             y = gather_codebook_matmul(x, self.codes, self.codebook, experts, ordered=ordered).astype(x.dtype)
         return y + self.bias[experts][..., None, :] if "bias" in self else y
 
-    def few(self, x: mx.array, experts: mx.array) -> mx.array:
-        """One row of x for each expert: those that tokens share are repeated, which costs nothing beside a matrix."""
+    def run_few(self, x: mx.array, experts: mx.array) -> mx.array:
+        """One row of x per (token, expert) pair: repeating rows costs nothing beside reading a matrix."""
         rows = mx.broadcast_to(x, (*experts.shape, *x.shape[-2:])).reshape(-1, x.shape[-1])
         what = {"indices": self.codes, "codebook": self.codebook, "dtype": x.dtype}
         return self.kernels.run(codebook_rows, x=rows, experts=experts.reshape(-1, 1), **what).reshape(

@@ -1,7 +1,7 @@
-"""Layers in MLX's affine layout whose rows were turned before they were quantised: their input turns first.
+"""Affine-quantised layers whose rows were Hadamard-rotated before quantisation: their input is rotated first.
 
-Where a divisor is stored with a layer, its input is divided by it before that. They are no nn.QuantizedLinear: whoever
-multiplies by the rows of one of those alone would be wrong here.
+A stored divisor divides the input before that. They are no nn.QuantizedLinear: multiplying by the rows alone would be
+wrong.
 """
 
 import mlx.core as mx
@@ -13,7 +13,7 @@ from .rotation import Rotation, divide_input, rotate
 
 
 class HadamardLayer(KernelModule):
-    """What happens to an input: `rotation` is None where only a divisor is needed; `divisor` is its shape."""
+    """Divides and rotates the input: `rotation` is None where only a divisor is needed; `divisor` is its shape."""
 
     def __init__(self, inner: nn.Module, rotation: Rotation | None, divisor: tuple[int, ...]):
         super().__init__()
@@ -24,7 +24,7 @@ class HadamardLayer(KernelModule):
         if divisor:
             self.divisor = mx.ones(divisor)
 
-    def turned(self, x: mx.array, experts: mx.array | None = None) -> mx.array:
+    def rotate_input(self, x: mx.array, experts: mx.array | None = None) -> mx.array:
         y = divide_input(x, self.get("divisor"), experts)
         return y if self.rotation is None else rotate(y, self.rotation.blocks, self._signs, self.kernels, x.dtype)
 
@@ -35,7 +35,7 @@ class HadamardLinear(HadamardLayer):
         super().__init__(nn.QuantizedLinear(inputs, outputs, "bias" in plain, group, bits), rotation, divisor)
 
     def __call__(self, x: mx.array) -> mx.array:
-        y = self.inner(self.turned(x))
+        y = self.inner(self.rotate_input(x))
         return y + self.bias if "bias" in self else y
 
 
@@ -46,5 +46,5 @@ class HadamardExpertLinear(HadamardLayer):
         super().__init__(QuantizedExpertLinear(plain, group, bits, "affine"), rotation, divisor)
 
     def __call__(self, x: mx.array, experts: mx.array, *, ordered: bool = False) -> mx.array:
-        y = self.inner(self.turned(x, experts), experts, ordered=ordered)
+        y = self.inner(self.rotate_input(x, experts), experts, ordered=ordered)
         return y + self.bias[experts][..., None, :] if "bias" in self else y

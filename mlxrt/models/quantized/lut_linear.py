@@ -1,7 +1,7 @@
-"""Matrices kept as codes of a few bits: every row is a norm times levels that its codes point at, in a turned basis.
+"""LUT-quantised linear layers: a row is a norm times the centroids its indices select, in a Hadamard-rotated basis.
 
-y = norm * sum(turned x * levels[codes]). JANGTQ and its version 2 differ in levels, turning and packing only, so they
-are one module. Refuses to know tensor names of checkpoints: weights/jangtq.py and weights/jangh.py do.
+y = norm * sum(rotated x * centroids[indices]). JANGTQ and its version 2 differ in centroids, rotation and packing only.
+Tensor names of checkpoints are read in weights/formats/jang.
 """
 
 import math
@@ -21,13 +21,13 @@ from .centroids import lloyd_max, odd_cubic
 from .rotation import Rotation, binary_blocks, divide_input, rotate, unrotate
 
 HADAMARD32 = 32
-AT_ONCE = 1 << 30  # bytes of unpacked experts: a layer of 256 would take gigabytes
-PACKED_AT_ONCE = 1 << 23  # codes that are laid anew together: each takes up to 32 bytes on the way
+AT_ONCE = 1 << 30  # bytes of dequantised experts: a layer of 256 would take gigabytes
+PACKED_AT_ONCE = 1 << 23  # indices repacked at a time: each takes up to 32 bytes meanwhile
 
 
 @dataclass(frozen=True)
 class LUTEncoding:
-    """How the rows of a matrix with `width` inputs are coded."""
+    """How the rows of a matrix with `width` inputs are encoded."""
 
     name: str  # jangtq or jangtq2
     bits: int
@@ -39,30 +39,30 @@ class LUTEncoding:
         return cls("jangtq", bits, width, Rotation(binary_blocks(width), seed))
 
     @classmethod
-    def jangtq2(cls, bits: int, width: int, *, turned: bool) -> "LUTEncoding":
+    def jangtq2(cls, bits: int, width: int, *, rotated: bool) -> "LUTEncoding":
         blocks = (HADAMARD32,) * (width // HADAMARD32)
-        return cls("jangtq2", bits, width, Rotation(blocks, None) if turned else None)
+        return cls("jangtq2", bits, width, Rotation(blocks, None) if rotated else None)
 
     @property
     def words(self) -> int:
-        """32-bit words in a row."""
+        """Packed uint32 in a row."""
         if self.name == "jangtq":
             return aligned_words(self.width, self.bits)
         return self.width * self.bits // WORD
 
     @cached_property
-    def levels(self) -> np.ndarray:
+    def centroids(self) -> np.ndarray:
         return lloyd_max(self.width, self.bits) if self.name == "jangtq" else odd_cubic(self.bits)
 
     def unpack(self, words: mx.array) -> mx.array:
-        """uint32 [..., words] -> codes [..., width]."""
+        """Packed uint32 [..., words] -> indices [..., width]."""
         if self.name == "jangtq":
             return unpack_aligned(words, self.bits, self.width)
         return unpack_bits(words, self.bits)
 
     def matrix(self, words: mx.array, norms: mx.array) -> mx.array:
-        """The rows themselves, float32 [..., out, width]."""
-        rows = mx.array(self.levels)[self.unpack(words)] * norms.astype(mx.float32)[..., None]
+        """The dequantised rows, float32 [..., out, width]."""
+        rows = mx.array(self.centroids)[self.unpack(words)] * norms.astype(mx.float32)[..., None]
         return rows if self.rotation is None else unrotate(rows, self.rotation.blocks, self.rotation.signs())
 
     def __str__(self) -> str:
@@ -70,9 +70,9 @@ class LUTEncoding:
 
 
 class LUTLayer(FusedModule):
-    """Words and norms as stored; levels and signs, which follow from the coding, beside them.
+    """Packed indices and norms as stored; centroids and signs follow from the encoding.
 
-    Kernels read codes that lie as one stream of bits. Where a file's do not, they are laid so when the layer is fused.
+    Kernels read indices as one stream of bits. Other packings are repacked when the layer is fused.
     """
 
     def __init__(self, coding: LUTEncoding, rows: tuple[int, ...], bias: bool, divisor: tuple[int, ...]):
@@ -84,8 +84,9 @@ class LUTLayer(FusedModule):
             self.bias = mx.zeros(rows)
         if divisor:
             self.divisor = mx.ones(divisor)
-        levels = mx.array(coding.levels)  # filled up to eight, below which kernels find arrays in another address space
-        self._levels = mx.pad(levels, (0, max(0, 8 - levels.size)))
+        # Padded to eight: MLX passes smaller arrays to kernels in another address space.
+        centroids = mx.array(coding.centroids)
+        self._centroids = mx.pad(centroids, (0, max(0, 8 - centroids.size)))
         self._signs = coding.rotation.signs() if coding.rotation else None
         self._stream = coding.name != "jangtq" or (WORD % coding.bits == 0 and coding.width % WORD == 0)
 
@@ -95,28 +96,30 @@ class LUTLayer(FusedModule):
         if self.coding.width % WORD:
             self.kernels.report_fallback(qmv, f"rows of {self.coding.width} codes")
         else:
-            self.words, self._stream = streamed(self.words, self.coding), True
+            self.words, self._stream = repack(self.words, self.coding), True
 
     @property
-    def codes(self) -> LUTMatrix:
+    def lut(self) -> LUTMatrix:
         c = self.coding
-        return LUTMatrix(self.words, self.norms, self._levels, c.bits, c.width, not self._stream)
+        return LUTMatrix(self.words, self.norms, self._centroids, c.bits, c.width, not self._stream)
 
     @property
     def matrix(self) -> QuantizedMatrix | None:
-        """What kernels multiply by; None where there are none, or none that read these words."""
+        """The matrix as kernels read it; None without a GPU, or where the indices are not one stream of bits."""
         if self.kernels.gpu is None or not self._stream:
             return None
-        return QuantizedMatrix(self.words, self.norms, None, self.coding.bits, self.coding.width, "codes", self._levels)
+        return QuantizedMatrix(
+            self.words, self.norms, None, self.coding.bits, self.coding.width, "codes", self._centroids
+        )
 
-    def turned(self, x: mx.array, dtype: mx.Dtype = mx.float32) -> mx.array:
-        """x in the basis of the codes."""
-        turns = self.coding.rotation
-        return x.astype(dtype) if turns is None else rotate(x, turns.blocks, self._signs, self.kernels, dtype)
+    def rotate_input(self, x: mx.array, dtype: mx.Dtype = mx.float32) -> mx.array:
+        """x in the rotated basis of the rows."""
+        rotation = self.coding.rotation
+        return x.astype(dtype) if rotation is None else rotate(x, rotation.blocks, self._signs, self.kernels, dtype)
 
 
-def streamed(words: mx.array, coding: LUTEncoding) -> mx.array:
-    """Words none of whose codes crosses a word -> the same codes as one stream of bits."""
+def repack(words: mx.array, coding: LUTEncoding) -> mx.array:
+    """Indices that do not cross a uint32 -> the same indices as one stream of bits."""
     rows, each = words.reshape(-1, words.shape[-1]), max(1, PACKED_AT_ONCE // coding.width)
     made = []
     for i in range(0, rows.shape[0], each):
@@ -126,7 +129,7 @@ def streamed(words: mx.array, coding: LUTEncoding) -> mx.array:
 
 
 class LUTLinear(LUTLayer):
-    """A linear layer whose matrix is coded. `divisor` [in], where there is one, divides the input before it turns."""
+    """A LUT-quantised linear layer. `divisor` [in], if any, divides the input before it is rotated."""
 
     def __init__(self, coding: LUTEncoding, outputs: int, *, bias: bool = False, divisor: tuple[int, ...] = ()):
         super().__init__(coding, (outputs,), bias, divisor)
@@ -134,18 +137,18 @@ class LUTLinear(LUTLayer):
     def __call__(self, x: mx.array) -> mx.array:
         rows, matrix = divide_input(x, self.get("divisor")).reshape(-1, x.shape[-1]), self.matrix
         if matrix is None:
-            y = self.codes.multiply(self.turned(rows)).astype(x.dtype)
+            y = self.lut.multiply(self.rotate_input(rows)).astype(x.dtype)
         elif rows.shape[0] > MANY:
-            y = self.turned(rows, x.dtype) @ self.kernels.run(lut_dequantize, matrix=matrix, dtype=x.dtype).T
+            y = self.rotate_input(rows, x.dtype) @ self.kernels.run(lut_dequantize, matrix=matrix, dtype=x.dtype).T
         else:
             way = qmv if rows.shape[0] <= FEW else qmm
-            y = self.kernels.run(way, x=self.turned(rows, x.dtype), matrix=matrix)
+            y = self.kernels.run(way, x=self.rotate_input(rows, x.dtype), matrix=matrix)
         y = y.reshape(*x.shape[:-1], -1)
         return y + self.bias if "bias" in self else y
 
 
 class LUTExpertLinear(LUTLayer):
-    """An ExpertLinear whose matrices are coded. `divisor` is one for all, or one per expert."""
+    """A LUT-quantised ExpertLinear. `divisor` is one for all, or one per expert."""
 
     def __init__(
         self, coding: LUTEncoding, count: int, outputs: int, *, bias: bool = False, divisor: tuple[int, ...] = ()
@@ -156,14 +159,14 @@ class LUTExpertLinear(LUTLayer):
         """x [..., 1, in] through the matrices of `experts` [...]."""
         rows, matrix = divide_input(x, self.get("divisor"), experts), self.matrix
         if matrix is not None and experts.size >= self.words.shape[0]:
-            y = self.unpacking(self.turned(rows, x.dtype), matrix, experts, ordered)
+            y = self.gather_dequantized(self.rotate_input(rows, x.dtype), matrix, experts, ordered)
         else:
-            y = self.codes.gather_multiply(self.turned(rows), experts, ordered=ordered).astype(x.dtype)
+            y = self.lut.gather_multiply(self.rotate_input(rows), experts, ordered=ordered).astype(x.dtype)
         return y + self.bias[experts][..., None, :] if "bias" in self else y
 
-    def unpacking(self, rows: mx.array, matrix: QuantizedMatrix, experts: mx.array, ordered: bool) -> mx.array:
-        """Turned rows [..., 1, in] by matrices that are unpacked: so many outputs of all experts at a time that the
-        numbers stay within `AT_ONCE` bytes."""
+    def gather_dequantized(self, rows: mx.array, matrix: QuantizedMatrix, experts: mx.array, ordered: bool) -> mx.array:
+        """Rotated rows [..., 1, in] by dequantised matrices: as many outputs of all experts at a time as fit into
+        `AT_ONCE` bytes."""
         count, outs = self.norms.shape
         parts = math.ceil(count * outs * matrix.width * rows.dtype.size / AT_ONCE)
         each, made = math.ceil(outs / parts), []

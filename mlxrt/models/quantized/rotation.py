@@ -1,7 +1,6 @@
-"""The turning of a vector before it meets a matrix whose rows were turned likewise when they were quantised.
+"""Hadamard rotation of a vector, for matrices whose rows were rotated before quantisation.
 
-A turning is signs, then a normalised Walsh-Hadamard transform of each block: orthogonal, so dot products stay what they
-were. Knows no format: who quantised says which blocks and which signs.
+Signs, then a normalised Walsh-Hadamard transform of each block: orthogonal, so dot products stay the same.
 """
 
 from dataclasses import dataclass
@@ -43,7 +42,7 @@ def binary_blocks(width: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def random_signs(width: int, seed: int) -> np.ndarray:
-    """What numpy's default_rng(seed).choice([-1, 1], width) gives, from the generator's raw words: those never change.
+    """numpy's default_rng(seed).choice([-1, 1], width), from the generator's raw output: that never changes.
 
     A word of 64 bits makes two signs, by its bits 31 and 63.
     """
@@ -59,13 +58,13 @@ def rotate(
     kernels: Kernels = PLAIN,
     dtype: mx.Dtype = mx.float32,
 ) -> mx.array:
-    """x [..., width] turned, computed in float32."""
+    """x [..., width] rotated, computed in float32."""
     rows = x.reshape(-1, x.shape[-1])
     return kernels.run(hadamard, x=rows, blocks=blocks, dtype=dtype, signs=signs).reshape(x.shape)
 
 
 def unrotate(x: mx.array, blocks: tuple[int, ...], signs: mx.array | None) -> mx.array:
-    """What `rotate` was given."""
+    """The inverse of `rotate`."""
     x = transform_blocks(x.astype(mx.float32), blocks)
     return x if signs is None else x * signs
 

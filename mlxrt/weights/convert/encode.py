@@ -39,7 +39,7 @@ def affine(w: mx.array, bits: int, group_size: int, dtype: mx.Dtype, rotation: R
 def jangtq(w: mx.array, bits: int) -> Arrays:
     """Centroid indices and norms of rotated rows: an index counts the borders between centroids below the value."""
     coding = LUTEncoding.jangtq(bits, w.shape[-1], SEED)
-    centroids = mx.array(coding.levels)
+    centroids = mx.array(coding.centroids)
     borders = (centroids[:-1] + centroids[1:]) / 2.0
 
     def encode(rows: mx.array) -> Arrays:

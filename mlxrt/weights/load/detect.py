@@ -126,7 +126,7 @@ def format_from_headers(
     if part == "tq2_packed":
         bits = 32 * info.shape[-1] // shape[-1]
         return (
-            LUTFormat(LUTEncoding.jangtq2(bits, shape[-1], turned=True), JANGTQ2_PARTS) if bits in CUBIC else "jangtq2"
+            LUTFormat(LUTEncoding.jangtq2(bits, shape[-1], rotated=True), JANGTQ2_PARTS) if bits in CUBIC else "jangtq2"
         )
     if part == "codes" and (book := sizes.get(f"{path}.codebook")) and len(book.shape) == 2:
         return f"codebook of {book.shape[0]} x {book.shape[1]}"

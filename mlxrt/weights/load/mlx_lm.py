@@ -49,7 +49,7 @@ def build_mlx_lm(checkpoint: Checkpoint, *, dtype: mx.Dtype | None, dequantise: 
     quantize_modules(model, {path: fmt for path, fmt in mlx.items() if path not in unpacked}, dtype)
     assign(model, arrays, dtype)
     model.update(tree_unflatten(list(uncast(model.module, arrays).items())))
-    log.info(model.told())
+    log.info(model.describe())
     return model
 
 

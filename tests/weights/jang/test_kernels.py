@@ -116,9 +116,9 @@ def test_indices_are_repacked_a_few_rows_at_a_time(simulated, monkeypatch):
     monkeypatch.setattr("mlxrt.models.quantized.lut_linear.PACKED_AT_ONCE", 3 * DIM)
     mx.random.seed(10)
     layer = filled(LUTExpertLinear(LUTEncoding.jangtq(3, DIM, 42), E, 7))
-    before = layer.codes.dequantize()
+    before = layer.lut.dequantize()
     agrees(layer, simulated, mx.random.normal((2, 1, 1, DIM)), mx.array([[4, 0], [1, 1]], mx.uint32))
-    assert layer.words.shape == (E, 7, DIM * 3 // 32) and mx.array_equal(layer.codes.dequantize(), before)
+    assert layer.words.shape == (E, 7, DIM * 3 // 32) and mx.array_equal(layer.lut.dequantize(), before)
 
 
 def test_many_tokens_of_other_shapes_unpack_each_expert_once(simulated):
@@ -142,7 +142,7 @@ def test_so_many_outputs_at_a_time_that_they_fit(simulated, monkeypatch):
 def test_dense_layers(rows, simulated):
     mx.random.seed(3)
     agrees(filled(LUTLinear(LUTEncoding.jangtq(3, DIM, 7), 24)), simulated, mx.random.normal((rows, DIM)))
-    agrees(filled(LUTLinear(LUTEncoding.jangtq2(4, DIM, turned=True), 24)), simulated, mx.random.normal((rows, DIM)))
+    agrees(filled(LUTLinear(LUTEncoding.jangtq2(4, DIM, rotated=True), 24)), simulated, mx.random.normal((rows, DIM)))
 
 
 def test_rotated_affine(simulated):

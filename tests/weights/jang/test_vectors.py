@@ -84,7 +84,7 @@ def test_jangtq2_matrices(bits):
     assert np.array_equal(odd_cubic(bits), stored["levels"])
     words, scales = mx.array(stored["tq2_packed"]), mx.array(stored["tq2_scales"])
     for rotated in (True, False):
-        coding = LUTEncoding.jangtq2(bits, 128, turned=rotated)
+        coding = LUTEncoding.jangtq2(bits, 128, rotated=rotated)
         if np.abs(np.array(coding.matrix(words, scales)) - stored["deq"]).max() < 1e-6:
             break
     else:

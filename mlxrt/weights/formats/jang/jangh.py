@@ -30,7 +30,7 @@ def read_jangh(
             f"{path}.tq2_packed: {describe(packed)} does not fit {width} inputs in "
             f"{', '.join(map(str, CUBIC))} bit (inputs are a multiple of {HADAMARD32})"
         )
-    coding = LUTEncoding.jangtq2(bits, width, turned=read_rotation(path, bits, config))
+    coding = LUTEncoding.jangtq2(bits, width, rotated=read_rotation(path, bits, config))
     stack = (1, *shape) if len(shape) == 2 and packed.ndim == 3 else shape
     check_rows(path, JANGTQ2_PARTS, stack, coding, arrays)
     return SingleLUTFormat(coding, JANGTQ2_PARTS) if stack != shape else LUTFormat(coding, JANGTQ2_PARTS)
