@@ -21,7 +21,7 @@ def attend(
     params = {"scale": scale, "softcap": softcap, "sinks": sinks}
     pages = kv.pages() if kernels.gpu is not None else None
     if pages is not None:
-        y, tail = decode_attention(kernels, qkv, pages, heads=layout, window=kv.spec.window, **params)
+        y, tail = decode_attention(kernels, qkv, pages, layout=layout, window=kv.spec.window, **params)
         kv.replace_tail(tail)
         return y
     q, *new = layout.prepare(compute_qkv(qkv, kernels), kv.positions, rope)  # [N, heads, D] each

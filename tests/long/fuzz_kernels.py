@@ -98,14 +98,14 @@ def heads_of(rng: random.Random, dtype: mx.Dtype, dims: list[int]) -> QKVLayout:
 
 
 def attention(rng: random.Random, dtype: mx.Dtype, heads: QKVLayout, at: dict[str, Any], pages: Any) -> Case:
-    width = heads.queries + (heads.keys if heads.tied else 2 * heads.keys)
-    arrays = {"qkv": normal(dtype, at["rows"], width * heads.dim)}
+    width = heads.num_heads + (heads.num_kv_heads if heads.tied else 2 * heads.num_kv_heads)
+    arrays = {"qkv": normal(dtype, at["rows"], width * heads.head_dim)}
     if rng.random() < 0.3:
-        arrays["sinks"] = normal(dtype, heads.queries)
-    options = {"heads": heads, "pages": pages, "scale": heads.dim**-0.5, "window": at["window"]}
+        arrays["sinks"] = normal(dtype, heads.num_heads)
+    options = {"layout": heads, "pages": pages, "scale": heads.head_dim**-0.5, "window": at["window"]}
     options["softcap"] = rng.choice([None, None, 5.0])
     told = ", ".join(f"{k} {v}" for k, v in at.items())
-    return Case(f"{heads.queries}/{heads.keys} heads of {heads.dim}, {told}", arrays, options)
+    return Case(f"{heads.num_heads}/{heads.num_kv_heads} heads of {heads.head_dim}, {told}", arrays, options)
 
 
 def places(at: dict[str, Any]) -> tuple[mx.array, mx.array]:
@@ -117,8 +117,8 @@ def places(at: dict[str, Any]) -> tuple[mx.array, mx.array]:
 def draw_pages(rng: random.Random, dtype: mx.Dtype) -> Case:
     at, heads = rows_of(rng), heads_of(rng, dtype, [64, 64, 128, 256, 512])
     heads = replace(heads, v_norm=rng.random() < 0.2, tied=rng.random() < 0.2)
-    pool = normal(dtype, at["rows"] * at["blocks"] + 1, 2 * heads.keys, at["size"], heads.dim)
-    tail = normal(dtype, at["rows"], 2 * heads.keys, 32, heads.dim)
+    pool = normal(dtype, at["rows"] * at["blocks"] + 1, 2 * heads.num_kv_heads, at["size"], heads.head_dim)
+    tail = normal(dtype, at["rows"], 2 * heads.num_kv_heads, 32, heads.head_dim)
     return attention(rng, dtype, heads, at, Pages(pool, tail, *places(at)))
 
 
@@ -127,7 +127,7 @@ def draw_packed(rng: random.Random, dtype: mx.Dtype) -> Case:
     layout = KVQuantLayout(rng.choice([2, 4, 8]), rng.choice([2, 4, 8]), rng.choice([32, 64]), dtype)
 
     def coded(count: int, slots: int) -> PackedKV:
-        both = [normal(dtype, count, heads.keys, slots, heads.dim) for _ in range(2)]
+        both = [normal(dtype, count, heads.num_kv_heads, slots, heads.head_dim) for _ in range(2)]
         return PackedKV(layout.quantize(*both), layout)
 
     pool, tail = coded(at["rows"] * at["blocks"] + 1, at["size"]), coded(at["rows"], 32)
@@ -143,7 +143,7 @@ def draw_entry(rng: random.Random, dtype: mx.Dtype) -> Case:
         arrays = {"x": normal(dtype, rows, width) * width**-0.5}
         if (
             pages.max_tokens > MAX_SHORT_TOKENS
-            or threadgroup_bytes(arrays["x"], m, case.options["heads"], pages) > ROOM
+            or threadgroup_bytes(arrays["x"], m, case.options["layout"], pages) > ROOM
         ):
             continue
         if rng.random() < 0.5:

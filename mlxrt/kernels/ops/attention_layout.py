@@ -19,9 +19,9 @@ Affine = tuple[mx.array, mx.array, mx.array]  # packed values, scales and biases
 class QKVLayout:
     """How q, k and v lie in a QKV projection, and the norms and the RoPE their heads get before attention."""
 
-    queries: int
-    keys: int
-    dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
     q_norm: mx.array | None = None  # [dim]
     k_norm: mx.array | None = None
     v_norm: bool = False  # without a weight
@@ -35,11 +35,11 @@ class QKVLayout:
         return {name: a for name in ("q_norm", "k_norm", "inv_freq") if (a := getattr(self, name)) is not None}
 
     def split(self, qkv: mx.array) -> list[mx.array]:
-        """[N, (queries + 2 keys) * dim] -> q, k, v [N, heads, dim]; q alone where there is no more."""
-        y = qkv.reshape(qkv.shape[0], -1, self.dim)
-        if y.shape[1] == self.queries:
+        """[N, (heads + 2 KV heads) * dim] -> q, k, v [N, heads, dim]; q alone where there is no more."""
+        y = qkv.reshape(qkv.shape[0], -1, self.head_dim)
+        if y.shape[1] == self.num_heads:
             return [y]
-        q, k, *v = mx.split(y, [self.queries, *([] if self.tied else [self.queries + self.keys])], axis=1)
+        q, k, *v = mx.split(y, [self.num_heads, *([] if self.tied else [self.num_heads + self.num_kv_heads])], axis=1)
         return [q, k, *(v or [k])]
 
     def prepare(self, qkv: mx.array, positions: mx.array, rope: Callable | None = None) -> list[mx.array]:
@@ -50,10 +50,10 @@ class QKVLayout:
             return [apply_rope(self.norm(q, self.q_norm), positions)]
         k, v = kv
         if self.q_norm is None and self.k_norm is None:
-            qk = qkv.reshape(qkv.shape[0], -1, self.dim)[:, : self.queries + self.keys]
+            qk = qkv.reshape(qkv.shape[0], -1, self.head_dim)[:, : self.num_heads + self.num_kv_heads]
         else:
             qk = mx.concatenate([self.norm(q, self.q_norm), self.norm(k, self.k_norm)], axis=1)
-        q, k = mx.split(apply_rope(qk, positions), [self.queries], axis=1)  # one call for all heads
+        q, k = mx.split(apply_rope(qk, positions), [self.num_heads], axis=1)  # one call for all heads
         return [q, k, mx.fast.rms_norm(v, None, self.eps) if self.v_norm else v]
 
     def norm(self, x: mx.array, weight: mx.array | None) -> mx.array:

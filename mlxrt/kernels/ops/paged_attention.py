@@ -61,14 +61,14 @@ def paged_case(
     """A call for `rows` tokens over these pages; `heads` are queries, keys and how wide they are."""
     h, kv, dim = heads
     norms = [1 + 0.2 * mx.random.normal((dim,)).astype(dtype) for _ in range(2)] if extra.get("norms") else [None] * 2
-    turning = extra.get("turning")
-    inv_freq = None if turning is None else 10000.0 ** -(mx.arange(turning) / turning)
+    pairs = extra.get("rope_pairs")
+    inv_freq = None if pairs is None else 10000.0 ** -(mx.arange(pairs) / pairs)
     more = (bool(extra.get("v_norm")), 1e-6, inv_freq, extra.get("magnitude", 1.0), bool(extra.get("tied")))
     width = h if extra.get("read") else h + kv if extra.get("tied") else h + 2 * kv
     arrays = {"qkv": mx.random.normal((rows, width * dim)).astype(dtype)}
     if extra.get("sinks"):
         arrays["sinks"] = mx.random.normal((h,)).astype(dtype)
-    options = {"heads": QKVLayout(h, kv, dim, norms[0], norms[1], *more), "pages": pages, "scale": dim**-0.5}
+    options = {"layout": QKVLayout(h, kv, dim, norms[0], norms[1], *more), "pages": pages, "scale": dim**-0.5}
     options |= {k: v for k, v in extra.items() if k in ("window", "softcap")}
     return Case(name, arrays, options, large=bool(extra.get("large")))
 
@@ -83,22 +83,32 @@ def table_and_ranges(rows: int, size: int, blocks: int, start: list[int], used: 
 def attention_cases(dtype: mx.Dtype) -> Iterator[Case]:
     shapes: list[tuple[Any, ...]] = [
         # R, queries, keys, dim, size, blocks a row, start, used, options
-        (1, 4, 2, 64, 8, 3, [19], 3, {"norms": True, "turning": 32}),
-        (3, 2, 2, 128, 32, 2, [0, 40, 33], 0, {"turning": 64, "window": 20, "sinks": True}),
-        (2, 8, 1, 256, 16, 4, [50, 7], 15, {"turning": 32, "v_norm": True, "softcap": 5.0, "tied": True}),
+        (1, 4, 2, 64, 8, 3, [19], 3, {"norms": True, "rope_pairs": 32}),
+        (3, 2, 2, 128, 32, 2, [0, 40, 33], 0, {"rope_pairs": 64, "window": 20, "sinks": True}),
+        (2, 8, 1, 256, 16, 4, [50, 7], 15, {"rope_pairs": 32, "v_norm": True, "softcap": 5.0, "tied": True}),
         (2, 4, 1, 512, 8, 2, [9, 3], 5, {"read": True}),
         # Split over threadgroups; a short row has fewer keys than there are parts.
-        (2, 2, 1, 64, 32, 80, [2500, 5], 6, {"turning": 16, "magnitude": 1.3, "sinks": True}),
+        (2, 2, 1, 64, 32, 80, [2500, 5], 6, {"rope_pairs": 16, "magnitude": 1.3, "sinks": True}),
         # Many rows: matrix units, in half precision. In the last two heads of a key go together.
-        (8, 4, 2, 64, 8, 3, [19, 0, 1, 7, 8, 15, 16, 23], 3, {"norms": True, "turning": 32}),
-        (9, 2, 2, 128, 32, 2, [0, 40, 33, 63, 17], 0, {"turning": 64, "window": 20, "sinks": True}),
-        (8, 2, 1, 256, 16, 4, [50, 7, 33], 15, {"turning": 32, "v_norm": True, "softcap": 5.0, "tied": True}),
+        (8, 4, 2, 64, 8, 3, [19, 0, 1, 7, 8, 15, 16, 23], 3, {"norms": True, "rope_pairs": 32}),
+        (9, 2, 2, 128, 32, 2, [0, 40, 33, 63, 17], 0, {"rope_pairs": 64, "window": 20, "sinks": True}),
+        (8, 2, 1, 256, 16, 4, [50, 7, 33], 15, {"rope_pairs": 32, "v_norm": True, "softcap": 5.0, "tied": True}),
         (8, 1, 1, 64, 8, 2, [9, 3], 5, {"read": True}),
-        (64, 8, 2, 64, 8, 1, [3, 6], 1, {"turning": 32}),
+        (64, 8, 2, 64, 8, 1, [3, 6], 1, {"rope_pairs": 32}),
         (8, 1, 1, 64, 32, 14, [440, 5, 201], 2, {}),  # simdgroups take keys several times
         (1, 2, 1, 64, 32, 40, [1270], 9, {"window": 4}),  # a window within the tail, in parts
-        (1, 2, 1, 64, 32, 9, [280], 15, {"turning": 32}),  # simdgroups take keys twice, the last ones at the tail's end
-        (1, 32, 8, 128, 32, 1024, [32000], 9, {"norms": True, "turning": 64, "large": True}),
+        (
+            1,
+            2,
+            1,
+            64,
+            32,
+            9,
+            [280],
+            15,
+            {"rope_pairs": 32},
+        ),  # simdgroups take keys twice, the last ones at the tail's end
+        (1, 32, 8, 128, 32, 1024, [32000], 9, {"norms": True, "rope_pairs": 64, "large": True}),
     ]
     for rows, h, kv, dim, size, blocks, start, used, extra in shapes:
         mx.random.seed(dim + rows)
@@ -112,20 +122,20 @@ def attention_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 def quantized_cases(dtype: mx.Dtype) -> Iterator[Case]:
     shapes: list[tuple[Any, ...]] = [
-        (1, 4, 2, 64, 8, 3, [19], 3, (8, 8), 32, {"norms": True, "turning": 32}),
-        (2, 2, 1, 128, 32, 2, [40, 33], 0, (4, 4), 64, {"turning": 64, "window": 20, "sinks": True}),
-        (2, 4, 1, 128, 16, 4, [50, 7], 15, (8, 4), 128, {"turning": 32, "softcap": 5.0}),
-        (2, 2, 1, 64, 32, 80, [2500, 5], 6, (4, 2), 32, {"turning": 16, "magnitude": 1.3}),
-        (1, 2, 1, 256, 8, 4, [27], 2, (8, 4), 32, {"turning": 32, "v_norm": True, "tied": True}),
+        (1, 4, 2, 64, 8, 3, [19], 3, (8, 8), 32, {"norms": True, "rope_pairs": 32}),
+        (2, 2, 1, 128, 32, 2, [40, 33], 0, (4, 4), 64, {"rope_pairs": 64, "window": 20, "sinks": True}),
+        (2, 4, 1, 128, 16, 4, [50, 7], 15, (8, 4), 128, {"rope_pairs": 32, "softcap": 5.0}),
+        (2, 2, 1, 64, 32, 80, [2500, 5], 6, (4, 2), 32, {"rope_pairs": 16, "magnitude": 1.3}),
+        (1, 2, 1, 256, 8, 4, [27], 2, (8, 4), 32, {"rope_pairs": 32, "v_norm": True, "tied": True}),
         (1, 4, 1, 512, 8, 2, [9], 5, (8, 8), 64, {"read": True}),
         # Many rows: matrix units, in half precision. In the last two heads of a key go together.
-        (8, 4, 2, 64, 8, 3, [19, 0, 1, 7, 8, 15, 16, 23], 3, (8, 8), 32, {"norms": True, "turning": 32}),
-        (9, 2, 1, 128, 32, 2, [40, 33, 0, 63], 0, (4, 4), 64, {"turning": 64, "window": 20, "sinks": True}),
-        (8, 2, 1, 256, 16, 4, [50, 7], 15, (2, 4), 128, {"turning": 32, "softcap": 5.0}),
+        (8, 4, 2, 64, 8, 3, [19, 0, 1, 7, 8, 15, 16, 23], 3, (8, 8), 32, {"norms": True, "rope_pairs": 32}),
+        (9, 2, 1, 128, 32, 2, [40, 33, 0, 63], 0, (4, 4), 64, {"rope_pairs": 64, "window": 20, "sinks": True}),
+        (8, 2, 1, 256, 16, 4, [50, 7], 15, (2, 4), 128, {"rope_pairs": 32, "softcap": 5.0}),
         (8, 1, 1, 64, 8, 2, [9, 3], 5, (4, 8), 64, {"read": True}),
-        (64, 8, 2, 64, 8, 1, [3, 6], 1, (8, 4), 64, {"turning": 32}),
+        (64, 8, 2, 64, 8, 1, [3, 6], 1, (8, 4), 64, {"rope_pairs": 32}),
         (8, 1, 1, 64, 32, 14, [440, 5, 201], 2, (8, 8), 32, {}),  # simdgroups take keys several times
-        (1, 32, 8, 128, 32, 1024, [32000], 9, (4, 4), 64, {"norms": True, "turning": 64, "large": True}),
+        (1, 32, 8, 128, 32, 1024, [32000], 9, (4, 4), 64, {"norms": True, "rope_pairs": 64, "large": True}),
     ]
     for rows, h, kv, dim, size, blocks, start, used, bits, group, extra in shapes:
         mx.random.seed(dim + blocks)
@@ -141,11 +151,11 @@ def quantized_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 
 @op(attention_cases)
-def paged_attention(qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
-    """(out [R, queries * dim], tail with the new token): each row's token attends to its row's positions up to its own."""
+def paged_attention(qkv, layout, pages, scale, window=None, softcap=None, sinks=None):
+    """(out [R, heads * dim], tail with the new token): each row's token attends to its row's positions up to its own."""
     base, start, used = pages.row_range.T
     at = start + used
-    q, *new = heads.prepare(qkv, at)
+    q, *new = layout.prepare(qkv, at)
     tail, rows = pages.tail, qkv.shape[0]
     if new:
         here = (mx.arange(tail.shape[2]) == used[:, None])[:, None, :, None]
@@ -158,27 +168,27 @@ def paged_attention(qkv, heads, pages, scale, window=None, softcap=None, sinks=N
     visible = positions <= at[:, None]
     if window is not None:
         visible = visible & (positions > at[:, None] - window)
-    scores = q.reshape(rows, heads.keys, -1, heads.dim).astype(mx.float32) * scale @ k.swapaxes(-1, -2)
+    scores = q.reshape(rows, layout.num_kv_heads, -1, layout.head_dim).astype(mx.float32) * scale @ k.swapaxes(-1, -2)
     if softcap is not None:
         scores = mx.tanh(scores / softcap) * softcap
     scores = mx.where(visible[:, None, None], scores, -mx.inf)
     if sinks is not None:
-        sink = mx.broadcast_to(sinks.astype(mx.float32).reshape(1, heads.keys, -1, 1), (*scores.shape[:-1], 1))
+        sink = mx.broadcast_to(sinks.astype(mx.float32).reshape(1, layout.num_kv_heads, -1, 1), (*scores.shape[:-1], 1))
         scores = mx.concatenate([scores, sink], axis=-1)
     weights = mx.softmax(scores, axis=-1)[..., : k.shape[2]]
     return (weights @ v).reshape(rows, -1).astype(qkv.dtype), tail
 
 
 @op(quantized_cases)
-def quantized_paged_attention(qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
+def quantized_paged_attention(qkv, layout, pages, scale, window=None, softcap=None, sinks=None):
     """`paged_attention` over a quantised KV cache: the new token, too, reads its key and value as they are kept."""
     used, tail = pages.row_range[:, 2], pages.tail
-    q, *new = heads.prepare(qkv, pages.row_range[:, 1] + used)
+    q, *new = layout.prepare(qkv, pages.row_range[:, 1] + used)
     if new:
         here = (mx.arange(tail.words.shape[2]) == used[:, None])[:, None, :, None]
         tail = PackedKV(mx.where(here, pages.layout.quantize(*new)[:, :, None], tail.words), pages.layout)
     plain = Pages(pages.pool.dequantize(), tail.dequantize(), pages.table, pages.row_range)
-    ready = QKVLayout(heads.queries, heads.keys, heads.dim)  # q has its norm and its RoPE
+    ready = QKVLayout(layout.num_heads, layout.num_kv_heads, layout.head_dim)  # q has its norm and its RoPE
     out, _ = paged_attention.reference(q.flatten(1), ready, plain, scale, window, softcap, sinks)
     return out, tail
 
@@ -188,25 +198,27 @@ def attention_op(pages: Pages | QuantizedPages) -> Op:
     return quantized_paged_attention if isinstance(pages, QuantizedPages) else paged_attention
 
 
-def unsupported(qkv, heads, pages, **rest) -> str | None:
-    if heads.dim not in HEAD_DIMS:
-        return f"heads of {heads.dim}: {', '.join(map(str, HEAD_DIMS))} are built"
+def unsupported(qkv, layout, pages, **rest) -> str | None:
+    if layout.head_dim not in HEAD_DIMS:
+        return f"heads of {layout.head_dim}: {', '.join(map(str, HEAD_DIMS))} are built"
     if isinstance(pages, QuantizedPages):
-        layout = pages.layout
-        if {layout.key_bits, layout.value_bits} - set(KV_BITS):
-            return f"keys and values of {layout.key_bits} and {layout.value_bits} bits"
-        return f"scales are {layout.dtype}, activations {qkv.dtype}" if layout.dtype != qkv.dtype else None
+        quant = pages.layout
+        if {quant.key_bits, quant.value_bits} - set(KV_BITS):
+            return f"keys and values of {quant.key_bits} and {quant.value_bits} bits"
+        return f"scales are {quant.dtype}, activations {qkv.dtype}" if quant.dtype != qkv.dtype else None
     if qkv.dtype != pages.pool.dtype:
         return f"keys are kept as {pages.pool.dtype}, activations are {qkv.dtype}"
-    return f"{heads.queries} queries for {heads.keys} keys" if heads.queries % heads.keys else None
+    return (
+        f"{layout.num_heads} queries for {layout.num_kv_heads} keys" if layout.num_heads % layout.num_kv_heads else None
+    )
 
 
 @quantized_paged_attention.kernel(*QUANTIZED_SOURCES.values(), REDUCE, unsupported=unsupported)
 @paged_attention.kernel(*SOURCES.values(), REDUCE, unsupported=unsupported)
-def launch(gpu, qkv, heads, pages, scale, window=None, softcap=None, sinks=None):
+def launch(gpu, qkv, layout, pages, scale, window=None, softcap=None, sinks=None):
     sources = QUANTIZED_SOURCES if isinstance(pages, QuantizedPages) else SOURCES
-    constants = score_constants(scale, window, softcap, sinks) | {"QKV_HEADS": qkv.shape[1] // heads.dim}
-    return launch_attention(gpu, sources, [qkv], qkv, qkv.shape[1], heads, pages, sinks, constants)
+    constants = score_constants(scale, window, softcap, sinks) | {"QKV_HEADS": qkv.shape[1] // layout.head_dim}
+    return launch_attention(gpu, sources, [qkv], qkv, qkv.shape[1], layout, pages, sinks, constants)
 
 
 def score_constants(scale: float, window: int | None, softcap: float | None, sinks: mx.array | None) -> dict[str, Any]:
@@ -220,48 +232,48 @@ def launch_attention(
     projection: list[mx.array | None],
     x: mx.array,
     width: int,
-    heads: QKVLayout,
+    layout: QKVLayout,
     pages: Pages | QuantizedPages,
     sinks: mx.array | None,
     constants: dict[str, Any],
     *,
     fused: bool = False,
 ) -> tuple[mx.array, mx.array | PackedKV]:
-    """(out [R, queries * dim], the tail with the new token, if there is one).
+    """(out [R, heads * dim], the tail with the new token, if there is one).
 
     `projection`: what the kernel reads q, k and v from, for rows like x's and `width` outputs of a QKV projection;
     `fused`: it computes that itself.
     """
-    rows, dim, (pool, tail, table, row_range) = x.shape[0], heads.dim, arrays_of(pages)
-    new_token, quantized = width > heads.queries * dim, isinstance(pages, QuantizedPages)
+    rows, dim, (pool, tail, table, row_range) = x.shape[0], layout.head_dim, arrays_of(pages)
+    new_token, quantized = width > layout.num_heads * dim, isinstance(pages, QuantizedPages)
     constants = constants | pages.constants()
     tiled = supports_tiles(x.dtype, dim, constants) and (pages.max_tokens > MAX_SHORT_TOKENS or rows >= MIN_TILED_ROWS)
-    c = launch_config(rows, heads, pages.max_tokens, tiled=tiled, quantized=quantized, fused=fused)
-    split_out = ((rows, heads.queries, c.splits, dim + 2), mx.float32)
-    out = ((rows, heads.queries * dim), x.dtype) if c.splits == 1 else split_out
+    c = launch_config(rows, layout, pages.max_tokens, tiled=tiled, quantized=quantized, fused=fused)
+    split_out = ((rows, layout.num_heads, c.splits, dim + 2), mx.float32)
+    out = ((rows, layout.num_heads * dim), x.dtype) if c.splits == 1 else split_out
     parts, *new_tail = gpu(
         sources[new_token, tiled],
-        [*projection, pool, tail, table, row_range, heads.inv_freq, heads.q_norm, heads.k_norm, sinks],
-        (rows * heads.queries // c.heads, c.splits, 1),
+        [*projection, pool, tail, table, row_range, layout.inv_freq, layout.q_norm, layout.k_norm, sinks],
+        (rows * layout.num_heads // c.heads, c.splits, 1),
         32 * c.simdgroups,
         [out, (tail.shape, tail.dtype)] if new_token else [out],
         T=x.dtype,
         OUT=out[1],
-        NUM_HEADS=heads.queries,
-        NUM_KV_HEADS=heads.keys,
+        NUM_HEADS=layout.num_heads,
+        NUM_KV_HEADS=layout.num_kv_heads,
         HEAD_DIM=dim,
         HEADS=c.heads,
         SIMDGROUPS=c.simdgroups,
         UNROLL=2,
         SPLITS=c.splits,
         RESIDENT=c.resident,
-        Q_NORM=heads.q_norm is not None,
-        K_NORM=heads.k_norm is not None,
-        V_NORM=heads.v_norm,
-        TIED_KV=heads.tied,
-        NORM_EPS=bits_of(heads.eps),
-        ROPE_PAIRS=0 if heads.inv_freq is None else heads.inv_freq.shape[0],
-        ROPE_MAGNITUDE=bits_of(heads.magnitude),
+        Q_NORM=layout.q_norm is not None,
+        K_NORM=layout.k_norm is not None,
+        V_NORM=layout.v_norm,
+        TIED_KV=layout.tied,
+        NORM_EPS=bits_of(layout.eps),
+        ROPE_PAIRS=0 if layout.inv_freq is None else layout.inv_freq.shape[0],
+        ROPE_MAGNITUDE=bits_of(layout.magnitude),
         BLOCK_SIZE=pool.shape[2],
         TAIL_SIZE=tail.shape[2],
         MAX_BLOCKS=table.shape[1],
@@ -283,7 +295,7 @@ def supports_tiles(dtype: mx.Dtype, dim: int, constants: dict[str, Any]) -> bool
 
 
 def reduce_splits(gpu: Gpu, parts: mx.array, dtype: mx.Dtype, sinks: mx.array | None) -> mx.array:
-    """Parts [R, queries, splits, dim + 2] -> attention's output [R, queries * dim]."""
+    """Parts [R, heads, splits, dim + 2] -> attention's output [R, heads * dim]."""
     rows, heads, splits, width = parts.shape
     sizes = {"NUM_HEADS": heads, "HEAD_DIM": width - 2, "SPLITS": splits, "THREADS": REDUCE_THREADS}
     out = [((rows, heads * (width - 2)), dtype)]
@@ -306,11 +318,11 @@ def launch_config(
     20 KB of threadgroup memory for their results allow. Two threadgroups of 8 hide each other's waiting, if there are so
     many.
     """
-    num_heads, dim = layout.queries, layout.dim
+    num_heads, dim = layout.num_heads, layout.head_dim
     for heads in (8, 4, 2, 1) if dim <= 256 else (4, 2, 1):
         groups = rows * num_heads // heads
         splits = num_splits(tokens, groups, TWO_WAVES if tiled and quantized else ONE_WAVE)
-        if heads == 1 or (num_heads // layout.keys % heads == 0 and groups * splits >= ONE_WAVE):
+        if heads == 1 or (num_heads // layout.num_kv_heads % heads == 0 and groups * splits >= ONE_WAVE):
             break
     resident = 2 if tiled and dim <= 128 and groups * splits >= TWO_WAVES else 1
     if tiled:

@@ -64,7 +64,7 @@ def compute_qkv(qkv: LazyQKV | mx.array, kernels: Kernels) -> mx.array:
 def decode_attention(
     kernels: Kernels, qkv: LazyQKV | mx.array, pages: Pages | QuantizedPages, **attention: Any
 ) -> tuple[mx.array, mx.array]:
-    """Decode attention of one token per row over paged keys and values: (out [R, queries * dim], the new tail).
+    """Decode attention of one token per row over paged keys and values: (out [R, heads * dim], the new tail).
 
     The QKV projection is fused into it, if that is faster: captured in a graph it is not, since a launch costs nothing.
     """
@@ -122,38 +122,40 @@ def unfused(kernels, x, matrix, pages, norm=None, eps=0.0, bias=None, **attentio
 
 
 @op(qkv_cases, unfused=unfused)
-def qkv_attention(x, matrix, heads, pages, scale, norm=None, eps=0.0, bias=None, window=None, softcap=None, sinks=None):
-    """qmv, then paged_attention or quantized_paged_attention: (out [R, queries * dim], the tail with the new token)."""
+def qkv_attention(
+    x, matrix, layout, pages, scale, norm=None, eps=0.0, bias=None, window=None, softcap=None, sinks=None
+):
+    """qmv, then paged_attention or quantized_paged_attention: (out [R, heads * dim], the tail with the new token)."""
     qkv = qmv.reference(x, matrix, norm, eps, bias)
-    return attention_op(pages).reference(qkv, heads, pages, scale, window, softcap, sinks)
+    return attention_op(pages).reference(qkv, layout, pages, scale, window, softcap, sinks)
 
 
-def unsupported(x, matrix, heads, pages, norm=None, **rest) -> str | None:
-    return matrix.unsupported(x, norm) or attention_op(pages).unsupported(x, heads, pages)
+def unsupported(x, matrix, layout, pages, norm=None, **rest) -> str | None:
+    return matrix.unsupported(x, norm) or attention_op(pages).unsupported(x, layout, pages)
 
 
-def threadgroup_bytes(x: mx.array, matrix: QuantizedMatrix, heads: QKVLayout, pages: Pages | QuantizedPages) -> int:
+def threadgroup_bytes(x: mx.array, matrix: QuantizedMatrix, layout: QKVLayout, pages: Pages | QuantizedPages) -> int:
     """Threadgroup memory, nearly: what x, the heads and the simdgroups' results take, and the blocks."""
     quantized, blocks = isinstance(pages, QuantizedPages), pages.table.shape[1]
-    c = launch_config(x.shape[0], heads, pages.max_tokens, tiled=False, quantized=quantized, fused=True)
-    floats = padded_width(matrix.width) * 17 // 16 + (c.heads + 2 + c.simdgroups * c.heads) * heads.dim + blocks
-    floats += 4 * heads.dim if quantized else 0
-    padded_query = 272 if c.heads * heads.dim <= 256 else 0
+    c = launch_config(x.shape[0], layout, pages.max_tokens, tiled=False, quantized=quantized, fused=True)
+    floats = padded_width(matrix.width) * 17 // 16 + (c.heads + 2 + c.simdgroups * c.heads) * layout.head_dim + blocks
+    floats += 4 * layout.head_dim if quantized else 0
+    padded_query = 272 if c.heads * layout.head_dim <= 256 else 0
     return 4 * (floats + padded_query + 256)
 
 
-def is_faster(x, matrix, heads, pages, **rest) -> bool:
+def is_faster(x, matrix, layout, pages, **rest) -> bool:
     """Not where several launches would be needed anyway, or rows of the matrix be read again for each of x."""
     short = x.shape[0] == 1 and pages.max_tokens <= MAX_SHORT_TOKENS and matrix.width <= MAX_WIDTH
-    elements = (3 if matrix.rows > heads.queries * heads.dim else 1) * heads.dim * matrix.width
+    elements = (3 if matrix.rows > layout.num_heads * layout.head_dim else 1) * layout.head_dim * matrix.width
     fits = elements * matrix.bits // 8 <= MAX_MATRIX_BYTES
-    return short and fits and threadgroup_bytes(x, matrix, heads, pages) <= ROOM
+    return short and fits and threadgroup_bytes(x, matrix, layout, pages) <= ROOM
 
 
 @qkv_attention.kernel(
     *(s for kinds in SOURCES.values() for s in kinds.values()), unsupported=unsupported, is_faster=is_faster
 )
-def launch(gpu, x, matrix, heads, pages, scale, norm=None, eps=0.0, bias=None, window=None, softcap=None, sinks=None):
+def launch(gpu, x, matrix, layout, pages, scale, norm=None, eps=0.0, bias=None, window=None, softcap=None, sinks=None):
     weights = matrix.constants()
     constants = score_constants(scale, window, softcap, sinks) | {
         "FORM": weights["FORM"],
@@ -167,4 +169,4 @@ def launch(gpu, x, matrix, heads, pages, scale, norm=None, eps=0.0, bias=None, w
         "ROWS": (4 if matrix.bits <= 4 else 2) if matrix.packed else 1,  # a head's rows are a multiple of these
     }
     sources, inputs = SOURCES[isinstance(pages, QuantizedPages)], [x, *matrix.inputs(), norm, bias]
-    return launch_attention(gpu, sources, inputs, x, matrix.rows, heads, pages, sinks, constants, fused=True)
+    return launch_attention(gpu, sources, inputs, x, matrix.rows, layout, pages, sinks, constants, fused=True)

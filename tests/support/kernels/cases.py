@@ -66,17 +66,17 @@ def many_parts(dtype: mx.Dtype) -> Iterator[Case]:
 
 def one_norm(dtype: mx.Dtype) -> Iterator[Case]:
     """Queries normed and keys not, and the other way round: no family does that, but the text tells them apart."""
-    base = next(c for c in OPS["paged_attention"].cases(dtype) if c.options["heads"].q_norm is not None)
+    base = next(c for c in OPS["paged_attention"].cases(dtype) if c.options["layout"].q_norm is not None)
     for left_out in ("q_norm", "k_norm"):
-        heads = replace(base.options["heads"], **{left_out: None})
-        yield Case(f"without {left_out}", base.arrays, {**base.options, "heads": heads})
+        heads = replace(base.options["layout"], **{left_out: None})
+        yield Case(f"without {left_out}", base.arrays, {**base.options, "layout": heads})
 
 
 def one_norm_entered(dtype: mx.Dtype) -> Iterator[Case]:
-    base = next(c for c in OPS["qkv_attention"].cases(dtype) if c.options["heads"].q_norm is not None)
+    base = next(c for c in OPS["qkv_attention"].cases(dtype) if c.options["layout"].q_norm is not None)
     for left_out in ("q_norm", "k_norm"):
-        heads = replace(base.options["heads"], **{left_out: None})
-        yield Case(f"entered without {left_out}", base.arrays, {**base.options, "heads": heads})
+        heads = replace(base.options["layout"], **{left_out: None})
+        yield Case(f"entered without {left_out}", base.arrays, {**base.options, "layout": heads})
 
 
 def many_heads(dtype: mx.Dtype) -> Iterator[Case]:
@@ -93,7 +93,7 @@ def many_heads(dtype: mx.Dtype) -> Iterator[Case]:
         start = (mx.arange(rows) + 8) % (size + 1)  # the last of 128 has nothing but its tail, and that is full
         where = mx.stack([mx.zeros(rows, mx.int32), start, mx.full(rows, 15, mx.int32)], axis=1)
         pages = Pages(pool, tail, table, where)
-        options = {"heads": QKVLayout(queries, 1, dim), "pages": pages, "scale": 0.125}
+        options = {"layout": QKVLayout(queries, 1, dim), "pages": pages, "scale": 0.125}
         width = queries if reads else queries + 2
         name = f"{rows} rows of {queries} heads of {dim}{', reading' if reads else ''}"
         yield Case(name, {"qkv": normal(dtype, rows, width * dim)}, options)
@@ -111,7 +111,7 @@ def odd_parts(dtype: mx.Dtype) -> Iterator[Case]:
         table = mx.random.permutation(mx.arange(1, rows * blocks + 1)).reshape(rows, blocks).astype(mx.int32)
         where = mx.array([[0, s, used] for s in start])
         pages = Pages(normal(dtype, rows * blocks + 1, 2, size, 64), normal(dtype, rows, 2, 16, 64), table, where)
-        options = {"heads": QKVLayout(2, 1, 64), "pages": pages, "scale": 0.125, "window": window}
+        options = {"layout": QKVLayout(2, 1, 64), "pages": pages, "scale": 0.125, "window": window}
         yield Case(f"{rows} rows of {start}, window {window}", {"qkv": normal(dtype, rows, 4 * 64)}, options)
 
 
@@ -150,7 +150,7 @@ def odd_packed_parts(dtype: mx.Dtype) -> Iterator[Case]:
         pages = QuantizedPages(
             coded(mx.repeat(pool[:, None], 32, axis=1)), coded(mx.repeat(tail[None], rows, axis=0)), table, where
         )
-        options = {"heads": QKVLayout(queries, keys, 64), "pages": pages, "scale": 0.02}
+        options = {"layout": QKVLayout(queries, keys, 64), "pages": pages, "scale": 0.02}
         arrays = {"qkv": normal(dtype, rows, (queries + 2 * keys) * 64)}
         yield Case(f"{queries} heads, rows of {start[:8]}", arrays, options)
 
@@ -182,7 +182,7 @@ def long_rows(dtype: mx.Dtype) -> Iterator[Case]:
         table = mx.broadcast_to(mx.tile(table, blocks // 64), (rows, blocks))
         where = mx.array([[0, start + 13 * r, 7] for r in range(rows)])
         pages = Pages(normal(dtype, 65, 2 * keys, size, dim), normal(dtype, rows, 2 * keys, 32, dim), table, where)
-        options = {"heads": QKVLayout(queries, keys, dim), "pages": pages, "scale": 0.125}
+        options = {"layout": QKVLayout(queries, keys, dim), "pages": pages, "scale": 0.125}
         yield Case(f"{rows} rows of {start}", {"qkv": normal(dtype, rows, (queries + 2 * keys) * dim)}, options)
 
 
