@@ -5,14 +5,16 @@ of a quantised matrix random packed bits, so that its float form, several times 
 """
 
 import copy
+import functools
+import json
 import math
 import random
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
 from ..errors import BadRequest, ModelNotFound
-from .published import SHAPES, Config
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -36,8 +38,7 @@ class Shape:
     def parse(cls, name: str) -> "Shape":
         """From `shape:NAME`, `shape:NAME@4bit` or `shape:NAME@mxfp4`."""
         plain, at, suffix = name.removeprefix("shape:").partition("@")
-        if plain not in SHAPES:
-            raise ModelNotFound(f"there is no shape {plain!r}; known: {', '.join(sorted(SHAPES))}")
+        shape_config(plain)
         if not at:
             return cls(plain)
         found = SUFFIX.fullmatch(suffix)
@@ -47,15 +48,21 @@ class Shape:
         return cls(plain, 4, "mxfp4", 32) if found["mode"] else cls(plain, int(found["bits"]))
 
     @property
-    def config(self) -> Config:
+    def config(self) -> dict[str, Any]:
         return shape_config(self.name)
 
 
-def shape_config(name: str) -> Config:
+@functools.cache
+def published_configs() -> dict[str, dict[str, Any]]:
+    """By name, the config.json of the text model without what changes neither shape nor arithmetic."""
+    return json.loads((files(__package__) / "published.json").read_bytes())
+
+
+def shape_config(name: str) -> dict[str, Any]:
     """A copy: readers may remove keys."""
-    if name not in SHAPES:
-        raise ModelNotFound(f"there is no shape {name!r}; known: {', '.join(sorted(SHAPES))}")
-    return copy.deepcopy(SHAPES[name])
+    if name not in (known := published_configs()):
+        raise ModelNotFound(f"there is no shape {name!r}; known: {', '.join(sorted(known))}")
+    return copy.deepcopy(known[name])
 
 
 STD = 0.02  # of every matrix, as at initialisation before training

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.gpu import decode
-from mlxrt.weights import published
+from mlxrt.weights.random_models import published_configs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +23,7 @@ def test_two_checkouts_and_mlx_lm(monkeypatch, tmp_path, capsys):
     out = tmp_path / "a.json"
     command = ["decode", "smollm2-135m", "--runs", "1x8,2x8", "--tokens", "3", "--rounds", "2", "--json", str(out)]
     monkeypatch.setattr(sys, "argv", [*command, "--before", str(ROOT)])
-    assert "smollm2-135m" in published.SHAPES
+    assert "smollm2-135m" in published_configs()
     decode.main()
     rows = json.loads(out.read_text())
     assert [(row["batch"], row["engine"]) for row in rows] == [

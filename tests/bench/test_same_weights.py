@@ -5,7 +5,7 @@ import pytest
 
 import mlxrt
 from mlxrt.bench.backends.mlx_lm import MlxLmBackend, our_name
-from mlxrt.weights import published
+from mlxrt.weights.random_models import published_configs
 
 SMALL = {
     "num_hidden_layers": 2,
@@ -23,7 +23,7 @@ PROMPT = [(7 * i * i + 3) % 300 for i in range(24)]
 @pytest.fixture
 def tiny(monkeypatch):
     def make(base, **more):
-        monkeypatch.setitem(published.SHAPES, "tiny", published.SHAPES[base] | SMALL | more)
+        monkeypatch.setitem(published_configs(), "tiny", published_configs()[base] | SMALL | more)
 
     return make
 
