@@ -22,7 +22,7 @@ from .ops.qkv_attention import LazyQKV, compute_qkv, decode_attention, qkv_atten
 from .ops.qmm import qmm
 from .ops.qmv import qmv
 from .ops.quantized import QuantizedMatrix
-from .registry import OPS, Case, InlineSource, Op, Source
+from .registry import OPS, Case, Op, Source
 
 __all__ = [
     "MODES",
@@ -31,7 +31,6 @@ __all__ = [
     "Case",
     "DeviceProfile",
     "Gpu",
-    "InlineSource",
     "KVQuantLayout",
     "Kernels",
     "LUTMatrix",

@@ -18,7 +18,7 @@ from .constant_buffer import TYPE_NAMES, PackedArray, pack_arrays
 from .cuda import nvrtc
 from .device import DeviceProfile, profile
 from .metal_source import shim
-from .registry import InlineSource, Op, Source
+from .registry import Op, Source
 
 log = logging.getLogger("mlxrt")
 
@@ -55,7 +55,7 @@ class Gpu:
 
     def __call__(
         self,
-        source: Source | InlineSource,
+        source: Source,
         inputs: Sequence[Any],
         groups: tuple[int, int, int] | int,
         size: int,

@@ -1,11 +1,12 @@
 """One op: what it means in plain MLX, where a kernel may replace it, and the cases that prove the kernel right.
 
 The reference is the definition. A kernel that is registered here is tested, mutated and measured, because tests and
-benchmarks walk this registry. Knows nothing of devices: who runs the Metal text is `Kernels`' business.
+benchmarks walk this registry. Knows no devices: `Kernels` launches.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from . import metal_source
@@ -23,7 +24,7 @@ class Source:
     defines: Mapping[str, int] = field(default_factory=dict)
     variant: str = ""  # tells kernels of one file apart, in names that compilers and profilers show
 
-    @property
+    @cached_property
     def name(self) -> str:
         stem = self.file.removesuffix(".metal")
         return f"mlxrt_{stem}_{self.variant}" if self.variant else f"mlxrt_{stem}"
@@ -36,21 +37,6 @@ class Source:
     def helpers(self) -> str:
         lines = [f"#define {name} {value}\n" for name, value in self.defines.items()]
         return "".join(lines) + metal_source.load(self.file).helpers
-
-
-@dataclass(frozen=True)
-class InlineSource:
-    """A kernel whose source is a string: what stands in for a file."""
-
-    name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    body: str
-    raw_helpers: str = ""
-
-    @property
-    def helpers(self) -> str:
-        return metal_source.expand(self.raw_helpers, self.name, 1, set()) if self.raw_helpers else ""
 
 
 @dataclass(frozen=True)
@@ -76,15 +62,15 @@ class Op:
     launch: Callable[..., Any] | None = None
     unsupported: Callable[..., str | None] = lambda *_, **__: None  # why the kernel cannot take these arguments
     is_faster: Callable[..., bool] = lambda *_, **__: True  # False where MLX's own ops were measured to be faster
-    sources: tuple[Source | InlineSource, ...] = ()
+    sources: tuple[Source, ...] = ()
 
     def kernel(
         self,
-        *sources: Source | InlineSource,
+        *sources: Source,
         unsupported: Callable[..., str | None] | None = None,
         is_faster: Callable[..., bool] | None = None,
     ):
-        """Decorates the function launch(gpu, **arguments) that computes the op by these Metal texts."""
+        """Decorates the function launch(gpu, **arguments) that computes the op by these kernels."""
 
         def add(launch: Callable[..., Any]) -> Callable[..., Any]:
             if self.launch is not None:

@@ -11,7 +11,7 @@ import mlx.nn as nn
 from ..kernels import Kernels, LazyQKV, QuantizedMatrix, add_norm, add_norm_qmv, embed_rows
 from ..kernels import linear as kernel_linear
 from ..kernels.ops.activation import activate
-from ..kernels.ops.qmm import MANY
+from ..kernels.ops.qmm import MAX_QMM_ROWS
 
 
 def matrix_of(linear: nn.Module) -> QuantizedMatrix | None:
@@ -27,7 +27,7 @@ def matrix_of(linear: nn.Module) -> QuantizedMatrix | None:
 
 def kernel_matrix(linear: nn.Module, x: mx.array, kernels: Kernels) -> QuantizedMatrix | None:
     """matrix_of(linear) if kernels may compute it for x: there is a GPU, and x has not too many rows."""
-    return matrix_of(linear) if kernels.gpu is not None and x.shape[0] <= MANY else None
+    return matrix_of(linear) if kernels.gpu is not None and x.shape[0] <= MAX_QMM_ROWS else None
 
 
 def fused_linear(

@@ -20,14 +20,14 @@ from ..kernels import (
 )
 from ..kernels.ops.activation import GATES
 from ..kernels.ops.gather import gather_mm
-from ..kernels.ops.moe_qmv import MANY as FEW_TOKENS
+from ..kernels.ops.moe_qmv import MAX_QMV_TOKENS
 from .base import FusedModule, KernelModule
 from .config import SUPPORTED_VALUES, ModelConfig
 from .fused_linear import matrix_of, rms_norm
 from .quantized.lut_linear import LUTExpertLinear
 
 GROUPED = 8  # tokens from which an expert is likely to have more than one of them
-MANY = 64  # (token, expert) pairs from which sorting them by expert pays: each matrix is then read once
+MIN_SORTED_PAIRS = 64  # (token, expert) pairs from which sorting them by expert pays: each matrix is then read once
 ROUTING_KEYS = frozenset({"router_aux_loss_coef", "router_jitter_noise", "aux_loss_alpha"})  # of training only
 
 
@@ -189,7 +189,7 @@ class Experts(FusedModule):
         if self.kernels.gpu is not None and self.has_kernels(x):
             return self.launch(x, experts, weights, norm, residual)
         x = x if norm is None else norm(x)
-        if experts.size < MANY:
+        if experts.size < MIN_SORTED_PAIRS:
             y = self.run_experts(x[:, None, None], experts, ordered=False)  # [N, K, 1, dim]
             y = y[:, :, 0]
         else:
@@ -203,7 +203,7 @@ class Experts(FusedModule):
         """Whether there are kernels for experts of this kind and so many tokens."""
         if self.kernel is None or "gate_up_proj" not in self or expert_matrix(self.down_proj) is None:
             return False
-        if x.shape[0] <= FEW_TOKENS:
+        if x.shape[0] <= MAX_QMV_TOKENS:
             return True
         # Many tokens on an H200, a layer of Qwen3-30B-A3B: 1.20 ms against 2.53 of gather_qmm's for 128, 1.26 against
         # 9.06 for 512. Not measured on a Mac, whose gather_qmm differs.
@@ -288,7 +288,7 @@ class SparseMoE(KernelModule):
         return self.gate
 
     def __call__(self, x: mx.array, *, norm: nn.RMSNorm | None = None, residual: mx.array | None = None) -> mx.array:
-        if self.kernels.gpu is not None and x.shape[0] <= FEW_TOKENS and matrix_of(self.gate) is not None:
+        if self.kernels.gpu is not None and x.shape[0] <= MAX_QMV_TOKENS and matrix_of(self.gate) is not None:
             around = {"norm": norm, "residual": residual, "normalise": self.normalise}
             return self.experts.route_and_run(x, self.gate, self.top_k, **around)
         h = x if norm is None else norm(x)

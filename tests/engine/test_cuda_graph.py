@@ -12,7 +12,7 @@ from tests.support.log_lines import capture_log
 
 from ..kernels.test_engine import PROMPT, folder  # noqa: F401  a fixture
 from ..kernels.test_families import FAMILIES, answer, made
-from ..support.kernels.fake_cuda import Bench, Shelf
+from ..support.kernels.fake_cuda import Bench, FakeLibrary
 from ..support.metal_sim import Simulator
 
 OTHER = [5, 1, 44, 23]
@@ -30,7 +30,7 @@ def engines(folder, monkeypatch):  # noqa: F811
     made = []
 
     def make(again: bool, **config):
-        library = Shelf(Simulator(checked=False))
+        library = FakeLibrary(Simulator(checked=False))
         monkeypatch.setattr(loader, "backend", lambda: "metal")
         monkeypatch.setattr(loader, "make_gpu", lambda name, **_: make_gpu(name, library))
         options = mlxrt.EngineConfig(dequantise=False, max_context=512, **config)
@@ -72,7 +72,7 @@ def test_one_request_longer_than_several_tails(engines):
 def test_steps_of_these_families_are_nothing_but_kernels(name):
     with made(name, Kernels("reference")) as plain:
         expected = answer(plain, 9)
-    library, said = Shelf(Simulator(checked=False)), capture_log("decode steps")
+    library, said = FakeLibrary(Simulator(checked=False)), capture_log("decode steps")
     with made(name, Kernels("strict", make_gpu("metal", library))) as engine:
         runner, device = engine.core.runner, Bench()
         runner.graphs = CudaGraphRunner(runner.greedy_step, runner.greedy_fn, runner.model, library, device)
@@ -85,7 +85,7 @@ def test_steps_of_many_rows_are_nothing_but_kernels(name):
     """By matrix units, which take half precision; experts read once for all of their tokens."""
     asked, answers = [ask([*range(i, 2 * i + 3)], 4) for i in range(9)], []
     for again in (False, True):
-        library, said, device = Shelf(Simulator(checked=False)), capture_log("decode steps"), Bench()
+        library, said, device = FakeLibrary(Simulator(checked=False)), capture_log("decode steps"), Bench()
         kernels = Kernels("strict", make_gpu("metal", library))
         with made(name, kernels, dtype=mx.bfloat16, moe_intermediate_size=128) as engine:
             runner = engine.core.runner

@@ -12,7 +12,7 @@ from mlxrt import EngineConfig
 from mlxrt.engine.engine import Engine, Source
 from mlxrt.errors import NoKernel
 from mlxrt.kernels import Kernels, add_norm, add_norm_qmv, make_gpu, qmv
-from mlxrt.kernels.ops.qmv import FEW
+from mlxrt.kernels.ops.qmv import MAX_QMV_ROWS
 from mlxrt.kernels.selftest import DTYPES, list_cases
 from mlxrt.models import find
 from mlxrt.models.fused_linear import add_norm_linear
@@ -122,12 +122,12 @@ def by_hand(linear, x, post, residual, norm):
     return linear(norm(h)), h
 
 
-@pytest.mark.parametrize("rows", [1, FEW, FEW + 1, 70])
-def test_more_rows_take_the_two_ways_apart(rows):
+@pytest.mark.parametrize("rows", [1, MAX_QMV_ROWS, MAX_QMV_ROWS + 1, 70])
+def test_more_rows_take_two_launches(rows):
     kernels, (linear, x, around) = simulated(), layer(rows, bias=True)
     found = add_norm_linear(linear, x, kernels, **around)
     assert all(mx.allclose(a, b, atol=1e-4) for a, b in zip(found, by_hand(linear, x, **around), strict=True))
-    assert ("add_norm_qmv" in kernels.used) == (rows <= FEW)
+    assert ("add_norm_qmv" in kernels.used) == (rows <= MAX_QMV_ROWS)
 
 
 def test_a_kernel_that_is_wrong_here_is_replaced_by_two():
@@ -147,11 +147,11 @@ def test_what_the_kernel_refuses_is_said():
     packed = nn.QuantizedLinear.from_linear(linear, 16, 4, mode="nvfp4")
     found = add_norm_linear(packed, x, kernels, **around)
     assert all(mx.allclose(a, b, atol=1e-4) for a, b in zip(found, by_hand(packed, x, **around), strict=True))
-    apart, plain = "add_norm_qmv runs as several launches", "qmv runs as plain MLX"
-    assert said == [f"{apart}: nvfp4 weights", f"{plain}: nvfp4 weights"] and kernels.used == {"add_norm": 1}
+    several, plain = "add_norm_qmv runs as several launches", "qmv runs as plain MLX"
+    assert said == [f"{several}: nvfp4 weights", f"{plain}: nvfp4 weights"] and kernels.used == {"add_norm": 1}
 
 
-def test_other_types_are_summed_apart():
+def test_other_dtypes_are_added_by_another_launch():
     (kernels, said), (linear, x, around) = aloud(), layer(1)
     linear.weight, around["norm"].weight = (a.astype(mx.bfloat16) for a in (linear.weight, around["norm"].weight))
     x, around["residual"] = x.astype(mx.bfloat16), around["residual"].astype(mx.bfloat16)

@@ -87,7 +87,7 @@ def constants(case):
     return found
 
 
-def laid(case, gpu):
+def pack_constants(case, gpu):
     """The case with all that a model holds in one buffer."""
     found = constants(case)
     arrays, options = dict(case.arrays), dict(case.options)
@@ -110,10 +110,10 @@ def test_ops_read_bundles_as_they_read_arrays(name, dtype):
         sim = Counting()
         gpu = make_gpu("metal", sim.metal_kernel)
         plain = check_case(op, case, gpu, compute_reference(op, case))
-        apart, sim.inputs = sim.inputs, []
-        together = check_case(op, laid(case, gpu), gpu, compute_reference(op, case))
+        separate, sim.inputs = sim.inputs, []
+        together = check_case(op, pack_constants(case, gpu), gpu, compute_reference(op, case))
         assert plain.within(op.tolerance[dtype]) and together.error == plain.error, together.message
-        assert sum(sim.inputs) < sum(apart)
+        assert sum(sim.inputs) < sum(separate)
         assert not sim.errors()
         tried += 1
     assert tried or not cases or name in ("add_norm", "argmax", "hadamard", "moe_combine", "moe_sort")

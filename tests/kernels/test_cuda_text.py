@@ -7,7 +7,7 @@ from mlxrt.kernels.cuda.nvrtc import tool
 from mlxrt.kernels.selftest import list_cases
 
 from ..support.kernels.nvrtc import Compiled, complaints
-from .test_constant_buffer import constants, laid
+from .test_constant_buffer import constants, pack_constants
 
 pytestmark = pytest.mark.skipif(
     tool() is None, reason="NVIDIA's compiler is not here: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"
@@ -22,8 +22,8 @@ def test_every_case_compiles(name):
         for case in list_cases(op, dtype):
             if not op.unsupported(**case.arguments()):
                 op.launch(gpu, **case.arguments())
-    assert compiled.texts
-    assert not [said for said in compiled.texts.values() if said]
+    assert compiled.errors
+    assert not [said for said in compiled.errors.values() if said]
 
 
 def test_arrays_in_a_bundle_compile():
@@ -32,9 +32,9 @@ def test_arrays_in_a_bundle_compile():
     for op in OPS.values():
         cases = [c for c in list_cases(op, "bfloat16") if op.launch and not op.unsupported(**c.arguments())]
         if case := next((c for c in cases if len(constants(c)) > 1), None):
-            op.launch(gpu, **laid(case, gpu).arguments())
-    assert len(compiled.texts) > 8
-    assert not [said for said in compiled.texts.values() if said]
+            op.launch(gpu, **pack_constants(case, gpu).arguments())
+    assert len(compiled.errors) > 8
+    assert not [said for said in compiled.errors.values() if said]
 
 
 def test_a_text_that_cannot_run_is_noticed():

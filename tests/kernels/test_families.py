@@ -83,7 +83,7 @@ def test_tokens_are_plain_mlx_s_and_launches_are_few(name, ops, launches):
     assert counts[1] - counts[0] == 5 * launches
 
 
-def test_codes_are_entered_too():
+def test_lut_projections_are_fused_too():
     with made("qwen3-0.6b", Kernels("reference"), "q8") as plain:
         expected = answer(plain, 6)
     sim = Simulator(strict=False, portable=True)

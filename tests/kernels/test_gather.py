@@ -18,7 +18,7 @@ def gather_mm(request, monkeypatch):
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("ordered", [False, True])
-def test_each_row_meets_its_own_matrix(gather_mm, ordered, late):
+def test_each_row_is_multiplied_by_its_own_matrix(gather_mm, ordered, late):
     mx.random.seed(4)
     x, weight = mx.random.normal((9, 32)), mx.random.normal((5, 16, 32))
     pick, ids = mx.random.randint(0, 9, (40,)), mx.random.randint(0, 5, (40,)).astype(mx.uint32)

@@ -101,7 +101,7 @@ def test_simulated_kernels_have_the_shapes_that_were_measured():
 
 
 @pytest.mark.parametrize(("architecture", "cores"), [("applegpu_g13g", 10), ("applegpu_g16s", 40), ("other", 132)])
-def test_apple_s_devices_are_told_by_their_architecture(monkeypatch, architecture, cores):
+def test_apple_devices_are_known_by_their_architecture(monkeypatch, architecture, cores):
     monkeypatch.setattr("mlxrt.kernels.device.backend", lambda: "metal")
     monkeypatch.setattr("mlx.core.device_info", lambda: {"architecture": architecture})
     assert profile("metal") == DeviceProfile(cores, 32768)

@@ -88,7 +88,7 @@ def test_nvidia_s_compiler_names_them_too(files, path, old, new, named):
     files[path] = files[path].replace(old, new)
     compiled = Compiled()
     launch(make_gpu("cuda", compiled))
-    [complaint] = compiled.texts.values()
+    [complaint] = compiled.errors.values()
     assert f"mlxrt/kernels/metal/{named.replace(':', '(')})" in complaint
 
 

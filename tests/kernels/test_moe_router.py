@@ -17,7 +17,7 @@ def call(count, width, mode):
     return Case(f"{count} of {width}", {"x": x}, {"matrix": matrix, "k": 2, "normalise": True})
 
 
-@pytest.mark.parametrize("mode", ["affine", "codes"])
+@pytest.mark.parametrize("mode", ["affine", "lut"])
 def test_the_widest_rows_that_are_taken_fit(mode):
     case, sim = call(40, 7168, mode), Simulator()
     assert moe_router.unsupported(**case.arguments()) is None
@@ -27,5 +27,5 @@ def test_the_widest_rows_that_are_taken_fit(mode):
 
 
 def test_what_does_not_fit_is_refused():
-    assert "threadgroup memory" in (moe_router.unsupported(**call(512, 7168, "codes").arguments()) or "")
-    assert "threadgroup memory" in (moe_router.unsupported(**call(8, 8192, "affine").arguments()) or "")
+    assert "shared memory" in (moe_router.unsupported(**call(512, 7168, "lut").arguments()) or "")
+    assert "shared memory" in (moe_router.unsupported(**call(8, 8192, "affine").arguments()) or "")

@@ -6,7 +6,7 @@ import pytest
 
 from mlxrt.kernels import OPS
 
-from ..long.mutate_kernels import Result, all_mutants, explanations, judge
+from ..long.mutate_kernels import Result, all_mutants, explanations, find_problems
 from ..support.kernels.mutants import Mutant, Piece, functions, mutants, pieces, together
 from ..support.kernels.try_mutant import REFUSED, SURVIVED, alarms, hunt
 
@@ -37,7 +37,7 @@ EXPECTED = {
 }
 
 
-def test_every_barrier_bound_lane_and_shift_is_changed_once():
+def test_every_place_is_changed_once():
     made = mutants(Piece("toy", TEXT, ()))
     for kind, texts in EXPECTED.items():
         ours = [m for m in made if m.kind == kind]
@@ -99,9 +99,9 @@ OUTCOMES = {
 
 
 @pytest.mark.parametrize("name", OUTCOMES)
-def test_the_judge(name):
+def test_problems_of_an_outcome(name):
     results, known, wrong = OUTCOMES[name]
-    assert judge(results, known, {r.mutant.label for r in results}, whole=True) == wrong
+    assert find_problems(results, known, {r.mutant.label for r in results}, whole=True) == wrong
 
 
 def test_explanations_name_mutants_that_exist():

@@ -37,14 +37,14 @@ def launch(library, n=3, dtype=mx.float16, source=BODY):
 @pytest.fixture
 def compiler(monkeypatch):
     """Counts what is compiled, and compiles nothing."""
-    texts = []
+    sources = []
 
     def stand_in(text, architecture):
-        texts.append(text)
-        return f"code of {len(texts)}".encode()
+        sources.append(text)
+        return f"code of {len(sources)}".encode()
 
     monkeypatch.setattr(cuda_compiler, "compiled", stand_in)
-    return texts
+    return sources
 
 
 def test_a_text_is_compiled_once_for_all_processes(tmp_path, compiler):

@@ -5,7 +5,7 @@ import json
 import mlx.core as mx
 import pytest
 
-from mlxrt.kernels import OPS, Case, InlineSource, Kernels, Op, make_gpu, selftest
+from mlxrt.kernels import OPS, Case, Kernels, Op, make_gpu, selftest
 from mlxrt.kernels.dispatch import compute_dtype
 from mlxrt.kernels.selftest import (
     DTYPES,
@@ -20,13 +20,17 @@ from mlxrt.kernels.selftest import (
     verify_on_first_use,
 )
 
+from ..support.kernels.inline_source import InlineSource
 from ..support.log_lines import capture_log
 from ..support.metal_sim import Simulator
 
 TWICE = InlineSource(
-    "twice", ("x",), ("y",), "uint i = thread_position_in_threadgroup.x; y[i] = static_cast<T>(float(x[i]) * 2.0f);"
+    "twice",
+    ("x",),
+    ("y",),
+    text="uint i = thread_position_in_threadgroup.x; y[i] = static_cast<T>(float(x[i]) * 2.0f);",
 )
-THRICE = InlineSource("thrice", ("x",), ("y",), TWICE.body.replace("2.0f", "3.0f"))
+THRICE = InlineSource("thrice", ("x",), ("y",), text=TWICE.body.replace("2.0f", "3.0f"))
 
 
 def toy(name: str, factor: float, source: InlineSource) -> Op:
@@ -98,7 +102,9 @@ def test_another_text_or_machine_is_asked_again(two_ops, tmp_path, monkeypatch):
 
 
 def test_a_text_that_does_not_compile_is_a_wrong_one(monkeypatch, tmp_path):
-    broken = toy("broken", 2, InlineSource("broken", ("x",), ("y",), "thread_position_in_threadgroup; no such thing"))
+    broken = toy(
+        "broken", 2, InlineSource("broken", ("x",), ("y",), text="thread_position_in_threadgroup; no such thing")
+    )
     monkeypatch.setattr("mlxrt.kernels.selftest.OPS", {"broken": broken})
     kernels, _, _ = machine()
     verify(kernels, ["bfloat16"], tmp_path)
@@ -156,7 +162,7 @@ def test_trying_leaves_the_random_state_alone():
     assert mx.array_equal(mx.random.normal((3,)), expected)
 
 
-def test_an_op_of_the_registry_is_judged_by_its_own_cases():
+def test_an_op_of_the_registry_is_tested_by_its_own_cases():
     op = next(iter(OPS.values()))
     gpu = make_gpu("metal", Simulator(portable=True).metal_kernel)
     assert run_cases(op, gpu, "float16", most=2).passed

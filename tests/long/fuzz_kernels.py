@@ -16,9 +16,10 @@ import mlxrt  # noqa: F401  before MLX
 import mlx.core as mx  # isort: skip
 
 from mlxrt.kernels import OPS, Case, QuantizedMatrix, make_gpu
+from mlxrt.kernels.device import MIN_THREADGROUP_MEMORY
 from mlxrt.kernels.ops.attention_layout import KVQuantLayout, PackedKV, Pages, QKVLayout, QuantizedPages
 from mlxrt.kernels.ops.paged_attention import MAX_SHORT_TOKENS
-from mlxrt.kernels.ops.qkv_attention import ROOM, fuse_case, threadgroup_bytes
+from mlxrt.kernels.ops.qkv_attention import fuse_case, threadgroup_bytes
 from mlxrt.kernels.selftest import DTYPES, check_case, compute_reference
 from mlxrt.kernels.testing import sample
 
@@ -34,10 +35,10 @@ def normal(dtype: mx.Dtype, *shape: int) -> mx.array:
 def matrix(rng: random.Random, dtype: mx.Dtype, *shape: int) -> QuantizedMatrix:
     """Plain, packed or coded, [.., rows, width]."""
     group = rng.choice([g for g in (32, 64, 128) if shape[-1] % g == 0])
-    kind = rng.choice(["affine", "affine", "affine", "codes", "codes", "mxfp4", "dense"])
+    kind = rng.choice(["affine", "affine", "affine", "lut", "lut", "mxfp4", "dense"])
     if kind == "mxfp4":
         return sample(kind, shape, dtype)
-    return sample(kind, shape, dtype, rng.choice([1, 2, 3, 4, 8] if kind == "codes" else [2, 3, 4, 5, 6, 8]), group)
+    return sample(kind, shape, dtype, rng.choice([1, 2, 3, 4, 8] if kind == "lut" else [2, 3, 4, 5, 6, 8]), group)
 
 
 def product(rng: random.Random, dtype: mx.Dtype, rows: range, step: int) -> Case:
@@ -92,8 +93,8 @@ def rows_of(rng: random.Random) -> dict[str, Any]:
 def heads_of(rng: random.Random, dtype: mx.Dtype, dims: list[int]) -> QKVLayout:
     keys, group, dim = rng.choice([1, 2]), rng.choice([1, 2, 3, 4, 8]), rng.choice(dims)
     norms = [normal(dtype, dim) for _ in range(2)] if rng.random() < 0.5 else [None, None]
-    turning = rng.choice([None, dim // 2, dim // 4])
-    inv_freq = None if turning is None else 10000.0 ** -(mx.arange(turning) / turning)
+    pairs = rng.choice([None, dim // 2, dim // 4])
+    inv_freq = None if pairs is None else 10000.0 ** -(mx.arange(pairs) / pairs)
     return QKVLayout(keys * group, keys, dim, norms[0], norms[1], False, 1e-6, inv_freq, rng.choice([1.0, 1.3]))
 
 
@@ -104,11 +105,11 @@ def attention(rng: random.Random, dtype: mx.Dtype, heads: QKVLayout, at: dict[st
         arrays["sinks"] = normal(dtype, heads.num_heads)
     options = {"layout": heads, "pages": pages, "scale": heads.head_dim**-0.5, "window": at["window"]}
     options["softcap"] = rng.choice([None, None, 5.0])
-    told = ", ".join(f"{k} {v}" for k, v in at.items())
-    return Case(f"{heads.num_heads}/{heads.num_kv_heads} heads of {heads.head_dim}, {told}", arrays, options)
+    shown = ", ".join(f"{k} {v}" for k, v in at.items())
+    return Case(f"{heads.num_heads}/{heads.num_kv_heads} heads of {heads.head_dim}, {shown}", arrays, options)
 
 
-def places(at: dict[str, Any]) -> tuple[mx.array, mx.array]:
+def table_and_ranges(at: dict[str, Any]) -> tuple[mx.array, mx.array]:
     many = at["rows"] * at["blocks"]
     table = mx.random.permutation(mx.arange(1, many + 1)).reshape(at["rows"], at["blocks"]).astype(mx.int32)
     return table, mx.array([[b, s, at["used"]] for b, s in zip(at["base"], at["start"])])
@@ -119,22 +120,22 @@ def draw_pages(rng: random.Random, dtype: mx.Dtype) -> Case:
     heads = replace(heads, v_norm=rng.random() < 0.2, tied=rng.random() < 0.2)
     pool = normal(dtype, at["rows"] * at["blocks"] + 1, 2 * heads.num_kv_heads, at["size"], heads.head_dim)
     tail = normal(dtype, at["rows"], 2 * heads.num_kv_heads, 32, heads.head_dim)
-    return attention(rng, dtype, heads, at, Pages(pool, tail, *places(at)))
+    return attention(rng, dtype, heads, at, Pages(pool, tail, *table_and_ranges(at)))
 
 
 def draw_packed(rng: random.Random, dtype: mx.Dtype) -> Case:
     at, heads = rows_of(rng), heads_of(rng, dtype, [64, 128])
     layout = KVQuantLayout(rng.choice([2, 4, 8]), rng.choice([2, 4, 8]), rng.choice([32, 64]), dtype)
 
-    def coded(count: int, slots: int) -> PackedKV:
+    def random_kv(count: int, slots: int) -> PackedKV:
         both = [normal(dtype, count, heads.num_kv_heads, slots, heads.head_dim) for _ in range(2)]
         return PackedKV(layout.quantize(*both), layout)
 
-    pool, tail = coded(at["rows"] * at["blocks"] + 1, at["size"]), coded(at["rows"], 32)
-    return attention(rng, dtype, heads, at, QuantizedPages(pool, tail, *places(at)))
+    pool, tail = random_kv(at["rows"] * at["blocks"] + 1, at["size"]), random_kv(at["rows"], 32)
+    return attention(rng, dtype, heads, at, QuantizedPages(pool, tail, *table_and_ranges(at)))
 
 
-def draw_entry(rng: random.Random, dtype: mx.Dtype) -> Case:
+def draw_qkv_attention(rng: random.Random, dtype: mx.Dtype) -> Case:
     """Attention whose heads come from a product, where both fit into one launch."""
     while True:
         case = draw_pages(rng, dtype)
@@ -143,7 +144,7 @@ def draw_entry(rng: random.Random, dtype: mx.Dtype) -> Case:
         arrays = {"x": normal(dtype, rows, width) * width**-0.5}
         if (
             pages.max_tokens > MAX_SHORT_TOKENS
-            or threadgroup_bytes(arrays["x"], m, case.options["layout"], pages) > ROOM
+            or threadgroup_bytes(arrays["x"], m, case.options["layout"], pages) > MIN_THREADGROUP_MEMORY
         ):
             continue
         if rng.random() < 0.5:
@@ -224,7 +225,7 @@ def draw_delta(rng: random.Random, dtype: mx.Dtype) -> Case:
 DRAWS: dict[str, Draw] = {
     "paged_attention": draw_pages,
     "quantized_paged_attention": draw_packed,
-    "qkv_attention": draw_entry,
+    "qkv_attention": draw_qkv_attention,
     "moe_router_gate_up": draw_routed,
     "qmv": draw_qmv,
     "add_norm_qmv": draw_of_sum,

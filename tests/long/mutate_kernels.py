@@ -53,7 +53,7 @@ def try_whole(op: str) -> list[str]:
         return alarms(op, Path(folder))
 
 
-def judge(results: list[Result], known: dict[str, str], made: set[str], whole: bool) -> list[str]:
+def find_problems(results: list[Result], known: dict[str, str], made: set[str], whole: bool) -> list[str]:
     """What is wrong with the outcome. `known`: explained survivors; `made`: all there are; `whole`: all were tried."""
     survived = {r.mutant.label for r in results if r.by == SURVIVED}
     tried = sum(r.by != REFUSED for r in results)
@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
         if by == SURVIVED or len(results) % 50 == 0:
             print(f"{len(results)} of {len(chosen)}, {by}: {mutant.label}", flush=True)
     whole = args.op is None and len(chosen) == len(all_mutants())
-    wrong = judge(results, explanations(), {m.label for m in all_mutants()}, whole)
+    wrong = find_problems(results, explanations(), {m.label for m in all_mutants()}, whole)
     tried = sum(r.by != REFUSED for r in results)
     left = sum(r.by == SURVIVED for r in results)
     print("\n".join(table(results)))

@@ -6,7 +6,7 @@ import pytest
 
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
 from mlxrt.models.moe import (
-    MANY,
+    MIN_SORTED_PAIRS,
     ExpertLinear,
     Experts,
     QuantizedExpertLinear,
@@ -72,7 +72,7 @@ def test_experts(layout, n, k, fused):
         experts.fuse()
         assert set(experts.children()) == {"gate_up_proj", "down_proj"}
     x, chosen, weights = drawn(n, k)
-    assert (n * k >= MANY) == (n > 4)  # both ways of computing are in this test
+    assert (n * k >= MIN_SORTED_PAIRS) == (n > 4)  # both ways of computing are in this test
     np.testing.assert_allclose(
         run(experts, x, chosen, weights), expected(stacks, biases, x, chosen, weights), atol=2e-4, rtol=1e-4
     )

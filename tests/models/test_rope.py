@@ -14,8 +14,8 @@ from mlxrt.models.rope import RoPE, RopeParams, read_rope
 CASES = json.loads((Path(__file__).parent / "rope.json").read_text())
 
 
-def turned(x, positions, inv_freq, magnitude):
-    """The definition: pairs (i, i + D/2) turned by position * frequency."""
+def rotate(x, positions, inv_freq, magnitude):
+    """The definition: pairs (i, i + D/2) rotated by position * frequency."""
     angle = positions[:, None] * np.array(inv_freq)[None]
     c, s = np.cos(angle)[:, None] * magnitude, np.sin(angle)[:, None] * magnitude
     a, b = np.split(x, 2, axis=-1)
@@ -30,7 +30,7 @@ def test_like_hf(case, spelling):
     rope = read_rope(raw, case["dim"], case["context"])
     positions = np.array([0, 1, 5, 100, 1000])
     x = np.random.default_rng(0).normal(size=(5, 3, case["dim"]))
-    want = turned(x, positions, case["inv_freq"], case["magnitude"])
+    want = rotate(x, positions, case["inv_freq"], case["magnitude"])
     got = np.array(RoPE(rope)(mx.array(x, mx.float32), mx.array(positions)))
     # float32 angles at position 1000 carry 1000 * 2^-24 of error
     np.testing.assert_allclose(got, want, atol=5e-4)
@@ -39,7 +39,7 @@ def test_like_hf(case, spelling):
 def test_plain():
     x = np.random.default_rng(0).normal(size=(4, 2, 8))
     positions = np.array([3, 0, 7, 50])
-    want = turned(x, positions, [100.0 ** (-2 * i / 8) for i in range(4)], 1)
+    want = rotate(x, positions, [100.0 ** (-2 * i / 8) for i in range(4)], 1)
     got = RoPE(RopeParams(8, 100.0))(mx.array(x, mx.float32), mx.array(positions))
     np.testing.assert_allclose(np.array(got), want, atol=1e-5)
 

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from .nvrtc import Launch, Library, cuda_text
 
-MANY = 64  # arrays that are asked for their addresses at once
+ADDRESS_BATCH = 64  # arrays that are asked for their addresses at once
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads go on with their own work
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
@@ -47,11 +47,11 @@ class Driver:
         """Where they lie, asked of a kernel that MLX runs. All that MLX was asked to compute before has then been computed."""
         name, code = self._asks
         asked: list[mx.array] = []
-        for i in range(0, len(arrays), MANY):
-            some = list(arrays[i : i + MANY])
+        for i in range(0, len(arrays), ADDRESS_BATCH):
+            some = list(arrays[i : i + ADDRESS_BATCH])
             asked += self._library.run(
-                name=name, compiled_source=code, inputs=some + some[:1] * (MANY - len(some)), output_shapes=[(MANY, 2)],
-                output_dtypes=[mx.uint32], scalars=[], grid=(1, 1, 1), threadgroup=(1, 1, 1), ensure_row_contiguous=True,
+                name=name, compiled_source=code, inputs=some + some[:1] * (ADDRESS_BATCH - len(some)),
+                output_shapes=[(ADDRESS_BATCH, 2)], output_dtypes=[mx.uint32], scalars=[], grid=(1, 1, 1), threadgroup=(1, 1, 1), ensure_row_contiguous=True,
             )  # fmt: skip
         pairs: Any = mx.concatenate(asked).tolist()
         return [low | high << 32 for low, high in pairs[: len(arrays)]]
@@ -153,7 +153,7 @@ class Fetched:
 
 def asking() -> str:
     """The text of a kernel that answers where its inputs lie, whatever they are."""
-    names = [f"a{i}" for i in range(MANY)]
+    names = [f"a{i}" for i in range(ADDRESS_BATCH)]
     lines = [
         f"out[{2 * i}] = (unsigned int)(size_t){n}; out[{2 * i + 1}] = (size_t){n} >> 32;" for i, n in enumerate(names)
     ]

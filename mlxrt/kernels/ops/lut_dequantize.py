@@ -15,7 +15,7 @@ LUT_DEQUANTIZE = Source("lut_dequantize.metal", ("packed", "scales", "biases", "
 def dequantize_cases(dtype: mx.Dtype) -> Iterator[Case]:
     for bits, shape in [(2, (5, 40, 96)), (3, (4, 9, 64)), (4, (3, 33, 32)), (8, (16, 160)), (1, (12, 64))]:
         mx.random.seed(bits)
-        yield Case(f"{bits} bit {list(shape)}", {}, {"matrix": sample("codes", shape, dtype, bits), "dtype": dtype})
+        yield Case(f"{bits} bit {list(shape)}", {}, {"matrix": sample("lut", shape, dtype, bits), "dtype": dtype})
 
 
 @op(dequantize_cases)

@@ -19,7 +19,7 @@ from .moe_qmv import moe_gate_up
 from .moe_router import INPUTS, SIMDGROUPS, moe_router, router_constants
 from .quantized import AFFINE, QuantizedMatrix
 
-WIDEST = 4096  # numbers of x: 16 KB of threadgroup memory
+MAX_WIDTH = 4096  # elements of x: 16 KB of threadgroup memory
 
 ROUTER_GATE_UP = Source(
     "moe_router.metal",
@@ -39,7 +39,7 @@ def router_gate_up_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (1, 2, 33, 1024, 40, ("affine", 4), ("dense", 16), {"norm": True, "sigmoid": True, "correction": True}),
         (1, 3, 64, 2080, 290, ("affine", 8), ("affine", 3), {"normalise": True, "scales": True, "activation": "gelu"}),
         (1, 8, 36, 64, 520, ("affine", 4), ("affine", 4), {"normalise": True}),  # several turns
-        (1, 2, 40, 160, 12, ("codes", 2), ("codes", 3), {"normalise": True}),
+        (1, 2, 40, 160, 12, ("lut", 2), ("lut", 3), {"normalise": True}),
     ]
     for rows, k, count, width, hidden, (mode, bits), (kind, each), extra in shapes:
         mx.random.seed(width + hidden)
@@ -80,13 +80,13 @@ def moe_router_gate_up(
 
 
 def unsupported(x, router, matrix, k, norm=None, **rest) -> str | None:
-    if matrix.width > WIDEST:
-        return f"rows of {matrix.width} numbers: {WIDEST} fit threadgroup memory"
+    if matrix.width > MAX_WIDTH:
+        return f"rows of {matrix.width} elements: {MAX_WIDTH} fit shared memory"
     return moe_router.unsupported(x, router, k, norm) or matrix.unsupported(x, norm)
 
 
 def is_faster(x, matrix, **rest) -> bool:
-    return x.shape[0] == 1 and matrix.width <= WIDEST
+    return x.shape[0] == 1 and matrix.width <= MAX_WIDTH
 
 
 @moe_router_gate_up.kernel(ROUTER_GATE_UP, unsupported=unsupported, is_faster=is_faster)

@@ -17,8 +17,8 @@ from .moe_qmv import gather_qmm
 from .qmm import QMM, unsupported
 from .qmv import epilogue_constants
 
-MOST = 2048  # pairs: they lie in threadgroup memory while they are put in order
-MANY = 512  # threads that do it
+MAX_SORT_PAIRS = 2048  # they are in threadgroup memory while they are sorted
+SORT_THREADS = 512
 SIZE = 256
 # (many columns, gates with ups) -> tiles of 8 rows for a simdgroup, groups of rows and parts of k for a threadgroup
 TILE_CONFIGS = {(False, True): (2, 2, 2), (False, False): (2, 4, 1), (True, True): (4, 1, 2), (True, False): (4, 2, 1)}
@@ -43,10 +43,10 @@ def moe_sort(experts, count):
     return mx.argsort(place).astype(mx.uint32), bounds.astype(mx.uint32)
 
 
-@moe_sort.kernel(SORT, is_faster=lambda experts, count: experts.size <= MOST)
+@moe_sort.kernel(SORT, is_faster=lambda experts, count: experts.size <= MAX_SORT_PAIRS)
 def launch_sort(gpu, experts, count):
     outputs = [((experts.size,), mx.uint32), ((count + 1,), mx.uint32)]
-    order, bounds = gpu(SORT, [experts], 1, MANY, outputs, P=experts.size, E=count, MANY=MANY)
+    order, bounds = gpu(SORT, [experts], 1, SORT_THREADS, outputs, P=experts.size, E=count, THREADS=SORT_THREADS)
     return order, bounds
 
 
@@ -56,11 +56,11 @@ def grouped_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (12, 2, 3, 384, 40, "affine", {"down": True}),
         (9, 3, 5, 256, 19, "mxfp4", {"pair": True, "activation": "clamped", "bias": True}),
         (6, 1, 2, 128, 33, "mxfp4", {"down": True, "bias": True}),
-        (9, 2, 4, 256, 24, "codes", {"bits": 2, "pair": True, "activation": "silu"}),
-        (13, 2, 2, 128, 19, "codes", {"bits": 3, "down": True}),  # two tiles of columns at once
-        (43, 2, 3, 128, 20, "codes", {"bits": 4, "pair": True, "activation": "gelu"}),  # four, and some left over
-        (5, 1, 3, 384, 17, "codes", {"bits": 8, "down": True}),
-        (4, 2, 3, 128, 16, "codes", {"bits": 1, "down": True}),
+        (9, 2, 4, 256, 24, "lut", {"bits": 2, "pair": True, "activation": "silu"}),
+        (13, 2, 2, 128, 19, "lut", {"bits": 3, "down": True}),  # two tiles of columns at once
+        (43, 2, 3, 128, 20, "lut", {"bits": 4, "pair": True, "activation": "gelu"}),  # four, and some left over
+        (5, 1, 3, 384, 17, "lut", {"bits": 8, "down": True}),
+        (4, 2, 3, 128, 16, "lut", {"bits": 1, "down": True}),
         (20, 1, 5, 256, 24, "affine", {"pair": True, "activation": "silu", "lean": True}),  # some of its columns again
         (40, 1, 4, 128, 40, "mxfp4", {"down": True, "lean": True}),
     ]

@@ -15,7 +15,7 @@ from .qmv import bits_of, unsupported
 from .quantized import QuantizedMatrix
 from .staging import tile_width
 
-MANY = 64  # tokens up to which a matvec for each of their experts is the faster way
+MAX_QMV_TOKENS = 64  # up to which a qmv for each of their experts is the faster way
 RESIDENT = (
     4  # threadgroups of downs to a multiprocessor, by their registers: 7.0 us against 8.7 with as many as each likes
 )
@@ -36,11 +36,11 @@ def gate_up_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (2, 2, 4, 96, 10, "mxfp4", {"bias": True, "activation": "clamped"}),
         (1, 2, 3, 64, 7, "dense", {"activation": "gelu"}),
         (1, 2, 3, 1024, 5, "affine", {"norm": True}),
-        (2, 2, 4, 96, 10, "codes", {"bits": 2}),
-        (1, 3, 4, 1120, 9, "codes", {"bits": 3, "activation": "gelu"}),
-        (3, 2, 3, 64, 7, "codes", {"bits": 4, "norm": True}),
-        (1, 2, 3, 160, 8, "codes", {"bits": 8}),
-        (1, 2, 3, 1056, 5, "codes", {"bits": 1, "bias": True}),
+        (2, 2, 4, 96, 10, "lut", {"bits": 2}),
+        (1, 3, 4, 1120, 9, "lut", {"bits": 3, "activation": "gelu"}),
+        (3, 2, 3, 64, 7, "lut", {"bits": 4, "norm": True}),
+        (1, 2, 3, 160, 8, "lut", {"bits": 8}),
+        (1, 2, 3, 1056, 5, "lut", {"bits": 1, "bias": True}),
     ]
     for rows, k, count, width, hidden, mode, extra in shapes:
         mx.random.seed(width + hidden)
@@ -62,12 +62,12 @@ def down_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (2, 3, 4, 64, 33, "mxfp4", 4, ("bias", "residual")),
         (1, 2, 3, 64, 8, "dense", 16, ()),
         (1, 6, 8, 1024, 9, "affine", 4, ()),  # whole tiles, and more experts than simdgroups
-        (1, 8, 9, 1120, 7, "codes", 2, ("residual",)),
-        (2, 5, 4, 96, 12, "codes", 3, ("bias",)),
-        (1, 1, 3, 2080, 9, "codes", 4, ()),
-        (3, 2, 3, 64, 10, "codes", 8, ("residual",)),
-        (1, 3, 3, 160, 8, "codes", 1, ()),
-        (2, 6, 5, 1056, 514, "codes", 2, ()),  # so many rows that a simdgroup takes several, of which some are none
+        (1, 8, 9, 1120, 7, "lut", 2, ("residual",)),
+        (2, 5, 4, 96, 12, "lut", 3, ("bias",)),
+        (1, 1, 3, 2080, 9, "lut", 4, ()),
+        (3, 2, 3, 64, 10, "lut", 8, ("residual",)),
+        (1, 3, 3, 160, 8, "lut", 1, ()),
+        (2, 6, 5, 1056, 514, "lut", 2, ()),  # so many rows that a simdgroup takes several, of which some are none
     ]:
         mx.random.seed(width + outs)
         arrays = {
@@ -85,8 +85,8 @@ def down_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 def gather_qmm(matrix: QuantizedMatrix, x: mx.array, experts: mx.array) -> mx.array:
     """x [N, k or 1, K] through the matrices of `experts` [N, k] -> [N, k, O]."""
-    if matrix.codes is not None:
-        return matrix.codes.gather_multiply(x[:, :, None], experts)[:, :, 0].astype(x.dtype)
+    if matrix.lut_matrix is not None:
+        return matrix.lut_matrix.gather_multiply(x[:, :, None], experts)[:, :, 0].astype(x.dtype)
     if matrix.scales is not None:
         w, s, b = matrix.weight, matrix.scales, matrix.biases
         y = mx.gather_qmm(
@@ -118,7 +118,7 @@ def moe_down(x, experts, weights, matrix, bias=None, residual=None):
     return y if residual is None else residual + y
 
 
-@moe_gate_up.kernel(GATE_UP, unsupported=unsupported, is_faster=lambda x, **rest: x.shape[0] <= MANY)
+@moe_gate_up.kernel(GATE_UP, unsupported=unsupported, is_faster=lambda x, **rest: x.shape[0] <= MAX_QMV_TOKENS)
 def launch_gate_up(gpu, x, experts, matrix, activation, norm=None, eps=0.0, bias=None):
     (n, k), hidden = experts.shape, matrix.rows // 2
     each = 2 if hidden * n * k >= gpu.profile.scale(4096) else 1
@@ -145,7 +145,7 @@ def launch_gate_up(gpu, x, experts, matrix, activation, norm=None, eps=0.0, bias
     return y
 
 
-@moe_down.kernel(DOWN, unsupported=unsupported, is_faster=lambda x, **rest: x.shape[0] <= MANY)
+@moe_down.kernel(DOWN, unsupported=unsupported, is_faster=lambda x, **rest: x.shape[0] <= MAX_QMV_TOKENS)
 def launch_down(gpu, x, experts, weights, matrix, bias=None, residual=None):
     (n, k), outs = experts.shape, matrix.rows
     each, size = rows_per_simdgroup(gpu.profile, outs * n, matrix), min(k, TOGETHER)

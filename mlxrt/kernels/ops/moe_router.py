@@ -4,13 +4,14 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
+from ..device import MIN_THREADGROUP_MEMORY
 from ..registry import Case, Source, op
 from ..testing import sample
 from .qmv import bits_of
 from .quantized import QuantizedMatrix
-from .staging import ROOM, padded_width
+from .staging import padded_width
 
-MOST = 512  # experts
+MAX_EXPERTS = 512
 SIMDGROUPS = 16
 
 INPUTS = (
@@ -27,7 +28,7 @@ def router_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (2, 33, 96, 2, "dense", {"sigmoid": True, "correction": True, "normalise": True}),
         (2, 32, 64, 4, "dense", {"bias": True, "normalise": True, "scales": True}),
         (2, 35, 64, 3, "dense", {"correction": True}),
-        (1, 36, 96, 3, "codes", {"normalise": True}),
+        (1, 36, 96, 3, "lut", {"normalise": True}),
     ]
     for rows, count, width, k, mode, extra in shapes:
         mx.random.seed(count)
@@ -59,17 +60,18 @@ def moe_router(
 
 
 def unsupported(x, matrix, k, norm=None, **rest) -> str | None:
-    if matrix.rows > MOST or k > 32:
+    if matrix.rows > MAX_EXPERTS or k > 32:
         return f"{k} of {matrix.rows} experts"
-    if (need := memory(matrix)) > ROOM:
-        return f"{matrix.rows} experts of {matrix.width} numbers: {need} bytes of threadgroup memory, {ROOM} are there"
+    if (need := threadgroup_bytes(matrix)) > MIN_THREADGROUP_MEMORY:
+        size = f"{matrix.rows} experts of {matrix.width} elements"
+        return f"{size} need {need} bytes of shared memory, every GPU has {MIN_THREADGROUP_MEMORY}"
     return matrix.unsupported(x, norm)
 
 
-def memory(matrix: QuantizedMatrix) -> int:
-    """Bytes of threadgroup memory: a row of x with its sums, the logits, the levels of codes, a number a simdgroup."""
-    row, levels = padded_width(matrix.width), 1 if matrix.levels is None else 1 << matrix.bits
-    return 4 * (row + row // 16 + matrix.rows + levels + SIMDGROUPS)
+def threadgroup_bytes(matrix: QuantizedMatrix) -> int:
+    """Bytes of threadgroup memory: a row of x with its sums, the logits, the lookup table, a float per simdgroup."""
+    row, lut = padded_width(matrix.width), 1 if matrix.lut is None else 1 << matrix.bits
+    return 4 * (row + row // 16 + matrix.rows + lut + SIMDGROUPS)
 
 
 def is_faster(x, **rest) -> bool:

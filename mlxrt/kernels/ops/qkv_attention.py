@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..device import MIN_THREADGROUP_MEMORY
 from ..dispatch import Kernels
 from ..registry import Case, op
 from ..testing import sample
@@ -28,7 +29,7 @@ from .paged_attention import (
 )
 from .qmv import bits_of, qmv
 from .quantized import QuantizedMatrix
-from .staging import ROOM, padded_width
+from .staging import padded_width
 
 MAX_WIDTH = 4096  # elements of x: 16 KB of threadgroup memory
 # Bytes of the matrix that a threadgroup multiplies by itself. On H200s in one launch and in two: with 200,000 (Qwen3-0.6B)
@@ -84,7 +85,7 @@ def qkv_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("dense", 16, 32, 1024, {"norm": True}),
         ("affine", 5, 32, 64, {"bias": True}),
         ("affine", 4, 32, 2080, {"norm": True}),
-        ("codes", 3, 0, 160, {}),
+        ("lut", 3, 0, 160, {}),
     ]
     # Four of the short ones: the others differ in how keys are read, which is attention's own matter.
     plain, quantized = short_cases(attention_cases(dtype))[:4], short_cases(quantized_cases(dtype))
@@ -149,7 +150,7 @@ def is_faster(x, matrix, layout, pages, **rest) -> bool:
     short = x.shape[0] == 1 and pages.max_tokens <= MAX_SHORT_TOKENS and matrix.width <= MAX_WIDTH
     elements = (3 if matrix.rows > layout.num_heads * layout.head_dim else 1) * layout.head_dim * matrix.width
     fits = elements * matrix.bits // 8 <= MAX_MATRIX_BYTES
-    return short and fits and threadgroup_bytes(x, matrix, layout, pages) <= ROOM
+    return short and fits and threadgroup_bytes(x, matrix, layout, pages) <= MIN_THREADGROUP_MEMORY
 
 
 @qkv_attention.kernel(

@@ -13,9 +13,9 @@ import mlx.core as mx
 from ..device import DeviceProfile
 from ..registry import Case, Source, op
 from ..testing import sample
-from .qmv import FEW, epilogue_constants, qmv
+from .qmv import MAX_QMV_ROWS, epilogue_constants, qmv
 
-MANY = 64  # rows of x up to which this is the faster way
+MAX_QMM_ROWS = 64  # rows of x up to which this is the faster way
 CENTROID_BYTES = 1024  # of threadgroup memory, for the centroids of a LUT matrix
 
 QMM = Source("qmm.metal", ("x", "packed", "scales", "biases", "lut", "bias", "other", "order", "bounds"), ("y",))
@@ -31,11 +31,11 @@ def qmm_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("affine", 5, 64, 7, 128, 6, {"activation": "gelu", "times": True}),
         ("affine", 2, 32, 48, 512, 17, {"residual": True}),
         ("mxfp4", 4, 32, 11, 256, 9, {"softcap": 3.0}),
-        ("codes", 2, 0, 37, 384, 9, {"residual": True}),
-        ("codes", 3, 0, 24, 128, 17, {"activation": "silu", "pair": True}),
-        ("codes", 4, 0, 9, 256, 33, {"bias": True}),
-        ("codes", 8, 0, 20, 128, 5, {}),
-        ("codes", 1, 0, 16, 128, 64, {}),
+        ("lut", 2, 0, 37, 384, 9, {"residual": True}),
+        ("lut", 3, 0, 24, 128, 17, {"activation": "silu", "pair": True}),
+        ("lut", 4, 0, 9, 256, 33, {"bias": True}),
+        ("lut", 8, 0, 20, 128, 5, {}),
+        ("lut", 1, 0, 16, 128, 64, {}),
         ("affine", 4, 64, 4100, 128, 34, {"residual": True}),  # four tiles of rows for a simdgroup
         ("affine", 8, 32, 2056, 128, 33, {"activation": "silu", "pair": True}),
     ]
@@ -71,7 +71,7 @@ def unsupported(x, matrix, **rest) -> str | None:
 
 
 def is_faster(x, matrix, **rest) -> bool:
-    return FEW < x.shape[0] <= MANY and matrix.packed and x.dtype != mx.float32
+    return MAX_QMV_ROWS < x.shape[0] <= MAX_QMM_ROWS and matrix.packed and x.dtype != mx.float32
 
 
 @qmm.kernel(QMM, unsupported=unsupported, is_faster=is_faster)

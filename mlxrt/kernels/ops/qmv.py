@@ -19,7 +19,7 @@ from .activation import ACTIVATIONS, activate
 from .quantized import QuantizedMatrix
 from .staging import tile_width
 
-FEW = 4  # rows of x up to which this is the faster way
+MAX_QMV_ROWS = 4  # rows of x up to which this is the faster way
 
 QMV = Source("qmv.metal", ("x", "packed", "scales", "biases", "lut", "norm_weight", "bias", "other"), ("y",))
 
@@ -42,11 +42,11 @@ def qmv_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("mxfp4", 4, 32, 11, 160, 1, {"norm": True, "eps": 1e-6}),
         ("affine", 4, 64, 21, 192, 2, {"norm": True, "eps": 1e-6, "softcap": 3.0}),
         ("dense", 16, 32, 13, 1184, 2, {"norm": True, "eps": 1e-6, "residual": True}),
-        ("codes", 2, 0, 37, 1120, 3, {"residual": True}),
-        ("codes", 3, 0, 9, 96, 1, {"activation": "silu", "pair": True}),
-        ("codes", 4, 0, 16, 1056, 2, {"bias": True}),
-        ("codes", 8, 0, 11, 64, 4, {}),
-        ("codes", 1, 0, 20, 1024, 1, {}),
+        ("lut", 2, 0, 37, 1120, 3, {"residual": True}),
+        ("lut", 3, 0, 9, 96, 1, {"activation": "silu", "pair": True}),
+        ("lut", 4, 0, 16, 1056, 2, {"bias": True}),
+        ("lut", 8, 0, 11, 64, 4, {}),
+        ("lut", 1, 0, 20, 1024, 1, {}),
     ]
     for shape in shapes:
         yield qmv_case(dtype, *shape)
@@ -93,7 +93,7 @@ def unsupported(x, matrix, norm=None, **rest) -> str | None:
 
 
 def is_faster(x, **rest) -> bool:
-    return x.shape[0] <= FEW
+    return x.shape[0] <= MAX_QMV_ROWS
 
 
 @qmv.kernel(QMV, unsupported=unsupported, is_faster=is_faster)

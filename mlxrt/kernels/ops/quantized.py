@@ -1,7 +1,6 @@
-"""Matrices as kernels see them: which layout, and the Metal functions that read 32 numbers of a row at a time.
+"""Matrices as kernels see them: their layout, and what kernels can read (metal/quantized.h).
 
-32 numbers of any width are a whole number of words, and lie in one group of every layout we take: that is what a
-lane reads at once, whatever the bits.
+32 elements of any width fill whole uint32 words and lie in one quantisation group: a lane reads that many at once.
 """
 
 from dataclasses import dataclass
@@ -10,16 +9,16 @@ import mlx.core as mx
 
 from .lut_matrix import LUTMatrix
 
-AFFINE, MXFP4, DENSE, CODED = 0, 1, 2, 3
-FORMS = {"affine": AFFINE, "mxfp4": MXFP4, "dense": DENSE, "codes": CODED}
+AFFINE, MXFP4, DENSE, LUT = 0, 1, 2, 3
+FORMS = {"affine": AFFINE, "mxfp4": MXFP4, "dense": DENSE, "lut": LUT}
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A matrix [O, K], or a stack [E, O, K]: plain, packed as MLX packs it, or codes.
+    """A matrix [O, K], or a stack [E, O, K]: dense, packed as MLX packs it, or indices of a lookup table.
 
-    A row of codes is its norm, which is its only scale, times the levels they point at. They lie in words as MLX's do.
+    An element of a LUT matrix is its row's norm, kept as the scale, times the centroid its index points at.
     """
 
     weight: mx.array
@@ -28,7 +27,7 @@ class QuantizedMatrix:
     bits: int = 16
     group: int = 32
     mode: str = "dense"
-    levels: mx.array | None = None
+    lut: mx.array | None = None
 
     @property
     def rows(self) -> int:
@@ -43,26 +42,26 @@ class QuantizedMatrix:
         return self.scales is not None
 
     @property
-    def codes(self) -> LUTMatrix | None:
-        """Itself as codes, if that is what it is."""
-        if self.levels is None or self.scales is None:
+    def lut_matrix(self) -> LUTMatrix | None:
+        """The same matrix as a LUTMatrix, if it is one."""
+        if self.lut is None or self.scales is None:
             return None
-        return LUTMatrix(self.weight, self.scales, self.levels, self.bits, self.width, aligned=False)
+        return LUTMatrix(self.weight, self.scales, self.lut, self.bits, self.width, aligned=False)
 
     def multiply(self, x: mx.array) -> mx.array:
         """x [..., K] -> [..., O]: the meaning of every product here."""
         if self.scales is None:
             return x @ self.weight.swapaxes(-1, -2)
-        if self.codes is not None:
-            return self.codes.multiply(x).astype(x.dtype)
+        if self.lut_matrix is not None:
+            return self.lut_matrix.multiply(x).astype(x.dtype)
         return mx.quantized_matmul(x, self.weight, self.scales, self.biases, True, self.group, self.bits, self.mode)
 
     def plain(self) -> mx.array:
         """The numbers themselves, float32."""
         if self.scales is None:
             return self.weight.astype(mx.float32)
-        if self.codes is not None:
-            return self.codes.dequantize()
+        if self.lut_matrix is not None:
+            return self.lut_matrix.dequantize()
         scales, biases = self.scales, self.biases
         if biases is not None:
             scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
@@ -88,12 +87,8 @@ class QuantizedMatrix:
         return None
 
     def inputs(self) -> list[mx.array | None]:
-        """Words, scales, biases, levels, as far as the layout has them."""
-        return [self.weight, self.scales, self.biases, self.levels]
+        """Packed weight, scales, biases and lookup table; None where the layout has none."""
+        return [self.weight, self.scales, self.biases, self.lut]
 
     def constants(self) -> dict[str, int]:
         return {"FORM": FORMS[self.mode], "BITS": self.bits if self.packed else 1, "GROUP": self.group}
-
-
-# FORM: 0 affine, 1 mxfp4, 2 plain numbers of type T, 3 codes of levels, which lie in a table in threadgroup memory.
-READ = '#include "quantized.h"\n'

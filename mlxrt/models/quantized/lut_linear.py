@@ -14,8 +14,8 @@ import numpy as np
 from ...kernels import LUTMatrix, QuantizedMatrix, lut_dequantize, qmm, qmv
 from ...kernels.ops.bitpack import WORD, aligned_words, pack_bits, unpack_aligned, unpack_bits
 from ...kernels.ops.gather import gather_mm
-from ...kernels.ops.qmm import MANY
-from ...kernels.ops.qmv import FEW
+from ...kernels.ops.qmm import MAX_QMM_ROWS
+from ...kernels.ops.qmv import MAX_QMV_ROWS
 from ..base import FusedModule
 from .centroids import lloyd_max, odd_cubic
 from .rotation import Rotation, binary_blocks, divide_input, rotate, unrotate
@@ -94,7 +94,7 @@ class LUTLayer(FusedModule):
         if self.kernels.gpu is None or self._stream:
             return
         if self.coding.width % WORD:
-            self.kernels.report_fallback(qmv, f"rows of {self.coding.width} codes")
+            self.kernels.report_fallback(qmv, f"rows of {self.coding.width} indices")
         else:
             self.words, self._stream = repack(self.words, self.coding), True
 
@@ -109,7 +109,7 @@ class LUTLayer(FusedModule):
         if self.kernels.gpu is None or not self._stream:
             return None
         return QuantizedMatrix(
-            self.words, self.norms, None, self.coding.bits, self.coding.width, "codes", self._centroids
+            self.words, self.norms, None, self.coding.bits, self.coding.width, "lut", self._centroids
         )
 
     def rotate_input(self, x: mx.array, dtype: mx.Dtype = mx.float32) -> mx.array:
@@ -138,10 +138,10 @@ class LUTLinear(LUTLayer):
         rows, matrix = divide_input(x, self.get("divisor")).reshape(-1, x.shape[-1]), self.matrix
         if matrix is None:
             y = self.lut.multiply(self.rotate_input(rows)).astype(x.dtype)
-        elif rows.shape[0] > MANY:
+        elif rows.shape[0] > MAX_QMM_ROWS:
             y = self.rotate_input(rows, x.dtype) @ self.kernels.run(lut_dequantize, matrix=matrix, dtype=x.dtype).T
         else:
-            way = qmv if rows.shape[0] <= FEW else qmm
+            way = qmv if rows.shape[0] <= MAX_QMV_ROWS else qmm
             y = self.kernels.run(way, x=self.rotate_input(rows, x.dtype), matrix=matrix)
         y = y.reshape(*x.shape[:-1], -1)
         return y + self.bias if "bias" in self else y

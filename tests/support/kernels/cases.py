@@ -139,7 +139,7 @@ def odd_packed_parts(dtype: mx.Dtype) -> Iterator[Case]:
     for (queries, keys), start, blocks, used, size in shapes:
         rows = len(start)
 
-        def coded(loud: mx.array, keys: int = keys) -> PackedKV:
+        def random_kv(loud: mx.array, keys: int = keys) -> PackedKV:
             loud = loud[:, None, :, None] * mx.exp(normal(mx.float32, loud.shape[0], keys, 32, 1))
             return PackedKV(layout.quantize(*(loud * normal(dtype, *loud.shape[:3], 64) for _ in range(2))), layout)
 
@@ -148,7 +148,10 @@ def odd_packed_parts(dtype: mx.Dtype) -> Iterator[Case]:
         pool = mx.where(mx.arange(rows * blocks + 1) == table[0, 6], 8.0, 1.0)  # tokens 192 to 223 of the first row
         tail = mx.where(mx.arange(32) == 0, 8.0, 1.0) * size
         pages = QuantizedPages(
-            coded(mx.repeat(pool[:, None], 32, axis=1)), coded(mx.repeat(tail[None], rows, axis=0)), table, where
+            random_kv(mx.repeat(pool[:, None], 32, axis=1)),
+            random_kv(mx.repeat(tail[None], rows, axis=0)),
+            table,
+            where,
         )
         options = {"layout": QKVLayout(queries, keys, 64), "pages": pages, "scale": 0.02}
         arrays = {"qkv": normal(dtype, rows, (queries + 2 * keys) * 64)}
@@ -205,8 +208,8 @@ def tall_downs(dtype: mx.Dtype) -> Iterator[Case]:
     yield Case("4097 rows", arrays, {"matrix": packed(dtype, 3, 4097, 32)})
 
 
-def tall_codes(dtype: mx.Dtype) -> Iterator[Case]:
-    yield Case("4101 coded rows", {"x": normal(dtype, 1, 64)}, {"matrix": sample("codes", (4101, 64), dtype, 3)})
+def tall_lut(dtype: mx.Dtype) -> Iterator[Case]:
+    yield Case("4101 LUT rows", {"x": normal(dtype, 1, 64)}, {"matrix": sample("lut", (4101, 64), dtype, 3)})
 
 
 MORE = {
@@ -219,7 +222,7 @@ MORE = {
     "moe_gate_up": (wide_experts,),
 }
 WIDE = {
-    "qmv": (tall, tall_codes),
+    "qmv": (tall, tall_lut),
     "qmm": (many_parts,),
     "paged_attention": (many_heads, long_rows),
     "moe_gate_up": (tall_experts,),

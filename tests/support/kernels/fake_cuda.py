@@ -16,7 +16,7 @@ from ..metal_sim import Simulator
 WHOLE = {1: np.uint8, 2: np.uint16, 4: np.uint32}  # numpy has no bfloat16
 
 
-class Shelf(Library):
+class FakeLibrary(Library):
     """Stands where compiled kernels come from: what it runs is the simulator, on Metal's text."""
 
     def __init__(self, sim: Simulator):

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from mlxrt.kernels import OPS, InlineSource, Op, Source
+from mlxrt.kernels import OPS, Op, Source
 from mlxrt.kernels.metal_source import shim
 
 Edit = tuple[int, int, str]  # from, to, instead
@@ -28,7 +28,7 @@ class Mutant:
     line: str  # the line it changed, as it is now
     place: tuple[str, str, int]  # the lines before and after it, and which such place of its piece it is
     pieces: tuple[Piece, ...]
-    texts: tuple[str, ...]  # of each piece, mutated
+    mutated: tuple[str, ...]  # the text of each piece, mutated
 
     @property
     def label(self) -> str:
@@ -40,8 +40,8 @@ class Mutant:
 
     def planted(self, text: str) -> str:
         """A body or a header with the mutant where its pieces were."""
-        for piece, mutated in zip(self.pieces, self.texts):
-            text = text.replace(piece.text, mutated)
+        for piece, text_of_mutant in zip(self.pieces, self.mutated):
+            text = text.replace(piece.text, text_of_mutant)
         return text
 
 
@@ -55,7 +55,7 @@ def pieces(ops: dict[str, Op] | None = None) -> list[Piece]:
     return [Piece(name, text, tuple(dict.fromkeys(names))) for (name, text), names in users.items()]
 
 
-def called(source: Source | InlineSource) -> list[tuple[str, str]]:
+def called(source: Source) -> list[tuple[str, str]]:
     """The functions a body calls, itself or through others; a header holds more than one kernel needs."""
     there = list(functions(shim("metal") + source.helpers))
     reached, seen = [], source.body
@@ -187,5 +187,5 @@ def together(made: list[Mutant]) -> list[Mutant]:
     for m in made:
         key = (m.kind, m.line, m.place)
         first = found.get(key)
-        found[key] = replace(first, pieces=first.pieces + m.pieces, texts=first.texts + m.texts) if first else m
+        found[key] = replace(first, pieces=first.pieces + m.pieces, mutated=first.mutated + m.mutated) if first else m
     return list(found.values())

@@ -37,15 +37,15 @@ class Compiled:
     """Stands in for mx.fast.cuda_kernel: compiles what would be launched and gives back zeros."""
 
     def __init__(self) -> None:
-        self.texts: dict[str, str] = {}  # text -> what was said against it
+        self.errors: dict[str, str] = {}  # kernel source -> the compiler's complaints
 
     def __call__(self, name: str, input_names: list[str], output_names: list[str], source: str, header: str) -> Any:
         def launch(*, inputs, grid, threadgroup, output_shapes, output_dtypes, template):
             takes = [(n, a.dtype) for a, n in zip(inputs, input_names, strict=True)]
             gives = list(zip(output_names, output_dtypes, strict=True))
             text = cuda_text(name, takes, gives, source, header, template, threadgroup[0])
-            if text not in self.texts:
-                self.texts[text] = complaints(text, threadgroup[0])
+            if text not in self.errors:
+                self.errors[text] = complaints(text, threadgroup[0])
             return [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
 
         return launch

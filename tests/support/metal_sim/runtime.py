@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .findings import Finding
 from .toolchain import runtime_library, source_line
-from .translate import ENTRY, FILE
+from .translate import ENTRYPOINT, FILE
 
 ASCENDING, DESCENDING, SHUFFLED = 0, 1, 2
 INPUT, OUTPUT, CONSTANT = 0, 1, 2
@@ -71,7 +71,7 @@ class Machine:
         return self.native.msim_unwritten(region, ctypes.byref(first)), first.value
 
     def run(self, library: Path, grid, threadgroup, order: int, seed: int, seconds: int) -> dict[str, int]:
-        function = ctypes.CDLL(str(library))[ENTRY]
+        function = ctypes.CDLL(str(library))[ENTRYPOINT]
         triple, stats = ctypes.c_uint * 3, Stats()
         pointers = (ctypes.c_void_p * max(len(self.pointers), 1))(*self.pointers)
         self.native.msim_run(

@@ -161,7 +161,7 @@ def test_a_text_may_include_mlx_s_own_headers():
     assert mx.array_equal(run(source, [x], (32,), header=header), x[::-1])
 
 
-MEET = "simdgroup_barrier(mem_flags::mem_threadgroup);"
+BARRIER = "simdgroup_barrier(mem_flags::mem_threadgroup);"
 SHARED = {
     "sizes are expressions": "threadgroup float t[N * 2][(N + 1) / 2 * 16];",
     "several at once": "threadgroup float other[N], t[2 * N][16 * N];",
@@ -171,7 +171,7 @@ SHARED = {
 
 @pytest.mark.parametrize("declaration", SHARED.values(), ids=SHARED)
 def test_threadgroup_memory_is_shared_however_it_is_declared(declaration):
-    body = "t[lane / 16][lane % 16] = x0[i]; threadgroup float* p = &t[0][0]; " + MEET
+    body = "t[lane / 16][lane % 16] = x0[i]; threadgroup float* p = &t[0][0]; " + BARRIER
     x = mx.arange(32).astype(mx.float32)
     out = run(f"{declaration} {body} out[i] = p[31 - lane];", [x], (32,), template=[("N", 1)])
     assert mx.array_equal(out, x[::-1])

@@ -9,7 +9,7 @@ from collections import Counter
 from .text import ATTRIBUTES, KernelText
 
 FILE = "kernel.metal"  # what the compiler and the findings call the text
-ENTRY = "msim_entry"
+ENTRYPOINT = "msim_entry"
 OWN_HEADER = re.compile(r"#include <metal_\w+>")  # all of Metal is there already
 MARKS = re.compile(r"\[\[(?:kernel|buffer\(\d+\)|threadgroup\(\d+\)|" + "|".join(ATTRIBUTES) + r")\]\]")
 INSTANTIATION = re.compile(r'\ntemplate \[\[host_name\("[^"]*"\)\]\][^;]*;\n')
@@ -34,10 +34,10 @@ def without_marks(text: str) -> str:
 
 def to_cpp(kernel: KernelText) -> str:
     body = threadgroup_variables(without_comments(OWN_HEADER.sub("", without_marks(kernel.text))))
-    return f'#line 1 "{FILE}"\n{body}\n#line 1 "entry"\n{entry(kernel)}'
+    return f'#line 1 "{FILE}"\n{body}\n#line 1 "entry"\n{entrypoint(kernel)}'
 
 
-def entry(kernel: KernelText) -> str:
+def entrypoint(kernel: KernelText) -> str:
     given = []
     for i, a in enumerate(kernel.arguments):
         const = "" if a.role == "out" else "const "
@@ -46,7 +46,7 @@ def entry(kernel: KernelText) -> str:
     for a in kernel.attributes:
         given.append(f"uint3(t->{a}[0], t->{a}[1], t->{a}[2])" if ATTRIBUTES[a] == "uint3" else f"t->{a}")
     call = f"{kernel.name}{kernel.instance}({', '.join(given)});"
-    return f'extern "C" void {ENTRY}(void** b, const msim_attrs* t) {{ {call} }}\n'
+    return f'extern "C" void {ENTRYPOINT}(void** b, const msim_attrs* t) {{ {call} }}\n'
 
 
 def threadgroup_variables(text: str) -> str:

@@ -85,7 +85,7 @@ def test_many_tokens_read_each_expert_once(bits, tokens, simulated):
 
 
 def test_more_pairs_than_a_threadgroup_sorts(simulated, monkeypatch):
-    monkeypatch.setattr("mlxrt.kernels.ops.moe_grouped.MOST", 20)
+    monkeypatch.setattr("mlxrt.kernels.ops.moe_grouped.MAX_SORT_PAIRS", 20)
     mx.random.seed(7)
     module, x = jangtq_experts((2, 2, 2), 128, 128), mx.random.normal((11, 128)).astype(mx.float16)
     experts, weights = mx.random.randint(0, E, (11, 2)).astype(mx.uint32), mx.random.uniform(shape=(11, 2))
@@ -157,9 +157,9 @@ def test_rotated_affine(simulated):
 def test_vectors(simulated):
     mx.random.seed(5)
     book = mx.random.normal((30, 8)).astype(mx.float16)
-    codes = mx.random.randint(0, 30, (E, 24, DIM // 8)).astype(mx.uint16)
-    one, many = CodebookLinear(codes[0], book), CodebookExpertLinear(codes, book)
-    one.codes, one.codebook, many.codes, many.codebook = codes[0], book, codes, book
+    indices = mx.random.randint(0, 30, (E, 24, DIM // 8)).astype(mx.uint16)
+    one, many = CodebookLinear(indices[0], book), CodebookExpertLinear(indices, book)
+    one.codes, one.codebook, many.codes, many.codebook = indices[0], book, indices, book
     agrees(one, simulated, mx.random.normal((3, DIM)))
     experts = mx.array([[4, 0], [2, 2]], mx.uint32)
     agrees(many, simulated, mx.random.normal((2, 1, 1, DIM)), experts)
