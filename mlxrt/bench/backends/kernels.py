@@ -9,37 +9,32 @@ import dataclasses
 import time
 from typing import Any
 
-import mlxrt  # noqa: F401  before MLX
-from mlxrt.bench.backends.serve import serve
+import mlx.core as mx
+
+from mlxrt.bench.backends.serve import Served, serve
 from mlxrt.errors import NoKernel
+from mlxrt.kernels import OPS, backend, make_gpu
+from mlxrt.weights.source.cache_dir import cache_root
 
 LAUNCHES = 20  # launches of one timing
 
 
-class KernelBackend:
+class KernelBackend(Served):
     def __init__(self, setting: dict[str, Any]):
-        import mlx.core as mx
-
-        from mlxrt.kernels import OPS, backend, make_gpu
-        from mlxrt.weights.source.cache_dir import cache_root
-
         self.gpu = make_gpu(backend(), folder=cache_root() / "kernels")
         if self.gpu is None:
             raise NoKernel("there is no GPU here: every op runs as plain MLX, nothing to compare")
         self.backend = backend()
-        self.todo: list[tuple[Any, Any, str]] = []
-        for op in OPS.values():
-            for dtype in (mx.bfloat16, mx.float16):
-                for case in op.cases(dtype):
-                    arguments = case.arguments()
-                    if op.launch is not None and not op.unsupported(**arguments):
-                        self.todo.append((op, case, str(dtype).rpartition(".")[2]))
+        self.todo: list[tuple[Any, Any, str]] = [
+            (op, case, str(dtype).rpartition(".")[2])
+            for op in OPS.values()
+            for dtype in (mx.bfloat16, mx.float16)
+            for case in op.cases(dtype)
+            if op.launch is not None and not op.unsupported(**case.arguments())
+        ]
 
     def info(self) -> dict[str, Any]:
         return {"engine": f"kernels on {self.backend}", "said": [], "cases": len(self.todo)}
-
-    def reply(self, question: dict[str, Any]) -> Any:
-        return getattr(self, question.pop("do"))(**question)
 
     def list(self) -> list[dict[str, Any]]:
         return [
@@ -48,8 +43,6 @@ class KernelBackend:
         ]
 
     def error(self, number: int) -> dict[str, float]:
-        import mlx.core as mx
-
         op, case, dtype = self.todo[number]
         arguments = case.arguments()
         got, want = outputs(op.launch(self.gpu, **arguments)), outputs(op.reference(**arguments))
@@ -58,8 +51,6 @@ class KernelBackend:
         return {"error": worst, "allowed": 2 * op.tolerance[dtype]}  # kernel and reference both round
 
     def time(self, number: int, which: str) -> dict[str, float]:
-        import mlx.core as mx
-
         op, case, _ = self.todo[number]
         arguments = case.arguments()
         work = (lambda: op.launch(self.gpu, **arguments)) if which == "kernel" else (lambda: op.reference(**arguments))
@@ -71,15 +62,11 @@ class KernelBackend:
 
 
 def outputs(result: Any) -> list:
-    import mlx.core as mx
-
     return [a.astype(mx.float32) if a.dtype != mx.uint32 else a for a in leaves(result)]
 
 
 def leaves(value: Any) -> list:
     """Every array in an argument or a result."""
-    import mlx.core as mx
-
     if isinstance(value, mx.array):
         return [value]
     if isinstance(value, (tuple, list)):

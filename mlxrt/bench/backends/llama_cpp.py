@@ -8,11 +8,11 @@ the log probability of every next token by its id.
 import time
 from typing import Any
 
-from mlxrt.bench.backends.serve import Clock, run_clients, serve
+from mlxrt.bench.backends.serve import Clock, Served, run_clients, serve
 from mlxrt.errors import MlxrtError
 
 
-class LlamaCppBackend:
+class LlamaCppBackend(Served):
     def __init__(self, setting: dict[str, Any]):
         import xllamacpp
 
@@ -37,9 +37,6 @@ class LlamaCppBackend:
 
         name = f"llama.cpp (xllamacpp {xllamacpp.__version__})"
         return {"engine": name, "said": [], "load_s": self.load_s, "threads": self.threads}
-
-    def reply(self, question: dict[str, Any]) -> Any:
-        return getattr(self, question.pop("do"))(**question)
 
     def generate(self, prompt: list[int], max_tokens: int, fresh: bool = True, ends: bool = False) -> dict[str, Any]:
         clock = Clock()

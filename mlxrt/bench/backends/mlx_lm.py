@@ -12,20 +12,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
 import mlxrt
 from mlxrt import _openblas
-from mlxrt.bench.backends.serve import Arrivals, Clock, is_due_by_time, serve
+from mlxrt.bench.backends.serve import Arrivals, Clock, Served, serve
 from mlxrt.bench.machine import library_name
 
 RENAMES = (("block_sparse_moe", "mlp"), ("experts.switch_glu", "experts"), ("switch_mlp", "experts"))
 
 
-class MlxLmBackend:
+class MlxLmBackend(Served):
     """Keeps a prompt cache between questions and trims it to the prefix the next prompt shares."""
 
     def __init__(self, setting: dict[str, Any]):
-        import mlx.core as mx
-
         began = time.perf_counter()
         mx.reset_peak_memory()
         if "shape" in setting:
@@ -40,18 +42,17 @@ class MlxLmBackend:
     def info(self) -> dict[str, Any]:
         import mlx_lm
 
-        engine = f"mlx-lm {mlx_lm.__version__}"
+        times = {"load_s": self.load_s, "load_peak": self.load_peak}
         return {
-            "engine": engine,
+            "engine": f"mlx-lm {mlx_lm.__version__}",
             "said": [],
-            "load_s": self.load_s,
-            "load_peak": self.load_peak,
+            **times,
             "blas": library_name(_openblas.running()),
         }
 
     def reply(self, question: dict[str, Any]) -> Any:
         try:
-            return getattr(self, question.pop("do"))(**question)
+            return super().reply(question)
         except ValueError as error:  # how mlx-lm refuses an option
             raise mlxrt.BadRequest(str(error)) from None
 
@@ -72,7 +73,6 @@ class MlxLmBackend:
     def generate(
         self, prompt: list[int], max_tokens: int, fresh: bool = True, config: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        import mlx.core as mx
         from mlx_lm.generate import generate_step
 
         bits = (config or {}).get("kv_bits")
@@ -91,7 +91,6 @@ class MlxLmBackend:
 
     def restart(self, history: list[int], prompt: list[int], max_tokens: int) -> dict[str, Any]:
         """Save the prompt cache of the history, drop it, load it from its file and go on."""
-        import mlx.core as mx
         from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache, trim_prompt_cache
 
         self.generate(history, max_tokens)
@@ -109,12 +108,11 @@ class MlxLmBackend:
         return reply | {"at": [load_wall + at for at in reply["at"]], "used": [load_cpu + at for at in reply["used"]]}
 
     def batch(self, requests: list[dict[str, Any]]) -> dict[str, Any]:
-        import mlx.core as mx
         from mlx_lm.generate import BatchGenerator
 
         mx.reset_peak_memory()
         generator = BatchGenerator(self.model, stop_tokens=[])
-        reply = Arrivals(requests, is_due_by_time, partial(submit, generator), partial(step, generator)).run()
+        reply = Arrivals(requests, partial(submit, generator), partial(step, generator)).run()
         generator.close()
         mx.synchronize()
         return reply | {"peak": mx.get_peak_memory()}
@@ -135,13 +133,7 @@ class MlxLmBackend:
             if not held and load.all_running:
                 held.update(held=generator.prompt_cache_nbytes, held_tokens=load.token_count)
 
-        load = Arrivals(
-            requests,
-            lambda request, now: not request["late"] or load.early_have(after),
-            partial(submit, generator),
-            partial(step, generator),
-            observe,
-        )
+        load = Arrivals(requests, partial(submit, generator), partial(step, generator), observe, after)
         reply = load.run()
         generator.close()
         return reply | held | {"positions": model.positions, "stall": stall}
@@ -176,9 +168,6 @@ class CountingModel:
 
 def build_shape(name: str, dtype: str | None) -> Any:
     """mlx-lm's module of a published shape with mlxrt's random weights."""
-    import mlx.core as mx
-    import mlx.nn as nn
-    from mlx.utils import tree_flatten
     from mlx_lm.utils import _get_classes
 
     from mlxrt.bench.token_cost import compute_dtype
@@ -199,11 +188,10 @@ def build_shape(name: str, dtype: str | None) -> Any:
     if "lm_head.weight" in expected and "lm_head.weight" not in weights:  # tied to the embedding
         model.sanitize({})
         expected.pop("lm_head.weight")
-    mismatched = {path for path in expected if our_name(path) not in weights} | (
-        weights.keys() - set(map(our_name, expected))
-    )
+    names = {path: our_name(path) for path in expected}
+    mismatched = {path for path, name in names.items() if name not in weights} | weights.keys() - set(names.values())
     weights_by_path = {
-        path: add_channel(weights[our_name(path)], expected[path].shape) for path in expected.keys() - mismatched
+        path: add_channel(weights[names[path]], expected[path].shape) for path in expected.keys() - mismatched
     }
     mismatched |= {path for path, array in weights_by_path.items() if array.shape != expected[path].shape}
     if mismatched:

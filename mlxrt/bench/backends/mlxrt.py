@@ -16,12 +16,18 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import mlx.core as mx
+
 import mlxrt
-from mlxrt import Event, Request, SamplingParams, _openblas
-from mlxrt.bench.backends.serve import Arrivals, Clock, is_due_by_time, serve
+from mlxrt import Request, SamplingParams, _openblas
+from mlxrt.bench.backends.serve import Arrivals, Clock, Served, serve
 from mlxrt.bench.machine import library_name
+from mlxrt.engine.load import build_model, open_checkpoint
 from mlxrt.errors import NoTokenizer
+from mlxrt.kernels import device
 from mlxrt.text import Tokenizer
+from mlxrt.weights.random_models import is_quantizable
+from mlxrt.weights.source.resolve import resolve
 
 
 def record_log(lines: list[str]) -> None:
@@ -33,10 +39,8 @@ def record_log(lines: list[str]) -> None:
     log.setLevel(logging.INFO)
 
 
-class MlxrtBackend:
+class MlxrtBackend(Served):
     def __init__(self, setting: dict[str, Any]):
-        import mlx.core as mx
-
         self.setting, self.lines = setting, list[str]()
         record_log(self.lines)
         began = time.perf_counter()
@@ -52,10 +56,6 @@ class MlxrtBackend:
         self.engines = {"{}": self.first}
 
     def info(self) -> dict[str, Any]:
-        import mlx.core as mx
-
-        from mlxrt.kernels import device
-
         engine, info = self.first, mx.device_info()
         return {
             "engine": f"mlxrt {mlxrt.__version__}",
@@ -75,9 +75,6 @@ class MlxrtBackend:
         """Everything logged since the start, also kernels that fell back to plain MLX."""
         return list(dict.fromkeys(self.lines))
 
-    def reply(self, question: dict[str, Any]) -> Any:
-        return getattr(self, question.pop("do"))(**question)
-
     def engine(self, config: dict[str, Any]) -> mlxrt.Engine:
         """One per configuration, all over the same model."""
         key = repr(dict(sorted(config.items())))
@@ -91,12 +88,6 @@ class MlxrtBackend:
 
     def quantize_weights(self, bits: int) -> Any:
         """The model with every matrix quantized to so many bits in groups of 64 and dequantized."""
-        import mlx.core as mx
-
-        from mlxrt.engine.load import build_model, open_checkpoint
-        from mlxrt.weights.random_models import is_quantizable
-        from mlxrt.weights.source.resolve import resolve
-
         model = build_model(open_checkpoint(resolve(self.setting["model"])), self.first.config)
         for module in model.modules():
             if "weight" in module and "scales" not in module and is_quantizable(module, 64):
@@ -105,42 +96,29 @@ class MlxrtBackend:
                 mx.eval(module.weight)
         return model
 
-    def events(self, engine: mlxrt.Engine, request: Request) -> Iterator[Event]:
-        with engine.stream(request) as stream:
-            yield from stream
-
-    def generate(
-        self, prompt: list[int], max_tokens: int, fresh: bool = True, config: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        import mlx.core as mx
-
+    def prepare(self, config: dict[str, Any] | None, fresh: bool) -> mlxrt.Engine:
         engine = self.engine(config or {})
         if fresh and engine.core.prefix_cache is not None:
             engine.core.prefix_cache.clear()
         mx.reset_peak_memory()
-        tokens, clock, cached = [], Clock(), 0
-        for event in self.events(engine, make_request(prompt, max_tokens)):
-            clock.mark()
-            tokens.append(event.token)
-            if event.timings:
-                cached = event.timings.cached_tokens
+        return engine
+
+    def generate(
+        self, prompt: list[int], max_tokens: int, fresh: bool = True, config: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        engine = self.prepare(config, fresh)
+        reply = time_tokens(engine, make_request(prompt, max_tokens), Clock())
         mx.synchronize()
-        if fresh and cached:
-            raise mlxrt.MlxrtError(f"{cached} prompt tokens came from a cache that should be empty")
-        found = {"tokens": tokens, "cached": cached, "peak": mx.get_peak_memory(), "kv": engine.stats().kv_bytes}
-        return found | clock.to_dict()
+        if fresh and reply["cached"]:
+            raise mlxrt.MlxrtError(f"{reply['cached']} prompt tokens came from a cache that should be empty")
+        return reply | {"peak": mx.get_peak_memory(), "kv": engine.stats().kv_bytes}
 
     def batch(
         self, requests: list[dict[str, Any]], config: dict[str, Any] | None = None, fresh: bool = True
     ) -> dict[str, Any]:
         """Serve requests that arrive `after` so many seconds; times count from each one's arrival."""
-        import mlx.core as mx
-
-        engine = self.engine(config or {})
-        if fresh and engine.core.prefix_cache is not None:
-            engine.core.prefix_cache.clear()
-        mx.reset_peak_memory()
-        reply = Arrivals(requests, is_due_by_time, partial(submit, engine), partial(step, engine)).run()
+        engine = self.prepare(config, fresh)
+        reply = Arrivals(requests, partial(submit, engine), partial(step, engine)).run()
         mx.synchronize()
         return reply | {"peak": mx.get_peak_memory()}
 
@@ -150,9 +128,7 @@ class MlxrtBackend:
         -> {rows: [{tokens, at}], seconds, positions: tokens computed, stall: most prompt tokens computed between two
         tokens of a stream, stall_bound, held: KV bytes while all run, held_tokens: the tokens in them, preemptions}
         """
-        engine = self.first
-        assert engine.core.prefix_cache is not None
-        engine.core.prefix_cache.clear()
+        engine = self.prepare({}, fresh=True)
         computed, engine.core.scheduler.longest_stall = engine.core.positions, 0
         held: dict[str, int] = {}
 
@@ -160,13 +136,7 @@ class MlxrtBackend:
             if not held and load.all_running:
                 held.update(held=engine.stats().kv_live, held_tokens=load.token_count)
 
-        load = Arrivals(
-            requests,
-            lambda request, now: not request["late"] or load.early_have(after),
-            partial(submit, engine),
-            partial(step, engine),
-            measure_held,
-        )
+        load = Arrivals(requests, partial(submit, engine), partial(step, engine), measure_held, after)
         reply, stats = load.run(), engine.stats()
         counts = {"positions": engine.core.positions - computed, "preemptions": stats.preemptions}
         return reply | held | counts | {"stall": stats.longest_stall, "stall_bound": stats.stall_bound}
@@ -174,7 +144,6 @@ class MlxrtBackend:
     def restart(self, history: list[int], prompt: list[int], max_tokens: int) -> dict[str, Any]:
         """A prompt whose prefix another engine has left in the disk cache; opening and reading it count."""
         first = self.first
-        tokens, cached = [], 0
         with tempfile.TemporaryDirectory() as folder:
             config = mlxrt.EngineConfig(disk_cache=folder)
             start = partial(mlxrt.Engine, first.model, config, self.tokenizer, first.source)
@@ -182,11 +151,7 @@ class MlxrtBackend:
                 before.generate(make_request(history, max_tokens))
             clock = Clock()
             with start() as engine:
-                for event in self.events(engine, make_request(prompt, max_tokens)):
-                    clock.mark()
-                    tokens.append(event.token)
-                    cached = event.timings.cached_tokens if event.timings else cached
-        return {"tokens": tokens, "cached": cached} | clock.to_dict()
+                return time_tokens(engine, make_request(prompt, max_tokens), clock)
 
     def gap(self, prompt: list[int], pair: list[int]) -> float:
         logits = self.first.score(prompt)[-1]
@@ -200,8 +165,6 @@ class MlxrtBackend:
 
     def losses(self, windows: list[list[int]], first: int, config: dict[str, Any] | None = None) -> dict[str, Any]:
         """Negative log probability of every token from `first` on, and the likeliest token at each position."""
-        import mlx.core as mx
-
         engine = self.engine(config or {})
         losses: list[float] = []
         best: list[int] = []
@@ -216,8 +179,6 @@ class MlxrtBackend:
 
     def logit_error(self, prompt: list[int], config: dict[str, Any]) -> dict[str, float]:
         """Distance of a configuration's logits to those of a full KV cache, over all positions of a prompt."""
-        import mlx.core as mx
-
         plain, other = (mx.log(mx.softmax(self.engine(c).score(prompt), axis=-1) + 1e-30) for c in ({}, config))
         spread = mx.exp(plain) * (plain - other)
         return {
@@ -225,6 +186,17 @@ class MlxrtBackend:
             "most": item(mx.abs(plain - other).max(axis=-1).mean()),
             "same_best": item((plain.argmax(-1) == other.argmax(-1)).mean()),
         }
+
+
+def time_tokens(engine: mlxrt.Engine, request: Request, clock: Clock) -> dict[str, Any]:
+    tokens, cached = [], 0
+    with engine.stream(request) as stream:
+        for event in stream:
+            clock.mark()
+            tokens.append(event.token)
+            if event.timings:
+                cached = event.timings.cached_tokens
+    return {"tokens": tokens, "cached": cached} | clock.to_dict()
 
 
 def submit(engine: mlxrt.Engine, request: dict[str, Any]) -> int:

@@ -11,13 +11,13 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from mlxrt.bench.backends.serve import run_clients, serve
+from mlxrt.bench.backends.serve import Served, run_clients, serve
 from mlxrt.errors import MlxrtError
 
 TIMEOUT = 120  # seconds without a byte
 
 
-class OpenAIBackend:
+class OpenAIBackend(Served):
     def __init__(self, setting: dict[str, Any]):
         self.url = setting["url"].rstrip("/")
         self.model = setting.get("model") or self.first_model()
@@ -41,9 +41,6 @@ class OpenAIBackend:
         how = "token ids" if self.takes_ids else "text: it takes no token ids"
         return {"engine": f"{self.model} at {self.url}", "said": [f"{self.url} is given {how}"], "load_s": None}
 
-    def reply(self, question: dict[str, Any]) -> Any:
-        return getattr(self, question.pop("do"))(**question)
-
     def body(self, prompt: Any, max_tokens: int) -> dict[str, Any]:
         return {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
 
@@ -51,9 +48,8 @@ class OpenAIBackend:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         try:
-            return urllib.request.urlopen(
-                urllib.request.Request(self.url + path, data, headers=headers), timeout=TIMEOUT
-            )
+            request = urllib.request.Request(self.url + path, data, headers=headers)
+            return urllib.request.urlopen(request, timeout=TIMEOUT)
         except urllib.error.HTTPError as error:
             raise MlxrtError(f"{self.url}{path} answers {error.code}: {error.read(120)!r}") from None
         except (OSError, ValueError) as error:

@@ -8,15 +8,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import mlxrt  # noqa: F401  its BLAS under MLX
-from mlxrt.bench.backends.serve import serve
+import mlx.core as mx
+import numpy as np
+
+from mlxrt.bench.backends.serve import Served, serve
 from mlxrt.kernels import device
 
 COPY_BYTES = {"cpu": 1 << 26, "metal": 1 << 30, "cuda": 1 << 32}  # far beyond every cache
 MATRIX_SIZE = {"cpu": 768, "metal": 4096, "cuda": 8192}
 
 
-class PeakBackend:
+class PeakBackend(Served):
     def __init__(self, setting: dict[str, Any]):
         self.seconds, self.threads = setting.get("seconds", 2.0), setting.get("threads", 1)
 
@@ -27,13 +29,8 @@ class PeakBackend:
             found[f"matmul_{dtype}_flops"] = self.matmul_rate(dtype, MATRIX_SIZE[kind])
         return found
 
-    def reply(self, question: dict[str, Any]) -> Any:
-        return self.info()
-
     def copy_rate(self, size: int) -> float:
         """Bytes read and written a second. On a CPU with threads of our own: MLX copies with one thread."""
-        import mlx.core as mx
-
         if device.backend() == "cpu":
             return 2 * size * self.threads / self.best_time(self.parallel_copy(size))
 
@@ -42,23 +39,17 @@ class PeakBackend:
         return 2 * size / self.best_time(lambda: mx.eval(x + 1))
 
     def parallel_copy(self, size: int) -> Callable[[], Any]:
-        import numpy as np
-
         pairs = [(np.zeros(size, np.uint8), np.ones(size, np.uint8)) for _ in range(self.threads)]
         pool = ThreadPoolExecutor(self.threads)
         return lambda: list(pool.map(lambda pair: np.copyto(*pair), pairs))
 
     def matmul_rate(self, dtype: str, n: int) -> float:
-        import mlx.core as mx
-
         a = mx.random.normal((n, n)).astype(getattr(mx, dtype))
         mx.eval(a)
         return 2 * n**3 / self.best_time(lambda: mx.eval(a @ a))
 
     def best_time(self, work: Callable[[], Any]) -> float:
         """Seconds of the best round: a peak is what the machine does when nothing else runs."""
-        import mlx.core as mx
-
         # One thread's CPU time is its wall time on a quiet machine, and leaves other processes out on a busy one.
         clock = time.process_time if self.threads == 1 and device.backend() == "cpu" else time.perf_counter
         work()  # first touch allocates pages

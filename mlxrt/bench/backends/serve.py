@@ -5,9 +5,10 @@ import os
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from mlxrt.errors import MlxrtError
 
@@ -53,11 +54,11 @@ def run_clients(
 class Arrivals:
     """Requests that arrive while others run. `rows` holds every request's tokens and their times from its arrival."""
 
-    requests: list[dict[str, Any]]
-    is_due: Callable[[dict[str, Any], float], bool]  # request, seconds since the start
+    requests: list[dict[str, Any]]  # each arrives `after` so many seconds
     submit: Callable[[dict[str, Any]], int]
     step: Callable[[list[int]], Iterable[tuple[int, int, bool]]]  # running ids -> (id, token, whether it was the last)
     on_token: Callable[[int], None] = lambda row: None
+    late_after: int | None = None  # instead: `late` requests arrive once all others have so many tokens
 
     def run(self) -> dict[str, Any]:
         self.rows: list[dict[str, list]] = [{"tokens": [], "at": []} for _ in self.requests]
@@ -82,6 +83,12 @@ class Arrivals:
         spent = {"seconds": time.perf_counter() - start, "seconds_used": time.process_time() - cpu}
         return {"rows": self.rows, **spent}
 
+    def is_due(self, request: dict[str, Any], now: float) -> bool:
+        if self.late_after is None:
+            return request["after"] <= now
+        early = [row for other, row in zip(self.requests, self.rows) if not other["late"]]
+        return not request["late"] or all(len(row["tokens"]) >= self.late_after for row in early)
+
     @property
     def all_running(self) -> bool:
         """Whether every request has arrived and has a token."""
@@ -92,23 +99,16 @@ class Arrivals:
         """Prompt and output tokens so far."""
         return sum(len(a["prompt"]) + len(b["tokens"]) for a, b in zip(self.requests, self.rows))
 
-    def early_have(self, count: int) -> bool:
-        """Whether every request that is not `late` has so many tokens."""
-        return all(len(b["tokens"]) >= count for a, b in zip(self.requests, self.rows) if not a["late"])
 
+class Served(ABC):
+    """What a backend implements, besides a method per question."""
 
-def is_due_by_time(request: dict[str, Any], now: float) -> bool:
-    return request["after"] <= now
-
-
-class Served(Protocol):
-    """What a backend implements."""
-
+    @abstractmethod
     def info(self) -> dict[str, Any]:
         """About itself: engine, lines it logged while loading, seconds that took."""
 
     def reply(self, question: dict[str, Any]) -> Any:
-        """Answer a question; `do` names the method."""
+        return getattr(self, question.pop("do"))(**question)
 
 
 def serve(start: Callable[[dict[str, Any]], Served]) -> None:
