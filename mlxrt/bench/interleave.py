@@ -65,12 +65,7 @@ class Interleave:
     on_round: Callable[[int, float], None] = lambda rounds, share: None  # rounds done, share of the time spent
 
     def run(
-        self,
-        engines: Mapping[str, Run],
-        measures: list[Measure],
-        *,
-        warmup: int = 1,
-        check: Check = accept_all,
+        self, engines: Mapping[str, Run], measures: list[Measure], *, warmup: int = 1, check: Check = accept_all
     ) -> Rounds:
         """`warmup` rounds that do not count, then as many as the rule needs."""
         rounds, rule, began = Rounds(), self.rule, time.perf_counter()

@@ -62,11 +62,7 @@ class Plan:
         size = "crowded" if kind == "cpu" and free_share <= CROWDED else kind
         lengths, decoded, requests = SIZES[size]
         return Options(
-            self.lengths or lengths,
-            self.decoded or decoded,
-            rule,
-            self.requests or requests,
-            self.kv or Options.kv,
+            self.lengths or lengths, self.decoded or decoded, rule, self.requests or requests, self.kv or Options.kv
         )
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlxrt import kernels
 from mlxrt.bench.backends.serve import Served, serve
 from mlxrt.errors import NoKernel
-from mlxrt.kernels import OPS, backend, make_gpu
 from mlxrt.weights.source.cache_dir import cache_root
 
 LAUNCHES = 20  # launches of one timing
@@ -21,13 +21,13 @@ LAUNCHES = 20  # launches of one timing
 
 class KernelBackend(Served):
     def __init__(self, setting: dict[str, Any]):
-        self.gpu = make_gpu(backend(), folder=cache_root() / "kernels")
+        self.gpu = kernels.make_gpu(kernels.backend(), folder=cache_root() / "kernels")
         if self.gpu is None:
             raise NoKernel("there is no GPU here: every op runs as plain MLX, nothing to compare")
-        self.backend = backend()
+        self.backend = kernels.backend()
         self.todo: list[tuple[Any, Any, str]] = [
             (op, case, str(dtype).rpartition(".")[2])
-            for op in OPS.values()
+            for op in kernels.OPS.values()
             for dtype in (mx.bfloat16, mx.float16)
             for case in op.cases(dtype)
             if op.launch is not None and not op.unsupported(**case.arguments())

@@ -16,6 +16,10 @@ class Case:
     weight: float = 1.0  # share of the time
 
 
+MODULES = {"prefill": "decode", "kv": "decode", "batch": "serving"}  # of suites that share a module
+
+
 def cases(suite: str, options: Options) -> list[Case]:
     """The cases of an existing suite."""
-    return import_module(f".{suite}", __name__).cases(options)
+    found = import_module(f".{MODULES.get(suite, suite)}", __name__).cases(options)
+    return [case for case in found if case.suite == suite]
