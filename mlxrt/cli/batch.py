@@ -18,10 +18,11 @@ from ..engine.request import Event, Request, SamplingParams
 from ..errors import BadRequest, MlxrtError, shown
 from .exit_status import FAILED, INTERRUPTED
 from .flags import Parser
-from .request import add_seed, decode_utf8, merge_defaults, require_template
+from .request import add_seed, chat_request, decode_utf8, load_engine, merge_defaults
 from .terminal import note
 
 if TYPE_CHECKING:
+    from ..config import EngineConfig
     from ..engine.engine import Engine
     from ..engine.output import RequestStream
 
@@ -179,18 +180,17 @@ class Batch:
             print(json.dumps(result, ensure_ascii=False, allow_nan=False), file=self._out, flush=True)
 
 
-def run_batch(args: argparse.Namespace, load: Callable[[], "Engine"], sampling: dict[str, Any]) -> int:
+def run_batch(args: argparse.Namespace, config: "EngineConfig", sampling: dict[str, Any]) -> int:
     jobs = read_jobs(args.prompts)
-    with open_output(args.output) as out, load() as engine:
+    with open_output(args.output) as out, load_engine(args, config) as engine:
         base = merge_defaults(dict(engine.source.generation), sampling)
         batch = Batch(engine, jobs, lambda job: make_request(engine, args, job, base), out)
         try:
             with show_progress(len(jobs)) as on_progress:
                 batch.run(args.parallel or DEFAULT_PARALLEL, on_progress)
         except KeyboardInterrupt:
-            note(
-                f"stopped after {batch.done} of {len(jobs)} prompts; the results are those before the first unfinished"
-            )
+            stopped = f"stopped after {batch.done} of {len(jobs)} prompts"
+            note(f"{stopped}; the results are those before the first unfinished")
             return INTERRUPTED
         stats = engine.stats()
         note(
@@ -203,9 +203,7 @@ def run_batch(args: argparse.Namespace, load: Callable[[], "Engine"], sampling: 
 def make_request(engine: "Engine", args: argparse.Namespace, job: Job, base: dict[str, Any]) -> Request:
     params = SamplingParams(**add_seed({**base, **job.sampling}))
     if job.input == "prompt" and not args.raw:
-        require_template(engine)
-        system = ({"role": "system", "content": args.system},) if args.system is not None else ()
-        return Request(messages=(*system, {"role": "user", "content": job.value}), params=params, **job.options)
+        return chat_request(engine, args.system, job.value, params, **job.options)
     inputs: dict[str, Any] = {job.input: job.value}
     return Request(**inputs, params=params, **job.options)
 

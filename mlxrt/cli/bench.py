@@ -81,23 +81,10 @@ def make_plan(args: argparse.Namespace) -> "Plan":
         found = values if isinstance(values, tuple) else (values,)
         if values is not None and any(not 2 <= n <= 1 << 24 for n in found):
             raise BadRequest(f"--{name} must be integers of at least 2, not {', '.join(map(str, found))}")
-    return Plan(
-        tuple(args.words),
-        args.model or DEFAULT,
-        peers,
-        args.lengths,
-        args.tokens,
-        args.minutes,
-        args.width / 100,
-        args.level / 100,
-        args.rounds,
-        args.threads,
-        args.text,
-        args.requests,
-        args.clock,
-        args.restarts,
-        args.kv and tuple(args.kv.split(",")),
-    )
+    sizes = {"lengths": args.lengths, "decoded": args.tokens, "width": args.width / 100, "level": args.level / 100}
+    same = ("minutes", "rounds", "threads", "text", "requests", "clock", "restarts")
+    options = sizes | {name: vars(args)[name] for name in same} | {"kv": args.kv and tuple(args.kv.split(","))}
+    return Plan(tuple(args.words), args.model or DEFAULT, peers, **options)
 
 
 def write_report(args: argparse.Namespace, report: "Report") -> None:

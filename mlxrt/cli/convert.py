@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ..config import EngineConfig
     from ..engine.engine import Engine
     from ..weights.convert.calibration import Importance
-    from ..weights.convert.convert import Converted
     from ..weights.convert.recipe import Recipe
 
 FORMATS = ("mlx", "jang", "jangtq", "codebook")
@@ -35,9 +34,8 @@ def add_flags(parser: Parser) -> None:
     text = 'JSON, for mlx: {"regex on names": {"bits": 6, "group_size": 32} or null, ...}; the first match counts'
     parser.add_argument("--rules", type=Path, help=text)
     parser.add_argument("--hadamard", action="store_true", help="of jang: Hadamard-rotate rows before quantising")
-    parser.add_argument(
-        "--codes", type=int, dest="codebook_size", default=1 << 14, help="codebook size, at most (default 16384)"
-    )
+    text = "codebook size, at most (default 16384)"
+    parser.add_argument("--codes", type=int, dest="codebook_size", default=1 << 14, help=text)
     parser.add_argument("--length", type=int, default=8, help="weights per codebook vector (default 8)")
     parser.add_argument("--shard-size", type=float, default=4.0, metavar="GB", help="of one file (default 4)")
     parser.add_argument("--sample", default=SAMPLE, help="text to compare logits on, and to calibrate a codebook on")
@@ -60,7 +58,10 @@ def run(args: argparse.Namespace) -> int:
         raise BadRequest(f"{args.source} has no weights to convert; give an alias, a folder, a .gguf file or a hub id")
     size = int(args.shard_size * 1e9)
     done = convert(open_checkpoint(resolved), args.folder, recipe, size, lambda: measure_importance(args, config))
-    result = summarize(done, {} if args.no_check else compare(args.source, done.folder, config, args.sample))
+    result: dict[str, Any] = {"folder": str(done.folder), "bytes": done.nbytes, "parameters": done.parameters}
+    result["bits_per_weight"] = round(done.bits_per_weight, 4)
+    if not args.no_check:
+        result |= compare(args.source, done.folder, config, args.sample)
     print(json.dumps(result) if args.json else "\n".join(format_result(result)))
     return 0
 
@@ -70,11 +71,8 @@ def read_recipe(args: argparse.Namespace) -> "Recipe":
     from ..weights.json_object import read_json
 
     rules = read_rules(read_json(args.rules)) if args.rules else ()
-    options = {
-        name: getattr(args, name)
-        for name in ("format", "bits", "group", "profile", "hadamard", "codebook_size", "length")
-    }
-    return Recipe(**options, rules=rules)
+    names = ("format", "bits", "group", "profile", "hadamard", "codebook_size", "length")
+    return Recipe(**{name: getattr(args, name) for name in names}, rules=rules)
 
 
 def measure_importance(args: argparse.Namespace, config: "EngineConfig") -> "Importance":
@@ -87,17 +85,6 @@ def measure_importance(args: argparse.Namespace, config: "EngineConfig") -> "Imp
         return Importance()
     with mute_log(), load(args.source, replace(config, kernels="reference")) as engine:
         return calibrate(engine.model, engine.score, sample_tokens(engine, args.sample))
-
-
-def summarize(done: "Converted", comparison: dict[str, Any]) -> dict[str, Any]:
-    bits = round(done.bits_per_weight, 4)
-    return {
-        "folder": str(done.folder),
-        "bytes": done.nbytes,
-        "parameters": done.parameters,
-        "bits_per_weight": bits,
-        **comparison,
-    }
 
 
 def compare(source: str, folder: Path, config: "EngineConfig", text: str) -> dict[str, Any]:
@@ -116,12 +103,8 @@ def compare(source: str, folder: Path, config: "EngineConfig", text: str) -> dic
         kl = (mx.exp(p) * (p - q)).sum(axis=-1).mean()
         same = (mx.argmax(expected, axis=-1) == mx.argmax(actual, axis=-1)).astype(mx.float32).mean()
         largest = mx.abs(actual - expected).max() / mx.maximum(mx.abs(expected).max(), 1.0)
-        return {
-            "tokens": len(tokens),
-            "kl": kl.item(),
-            "same_choice": same.item(),
-            "largest_difference": largest.item(),
-        }
+        found = {"kl": kl, "same_choice": same, "largest_difference": largest}
+        return {"tokens": len(tokens)} | {name: value.item() for name, value in found.items()}
 
 
 def sample_tokens(engine: "Engine", text: str) -> list[int]:

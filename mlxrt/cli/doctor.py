@@ -25,9 +25,7 @@ def run(args: argparse.Namespace) -> int:
     kernels = Kernels("auto", make_gpu(backend(), folder=cache_root() / "kernels"))
     system = {"system": platform.platform(), "python": platform.python_version()}
     found = inspect_machine() | system | {"ops": check_ops(kernels, args.quick, args.dtype)}
-    print(
-        json.dumps(found, allow_nan=False) if args.json else "\n".join(one_line(line) for line in format_report(found))
-    )
+    print(json.dumps(found, allow_nan=False) if args.json else "\n".join(map(one_line, format_report(found))))
     return MISMATCH if any(op["verdict"] == "disagrees" for op in found["ops"]) else OK
 
 
@@ -43,25 +41,16 @@ def check_ops(kernels: Any, quick: bool, dtype: str | None = None) -> list[dict[
 
 
 def describe_op(name: str, op: Any, kernels: Any, results: list[Any]) -> dict[str, Any]:
-    errors = {r.dtype: finite_or_none(r.error) for r in results if r.cases}
-    found = {
-        "op": name,
-        "runs": "kernel",
-        "verdict": "agrees",
-        "cases": sum(r.cases for r in results),
-        "errors": errors,
-    }
-    if kernels.gpu is None:
-        return found | {
-            "runs": "plain MLX",
-            "verdict": "not tried",
-            "reason": "this device has no GPU that MLX can use",
-        }
-    if op.launch is None:
-        return found | {"runs": "plain MLX", "verdict": "not tried", "reason": "the op has no kernel"}
-    if name in kernels.disabled:
-        return found | {"runs": "plain MLX", "verdict": "disagrees", "reason": kernels.disabled[name]}
-    return found | {"reason": ""}
+    runs, verdict, reason = "plain MLX", "not tried", "this device has no GPU that MLX can use"
+    if kernels.gpu is not None:
+        if op.launch is None:
+            reason = "the op has no kernel"
+        elif name in kernels.disabled:
+            verdict, reason = "disagrees", kernels.disabled[name]
+        else:
+            runs, verdict, reason = "kernel", "agrees", ""
+    errors, cases = {r.dtype: finite_or_none(r.error) for r in results if r.cases}, sum(r.cases for r in results)
+    return {"op": name, "runs": runs, "verdict": verdict, "cases": cases, "errors": errors, "reason": reason}
 
 
 def finite_or_none(error: float) -> float | None:
@@ -77,8 +66,7 @@ def format_report(found: dict[str, Any]) -> list[str]:
     for op in found["ops"]:
         errors = ", ".join(f"{dtype} {'none' if e is None else f'{e:.0%}'}" for dtype, e in op["errors"].items())
         reason = f"  {op['reason']}" if op["reason"] else ""
-        lines.append(
-            f"{op['op']:<{width}}  {op['runs']:<9}  {op['verdict']:<9}  {op['cases']:>5}  {errors}{reason}".rstrip()
-        )
+        row = f"{op['op']:<{width}}  {op['runs']:<9}  {op['verdict']:<9}  {op['cases']:>5}  {errors}{reason}"
+        lines.append(row.rstrip())
     disabled = [op["op"] for op in found["ops"] if op["verdict"] == "disagrees"]
     return [*lines, "", f"disabled here: {', '.join(disabled)}" if disabled else "nothing disagrees"]

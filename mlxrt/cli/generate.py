@@ -13,10 +13,11 @@ from .request import (
     add_prompt_flags,
     add_seed,
     add_template_flags,
+    chat_request,
+    load_engine,
     merge_defaults,
     read_prompt,
     read_tools,
-    require_template,
 )
 
 if TYPE_CHECKING:
@@ -44,10 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if sampling.get("logprobs") and not args.json:
         raise BadRequest("--logprobs are shown with --json only; add --json")
     prompt, template = read_prompt(args), template_options(args)
-    from ..engine.load import load
-    from ..weights.source.alias import DEFAULT
-
-    with load(DEFAULT if args.model is None else args.model, config) as engine:
+    with load_engine(args, config) as engine:
         return print_completion(engine, make_request(engine, args, prompt, template, sampling), args.json)
 
 
@@ -56,15 +54,8 @@ def run_prompts(args: argparse.Namespace, config: "EngineConfig", sampling: dict
         raise BadRequest("--tools and --thinking do not apply with --prompts; write them into the lines")
     if args.raw and args.system is not None:
         raise BadRequest("--system goes through the chat template: it does not apply with --raw")
-
-    def load_engine() -> "Engine":
-        from ..engine.load import load
-        from ..weights.source.alias import DEFAULT
-
-        running = vars(args).get("max_running", args.parallel or DEFAULT_PARALLEL)
-        return load(DEFAULT if args.model is None else args.model, replace(config, max_running=running))
-
-    return run_batch(args, load_engine, sampling)
+    running = vars(args).get("max_running", args.parallel or DEFAULT_PARALLEL)
+    return run_batch(args, replace(config, max_running=running), sampling)
 
 
 def template_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -83,9 +74,7 @@ def make_request(
     params = SamplingParams(**add_seed(merge_defaults(dict(engine.source.generation), sampling)))
     if args.raw:
         return Request(prompt=prompt, params=params)
-    require_template(engine)
-    system = ({"role": "system", "content": args.system},) if args.system is not None else ()
-    return Request(messages=(*system, {"role": "user", "content": prompt}), params=params, **template)
+    return chat_request(engine, args.system, prompt, params, **template)
 
 
 def print_completion(engine: "Engine", request: "Request", as_json: bool) -> int:

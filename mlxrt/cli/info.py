@@ -44,12 +44,8 @@ def describe(name: str, config: EngineConfig, free: int) -> dict[str, Any]:
 
     resolved = resolve(name, revision=config.revision, offline=config.offline, token=config.token)
     found: dict[str, Any] = {"name": name, "kind": resolved.kind}
-    if resolved.shape is not None:
-        return (
-            found
-            | describe_model(inspect_shape(resolved.shape, config), resolved.shape.config, free)
-            | {"tokenizer": None}
-        )
+    if (shape := resolved.shape) is not None:
+        return found | describe_model(inspect_shape(shape, config), shape.config, free) | {"tokenizer": None}
     if resolved.kind == "folder" and (raw := read_config_only(Path(str(resolved.path)))) is not None:
         note(f"{name} holds no weights: the figures are from its config.json")
         return found | describe_model(inspect_config(raw, config), raw, free) | {"tokenizer": None}
@@ -109,16 +105,13 @@ def describe_tokenizer(checkpoint: "Checkpoint") -> dict[str, Any] | None:
         return None
     except (BadTokenizer, BadTemplate) as error:
         return {"broken": str(error)}
-    source, template = tokenizer_source(checkpoint), tokenizer.has_template
-    return {"source": source, "tokens": tokenizer.vocab_size, "chat_template": template}
-
-
-def tokenizer_source(checkpoint: "Checkpoint") -> str:
     from ..weights import GgufCheckpoint
 
     if isinstance(checkpoint, GgufCheckpoint):
-        return f"GGUF {checkpoint.metadata['tokenizer.ggml.model']}"
-    return "tokenizer.json" if (checkpoint.path / "tokenizer.json").is_file() else "tokenizer.model"
+        source = f"GGUF {checkpoint.metadata['tokenizer.ggml.model']}"
+    else:
+        source = "tokenizer.json" if (checkpoint.path / "tokenizer.json").is_file() else "tokenizer.model"
+    return {"source": source, "tokens": tokenizer.vocab_size, "chat_template": tokenizer.has_template}
 
 
 def format_info(found: dict[str, Any]) -> Iterator[str]:

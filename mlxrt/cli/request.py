@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..engine.request import SamplingParams
+from ..engine.request import Request, SamplingParams
 from ..errors import BadCheckpoint, BadRequest
 from .flags import Parser
 from .terminal import note
 
 if TYPE_CHECKING:
+    from ..config import EngineConfig
     from ..engine.engine import Engine
 
 APPLIED_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -74,6 +75,19 @@ def read_tools(path: str | None) -> tuple[dict[str, Any], ...] | None:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise BadRequest(f"--tools {path}: expected a JSON list of objects")
     return tuple(tools)
+
+
+def load_engine(args: argparse.Namespace, config: "EngineConfig") -> "Engine":
+    from ..engine.load import load
+    from ..weights.source.alias import DEFAULT
+
+    return load(DEFAULT if args.model is None else args.model, config)
+
+
+def chat_request(engine: "Engine", system: str | None, prompt: str, params: SamplingParams, **options: Any) -> Request:
+    require_template(engine)
+    first = ({"role": "system", "content": system},) if system is not None else ()
+    return Request(messages=(*first, {"role": "user", "content": prompt}), params=params, **options)
 
 
 def require_template(engine: "Engine") -> None:

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +35,18 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    saved = open_saved(args.path)
-    if args.action == "ls":
-        found: dict[str, Any] = {"kind": saved.kind, "path": args.path, "entries": saved.rows(args.name)}
-    elif args.action == "show":
-        found = {"kind": saved.kind, "path": args.path} | saved.detail(args.name)
-    elif args.action == "verify":
-        found = {"kind": saved.kind, "path": args.path, "entries": saved.verify(args.name)}
+    saved = open_saved(args.path, args.name)
+    found: dict[str, Any] = {"kind": saved.kind, "path": args.path}
+    if args.action == "show":
+        found |= saved.detail(args.name)
+    elif args.action == "rm":
+        found["removed"] = saved.remove(args.name)
     else:
-        found = {"kind": saved.kind, "path": args.path, "removed": saved.remove(args.name)}
+        found["entries"] = saved.rows(args.name) if args.action == "ls" else saved.verify(args.name)
     if args.json:
         print(json.dumps(found, ensure_ascii=False, allow_nan=False))
     else:
-        print("\n".join(one_line(line) for line in format_rows(args.action, found)))
+        print("\n".join(map(one_line, format_rows(args.action, found))))
     return 1 if args.action == "verify" and any(not entry["ok"] for entry in found["entries"]) else 0
 
 
@@ -74,9 +73,11 @@ def format_value(key: str, value: Any) -> str:
     return str(value)
 
 
-def open_saved(path: str) -> "SavedStates":
+def open_saved(path: str, name: str | None) -> "StateFile | StateArchive | DiskCache":
     at = Path(path).expanduser()
     if at.is_file():
+        if name is not None:
+            raise BadRequest(f"{at} is one saved state, not an archive: it has no names; leave {name!r} out")
         return StateFile(at)
     if not at.is_dir():
         raise BadSnapshot(f"there is nothing at {path}")
@@ -87,53 +88,33 @@ def open_saved(path: str) -> "SavedStates":
     raise BadSnapshot(f"{path} is neither an archive of saved states ({INDEX}) nor a disk cache ({MARK})")
 
 
-class SavedStates(ABC):
-    """What is found at a path; every kind answers the same questions."""
+@dataclass(frozen=True)
+class StateFile:
+    """One saved state. Every kind answers the same questions; `remove` returns what was removed."""
 
-    kind = ""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    @abstractmethod
-    def rows(self, name: str | None) -> list[Row]: ...
-
-    @abstractmethod
-    def detail(self, name: str | None) -> Row: ...
-
-    @abstractmethod
-    def verify(self, name: str | None) -> list[Row]: ...
-
-    @abstractmethod
-    def remove(self, name: str | None) -> list[str]:
-        """Remove it; returns the names of what was removed."""
-
-
-class StateFile(SavedStates):
+    path: Path
     kind = "state"
 
     def rows(self, name):
-        refuse_name(self.path, name)
         detail = self.detail(None)
         return [{"file": self.path.name} | {k: detail[k] for k in ("tokens", "turns", "model", "bytes")}]
 
     def detail(self, name):
-        refuse_name(self.path, name)
         return describe_state(self.path)
 
     def verify(self, name):
-        refuse_name(self.path, name)
         return [{"name": self.path.name} | check_digest(self.path)]
 
     def remove(self, name):
-        refuse_name(self.path, name)
         if not has_magic(self.path):
             raise BadSnapshot(f"{self.path} is no state saved by mlxrt; it was not removed")
         self.path.unlink()
         return [str(self.path)]
 
 
-class StateArchive(SavedStates):
+@dataclass(frozen=True)
+class StateArchive:
+    path: Path
     kind = "bundle"
 
     def select(self, name):
@@ -144,13 +125,8 @@ class StateArchive(SavedStates):
 
     def rows(self, name):
         return [
-            {
-                "name": own,
-                "tokens": e.tokens,
-                "model": e.model,
-                "created": e.created,
-                "bytes": file_size(self.path / e.file),
-            }
+            {"name": own, "tokens": e.tokens, "model": e.model, "created": e.created}
+            | {"bytes": file_size(self.path / e.file)}
             for own, e in self.select(name).items()
         ]
 
@@ -168,7 +144,9 @@ class StateArchive(SavedStates):
         return names
 
 
-class DiskCache(SavedStates):
+@dataclass(frozen=True)
+class DiskCache:
+    path: Path
     kind = "disk cache"
 
     def select(self, name):
@@ -183,9 +161,8 @@ class DiskCache(SavedStates):
 
     def rows(self, name):
         return [
-            {"name": own[:12], "records": len(found), "bytes": sum(map(file_size, found))} | summarize_identity(folder)
+            {"name": own[:12]} | count_records(folder) | summarize_identity(folder)
             for own, folder in self.select(name).items()
-            if (found := list_records(folder)) is not None
         ]
 
     def detail(self, name):
@@ -194,8 +171,7 @@ class DiskCache(SavedStates):
             there = ", ".join(own[:12] for own in folders)
             raise BadRequest(f"{self.path} has {len(folders)} models: {there or 'none'}; name one")
         [(own, folder)] = folders.items()
-        found = list_records(folder)
-        return {"name": own, "records": len(found), "bytes": sum(map(file_size, found))} | read_identity(folder)
+        return {"name": own} | count_records(folder) | read_identity(folder)
 
     def verify(self, name):
         """One row per model, and one per damaged record."""
@@ -216,11 +192,6 @@ class DiskCache(SavedStates):
         return removed
 
 
-def refuse_name(path: Path, name: str | None) -> None:
-    if name is not None:
-        raise BadRequest(f"{path} is one saved state, not an archive: it has no names; leave {name!r} out")
-
-
 def describe_state(path: Path, digest: str | None = None) -> Row:
     found, header = read_verified_header(path)
     if digest is not None and found != digest:
@@ -232,7 +203,7 @@ def describe_state(path: Path, digest: str | None = None) -> Row:
         "turns": len(turns) - 1 if isinstance(turns, list) else 0,
         "model": model if isinstance(model, str) else "",
         "bytes": file_size(path),
-        **{f"{field}": str(value) for field, value in header["identity"].items()},
+        **{field: str(value) for field, value in header["identity"].items()},
     }
 
 
@@ -250,6 +221,11 @@ def check_digest(path: Path, digest: str | None = None) -> Row:
 
 def list_records(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if parse_name(path.name))
+
+
+def count_records(folder: Path) -> Row:
+    found = list_records(folder)
+    return {"records": len(found), "bytes": sum(map(file_size, found))}
 
 
 def file_size(path: Path) -> int:
