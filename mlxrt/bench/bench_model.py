@@ -3,7 +3,7 @@
 import hashlib
 import importlib.util
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class BenchModel:
     def to_dict(self) -> dict[str, Any]:
         path = None if self.resolved.path is None else hide_home(self.resolved.path)
         names = {"name": self.resolved.name, "kind": self.resolved.kind, "path": path, "digest": self.digest}
-        return names | {"work": self.cost.to_dict()}
+        return names | {"work": asdict(self.cost)}
 
 
 def hide_home(path: Path) -> str:
@@ -85,8 +85,7 @@ def peer_setting(name: str, model: BenchModel, context: int, parallel: int, thre
     """What a peer's backend is started with: the same weights, on a CPU in float32."""
     if name == "mlx-lm":
         return mlx_lm_setting(model.resolved)
-    gpu = device.backend() != "cpu"
-    sizes = {"context": context, "parallel": parallel, "threads": threads, "gpu": gpu}
+    sizes = {"context": context, "parallel": parallel, "threads": threads, "gpu": device.backend() != "cpu"}
     return {"gguf": str(model.resolved.path), **sizes}
 
 
@@ -98,9 +97,8 @@ def mlx_lm_setting(resolved: ResolvedModel) -> dict[str, Any]:
         return {"folder": str(export("plain" if on_cpu else "packed", resolved))}
     checkpoint = open_checkpoint(resolved)
     is_float32 = all(info.dtype == "F32" for info in checkpoint.sizes().values())
-    if on_cpu and (is_packed(checkpoint) or not is_float32):
-        return {"folder": str(export("plain", resolved))}
-    return {"folder": str(resolved.path)}
+    exported = on_cpu and (is_packed(checkpoint) or not is_float32)
+    return {"folder": str(export("plain", resolved) if exported else resolved.path)}
 
 
 def free_cores(load: float) -> int:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from ..engine.load import open_checkpoint
 from ..errors import BadRequest
@@ -21,6 +20,7 @@ from ..weights.identity import weights_digest
 from ..weights.source.alias import ALIASES, DEFAULT
 from ..weights.source.cache_dir import cache_root, writing
 from ..weights.source.resolve import ResolvedModel, resolve
+from .token_cost import parameters
 
 GROUP = 32  # of GGUF's Q4_1 and Q8_0
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json")
@@ -57,13 +57,13 @@ def write_model(made: Path, checkpoint: Checkpoint, kind: str) -> None:
     for key in ("quantization", "quantization_config"):
         config.pop(key, None)
     if kind == "plain":
-        weights = dequantize(checkpoint)
+        weights = parameters(build(checkpoint, dtype=mx.float32, dequantise=True))
         config["torch_dtype"] = "float32"
     else:
         weights = checkpoint.load()
         config["quantization"] = quantization_config(weights)
     mx.save_safetensors(str(made / "model.safetensors"), weights, metadata={"format": "mlx"})
-    write_json(made / "config.json", config)
+    (made / "config.json").write_text(json.dumps(config, ensure_ascii=False, indent=1), encoding="utf-8")
     if isinstance(checkpoint, GgufCheckpoint):
         write_folder(made, checkpoint.metadata)
     else:
@@ -71,11 +71,6 @@ def write_model(made: Path, checkpoint: Checkpoint, kind: str) -> None:
         for name in TOKENIZER_FILES:
             if (folder / name).is_file():
                 shutil.copy(folder / name, made / name)
-
-
-def dequantize(checkpoint: Checkpoint) -> dict[str, mx.array]:
-    model = build(checkpoint, dtype=mx.float32, dequantise=True)
-    return dict(tree_flatten(model.parameters()))  # type: ignore[arg-type]
 
 
 def quantization_config(weights: dict[str, mx.array]) -> dict[str, Any]:
@@ -87,7 +82,3 @@ def quantization_config(weights: dict[str, mx.array]) -> dict[str, Any]:
     most = max(set(bits.values()), key=list(bits.values()).count)
     others = {name: {"group_size": GROUP, "bits": b} for name, b in bits.items() if b != most}
     return {"group_size": GROUP, "bits": most, **others}
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")

@@ -3,7 +3,7 @@
 They give the roofline: decode is bound by reading these bytes from memory, prefill by these FLOPs.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..engine.load import DTYPES, build_skeleton, compute_dtype, is_packed, open
 from ..errors import BadRequest
 from ..kernels import device
 from ..models import CausalLM, find
+from ..weights import TensorInfo
 from ..weights.formats.gguf.tensors import PACKED
 from ..weights.random_models import Shape, is_quantizable
 from ..weights.source.resolve import ResolvedModel
@@ -41,9 +42,6 @@ class TokenCost:
     def flops_at(self, context: float) -> float:
         return 2 * self.active_weights + 4 * self.attention_width * context
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def token_cost(resolved: ResolvedModel, dtype: str | None = None) -> TokenCost:
     """Cost of a token of the model as an engine here would hold it."""
@@ -52,28 +50,28 @@ def token_cost(resolved: ResolvedModel, dtype: str | None = None) -> TokenCost:
     if resolved.shape is not None:
         return shape_cost(resolved.shape, compute_dtype(dtype, mx.bfloat16))
     checkpoint = open_checkpoint(resolved)
-    on_cpu = device.backend() == "cpu"
     chosen = compute_dtype(dtype, mx.float16)
-    model = build_skeleton(checkpoint.config)
-    model.set_dtype(chosen)
-    if not is_packed(checkpoint) or (on_cpu and unpacked_fits(checkpoint, chosen)):
-        return count_cost(model, config_of(resolved), {})
-    rename = find(checkpoint.config).rename
-    stored = {}
-    for name, info in checkpoint.sizes().items():
-        plain = info.dtype not in ("U32", "U8", *PACKED)
-        stored[rename(name)] = prod(info.shape) * chosen.size if plain else info.nbytes
-    return count_cost(model, config_of(resolved), stored)
+    model, stored = make_outline(checkpoint.config, chosen), {}
+    if is_packed(checkpoint) and not (device.backend() == "cpu" and unpacked_fits(checkpoint, chosen)):
+        rename = find(checkpoint.config).rename
+        stored = {rename(name): loaded_bytes(info, chosen) for name, info in checkpoint.sizes().items()}
+    return count_cost(model, checkpoint.config, stored)
 
 
-def config_of(resolved: ResolvedModel) -> dict[str, Any]:
-    return resolved.shape.config if resolved.shape is not None else open_checkpoint(resolved).config
+def make_outline(config: dict[str, Any], dtype: mx.Dtype) -> CausalLM:
+    """The model of a config with lazy weights that are never computed."""
+    model = build_skeleton(config)
+    model.set_dtype(dtype)
+    return model
+
+
+def loaded_bytes(info: TensorInfo, dtype: mx.Dtype) -> int:
+    """Bytes of a tensor once loaded: floats are cast, GGUF types that MLX has no kernel for are dequantised."""
+    return info.nbytes if info.dtype in ("U32", "U8", *PACKED) else prod(info.shape) * dtype.size
 
 
 def shape_cost(shape: Shape, dtype: mx.Dtype) -> TokenCost:
-    model, packed = build_skeleton(shape.config), build_skeleton(shape.config)
-    for m in (model, packed):
-        m.set_dtype(dtype)
+    model, packed = make_outline(shape.config, dtype), make_outline(shape.config, dtype)
     if shape.bits is not None:  # lazy: only the packed shapes are made
         chosen = lambda _, module: is_quantizable(module, shape.group_size)  # noqa: E731
         nn.quantize(packed, shape.group_size, shape.bits, mode=shape.mode, class_predicate=chosen)
@@ -121,8 +119,12 @@ def attention_width(raw: dict[str, Any]) -> int:
 def kv_layers(model: CausalLM) -> tuple[tuple[float, int], ...]:
     layers = []
     for spec in model.cache_specs():
-        if isinstance(spec, Shared) or (spec.grows is False if isinstance(spec, ExternalKV) else not spec.paged):
-            continue
-        window: Any = vars(spec).get("window")  # of sliding windows only
-        layers.append((spec.nbytes() / spec.size, window or 0))
+        if not isinstance(spec, Shared) and grows(spec):
+            window: Any = vars(spec).get("window")  # of sliding windows only
+            layers.append((spec.nbytes() / spec.size, window or 0))
     return tuple(layers)
+
+
+def grows(spec: Any) -> bool:
+    """Whether a longer sequence takes more memory in this layer."""
+    return spec.grows if isinstance(spec, ExternalKV) else spec.paged

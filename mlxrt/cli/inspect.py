@@ -5,25 +5,21 @@ Reads headers and model outlines; nothing is loaded or computed.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from math import prod
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
 from .. import __version__, _openblas
+from ..bench.token_cost import grows, loaded_bytes, make_outline, parameters
 from ..cache.memory import ExternalKV, LayerSpec, Shared
 from ..config import EngineConfig
 from ..engine.load import compute_dtype, is_packed, unpacked_fits
 from ..kernels import backend, device
 from ..models import CausalLM, find
-from ..models.config import suppress_reports
 from ..weights import Checkpoint, TensorInfo
-from ..weights.formats.gguf.tensors import PACKED
 from ..weights.formats.jang.labels import read_labels
 from ..weights.formats.quantized import refuse_methods
 from ..weights.formats.weight_format import WeightFormat
@@ -69,7 +65,7 @@ class ModelReport:
         return KVCost.of(self.model.cache_specs())
 
     def kv_cost_on_gpu(self, raw: dict[str, Any]) -> "KVCost":
-        return KVCost.of(make_outline(raw, mx.bfloat16, quiet=True).cache_specs())
+        return KVCost.of(make_outline(raw, mx.bfloat16).cache_specs())
 
 
 def classify(name: str) -> str:
@@ -83,22 +79,16 @@ def classify(name: str) -> str:
     return "other"
 
 
-def make_outline(config: dict[str, Any], dtype: mx.Dtype | None, quiet: bool = False) -> CausalLM:
-    """The model of a config with lazy weights that are never computed; unknown keys are logged unless `quiet`."""
+def report_outline(config: dict[str, Any], dtype: mx.Dtype) -> CausalLM:
+    """The outline of a model, with the config's unknown keys logged."""
     family = find(config)
-    with suppress_reports() if quiet else nullcontext():
-        model = family(family.parse(config))  # type: ignore[call-arg]
-    if dtype is not None:
-        model.set_dtype(dtype)
+    model = family(family.parse(config))  # type: ignore[call-arg]
+    model.set_dtype(dtype)
     return model
 
 
 def dtype_name(dtype: mx.Dtype) -> str:
     return str(dtype).removeprefix("mlx.core.")
-
-
-def flatten(model: nn.Module) -> dict[str, mx.array]:
-    return dict(tree_flatten(model.parameters()))  # type: ignore[arg-type]
 
 
 def inspect_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> ModelReport:
@@ -109,22 +99,17 @@ def inspect_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> ModelRep
     sizes = {family.rename(name): info for name, info in checkpoint.sizes().items()}
     jang = read_labels(checkpoint.config)
     dtype = choose_dtype(config, sizes.values(), family)
-    model = make_outline(checkpoint.config, dtype)
-    parameters = flatten(model)
+    model = report_outline(checkpoint.config, dtype)
+    arrays = parameters(model)
     if dequantizes(checkpoint, config, dtype):
-        resident = sum(array.nbytes for array in parameters.values())
+        resident = sum(array.nbytes for array in arrays.values())
     else:
         resident = sum(loaded_bytes(info, dtype) for info in sizes.values())
     on_gpu = sum(loaded_bytes(info, mx.bfloat16) for info in sizes.values())
-    found = formats_from_headers({name: array.shape for name, array in parameters.items()}, sizes, jang)
+    found = formats_from_headers({name: array.shape for name, array in arrays.items()}, sizes, jang)
     labels = rename_quantized_modules(checkpoint.config, family.rename)
     format = describe_jang(found, jang), tuple(header_contradictions(found, labels, jang))
-    return ModelReport(model, count_parameters(parameters, sizes, found), resident, on_gpu, dtype_name(dtype), *format)
-
-
-def loaded_bytes(info: TensorInfo, dtype: mx.Dtype) -> int:
-    """Bytes of a tensor once loaded: floats are cast, GGUF types that MLX has no kernel for are dequantised."""
-    return info.nbytes if info.dtype in ("U32", "U8", *PACKED) else prod(info.shape) * dtype.size
+    return ModelReport(model, count_parameters(arrays, sizes, found), resident, on_gpu, dtype_name(dtype), *format)
 
 
 def choose_dtype(config: EngineConfig, infos: Iterable[TensorInfo], family: type[CausalLM] = CausalLM) -> mx.Dtype:
@@ -146,10 +131,10 @@ def dequantizes(checkpoint: Checkpoint, config: EngineConfig, dtype: mx.Dtype) -
 
 
 def count_parameters(
-    parameters: Mapping[str, mx.array], sizes: Mapping[str, TensorInfo], found: Mapping[str, WeightFormat | str]
+    arrays: Mapping[str, mx.array], sizes: Mapping[str, TensorInfo], found: Mapping[str, WeightFormat | str]
 ) -> dict[str, ParameterClass]:
     parts = {name: ParameterClass() for name in PARAMETER_CLASSES}
-    for name, array in parameters.items():
+    for name, array in arrays.items():
         parts[classify(name)].parameters += array.size
     for name, info in sizes.items():
         part = parts[classify(name)]
@@ -171,10 +156,8 @@ def inspect_config(raw: dict[str, Any], config: EngineConfig) -> ModelReport:
     method, bits = quantization.get("quant_method"), quantization.get("bits")
     group = quantization.get("group_size", 64)
     if method == "mxfp4":  # gpt-oss: the experts only
-        shape = Shape("", 4, "mxfp4", 32)
-        return inspect_outline(
-            raw, config, shape, lambda _, module: is_quantizable(module, 32) and module["weight"].ndim == 3
-        )
+        experts = lambda _, module: is_quantizable(module, 32) and module["weight"].ndim == 3  # noqa: E731
+        return inspect_outline(raw, config, Shape("", 4, "mxfp4", 32), experts)
     if bits in (2, 3, 4, 5, 6, 8) and group in (32, 64, 128) and method is None:
         shape = Shape("", bits, quantization.get("mode", "affine"), group)
         return inspect_outline(raw, config, shape, lambda _, module: is_quantizable(module, group))
@@ -183,15 +166,18 @@ def inspect_config(raw: dict[str, Any], config: EngineConfig) -> ModelReport:
 
 def inspect_outline(raw: dict[str, Any], config: EngineConfig, shape: Shape, predicate: Any) -> ModelReport:
     dtype = compute_dtype(config.dtype, mx.bfloat16)
-    model, stored = make_outline(raw, dtype), make_outline(raw, dtype, quiet=True)
+    model, stored = report_outline(raw, dtype), make_outline(raw, dtype)
     if predicate is not None and shape.bits is not None:
         nn.quantize(stored, shape.group_size, shape.bits, mode=shape.mode, class_predicate=predicate)
     names = {dtype: name for name, dtype in STORED_DTYPES.items()}
-    sizes = {name: TensorInfo(array.shape, names[array.dtype], array.nbytes) for name, array in flatten(stored).items()}
+    sizes = {
+        name: TensorInfo(array.shape, names[array.dtype], array.nbytes) for name, array in parameters(stored).items()
+    }
     resident = sum(info.nbytes for info in sizes.values())
     on_gpu = sum(loaded_bytes(info, mx.bfloat16) for info in sizes.values())
-    found = formats_from_headers({name: array.shape for name, array in flatten(model).items()}, sizes, None)
-    return ModelReport(model, count_parameters(flatten(model), sizes, found), resident, on_gpu, dtype_name(dtype))
+    arrays = parameters(model)
+    found = formats_from_headers({name: array.shape for name, array in arrays.items()}, sizes, None)
+    return ModelReport(model, count_parameters(arrays, sizes, found), resident, on_gpu, dtype_name(dtype))
 
 
 @dataclass(frozen=True)
@@ -211,14 +197,7 @@ class KVCost:
 
     def nbytes(self, tokens: int) -> float:
         """Bytes of a sequence of `tokens` tokens."""
-        return sum(n * self._layer_bytes(s, tokens) for s, n in self.groups)
-
-    @staticmethod
-    def _layer_bytes(spec: Any, tokens: int) -> float:
-        if not grows(spec):
-            return spec.nbytes()
-        held = tokens if spec.window is None else min(tokens, spec.window)
-        return held * spec.nbytes() / spec.size
+        return sum(n * layer_bytes(s, tokens) for s, n in self.groups)
 
     def max_context(self, memory: float, limit: int) -> int:
         """The longest sequence that fits, in tokens."""
@@ -231,20 +210,7 @@ class KVCost:
         return low
 
     def to_list(self) -> list[dict[str, Any]]:
-        return [self._group_to_dict(s, n) for s, n in self.groups]
-
-    @staticmethod
-    def _group_to_dict(spec: Any, layers: int) -> dict[str, Any]:
-        if isinstance(spec, ExternalKV):
-            return {
-                "kind": "mlx-lm's caches",
-                "layers": "all",
-                "bytes_per_token": spec.nbytes() / spec.size if spec.grows else 0.0,
-            }
-        if not spec.paged:
-            return {"kind": "state", "layers": layers, "bytes_per_sequence": layers * spec.nbytes()}
-        kind = "full" if spec.window is None else f"window {spec.window}"
-        return {"kind": kind, "layers": layers, "bytes_per_token": layers * spec.nbytes() / spec.size}
+        return [group_to_dict(s, n) for s, n in self.groups]
 
     def max_context_on_macs(self, weights: int, limit: int) -> dict[str, int]:
         """The longest context on Macs of these sizes, with all GPU memory for the weights and one sequence."""
@@ -252,9 +218,21 @@ class KVCost:
         return {f"{gb} GB": self.max_context(memory, limit) for gb, memory in free.items()}
 
 
-def grows(spec: Any) -> bool:
-    """Whether a longer sequence takes more memory in this layer."""
-    return spec.grows if isinstance(spec, ExternalKV) else spec.paged
+def layer_bytes(spec: Any, tokens: int) -> float:
+    if not grows(spec):
+        return spec.nbytes()
+    held = tokens if spec.window is None else min(tokens, spec.window)
+    return held * spec.nbytes() / spec.size
+
+
+def group_to_dict(spec: Any, layers: int) -> dict[str, Any]:
+    if isinstance(spec, ExternalKV):
+        per_token = spec.nbytes() / spec.size if spec.grows else 0.0
+        return {"kind": "mlx-lm's caches", "layers": "all", "bytes_per_token": per_token}
+    if not spec.paged:
+        return {"kind": "state", "layers": layers, "bytes_per_sequence": layers * spec.nbytes()}
+    kind = "full" if spec.window is None else f"window {spec.window}"
+    return {"kind": kind, "layers": layers, "bytes_per_token": layers * spec.nbytes() / spec.size}
 
 
 def inspect_machine() -> dict[str, Any]:
