@@ -5,12 +5,5 @@ from .layer_state import BlockTable, LayerState, RecurrentState, RotatingState, 
 from .prefix_cache import PrefixCache
 
 __all__ = [
-    "Block",
-    "BlockPool",
-    "BlockTable",
-    "LayerState",
-    "PrefixCache",
-    "RecurrentState",
-    "RotatingState",
-    "SequenceState",
-]
+    "Block", "BlockPool", "BlockTable", "LayerState", "PrefixCache", "RecurrentState", "RotatingState", "SequenceState",
+]  # fmt: skip

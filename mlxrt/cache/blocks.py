@@ -23,9 +23,7 @@ class Block:
         """The id; raises EvictedBlock if the handle is stale."""
         now = self._pool.generations[self.id]
         if now != self.generation:
-            raise EvictedBlock(
-                f"block {self.id} is at generation {now}, the handle at {self.generation}; recompute the prefix"
-            )
+            raise EvictedBlock(f"block {self.id} has generation {now}, its handle {self.generation}; recompute it")
         return self.id
 
 

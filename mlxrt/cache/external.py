@@ -57,9 +57,7 @@ class ExternalState(LayerState):
     def grow(self, n):
         old, end = self.ref.slot if self.ref is not None else None, self.length + n
         if old is not None and old.length != self.length and old.length >= self.limit:
-            raise CacheCorrupt(
-                f"a cache of {old.length} tokens, none of which can be cut off, is asked for {self.length}"
-            )
+            raise CacheCorrupt(f"a cache of {old.length} tokens that cannot be cut is asked for {self.length}")
         slot = old if old is not None and len(old.refs) == 1 else Slot()
         slot.blocks += self.pool.allocate(max(0, self.num_blocks(end) - len(slot.blocks)))
         slot.length = end
@@ -85,11 +83,6 @@ class ExternalState(LayerState):
         if self.floor and i != (self.length - 1) // size:
             return None
         return self if self.source is None else self.truncate(self.length)
-
-    def from_blocks(self, blocks, n, size):
-        checkpoint = blocks[(n - 1) // size]
-        usable = checkpoint is not None and checkpoint.floor <= n <= checkpoint.length
-        return checkpoint.truncate(n) if usable else None
 
     def restore(self, blocks, n, metadata):
         raise BadSnapshot("the memory of a model that runs through mlx-lm cannot be restored from a file")

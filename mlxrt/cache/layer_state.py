@@ -47,13 +47,15 @@ class LayerState(ABC):
     def truncate(self, n: int) -> Self:
         """The state at n tokens; `rewind` has checked n."""
 
-    @abstractmethod
     def block_for(self, i: int, size: int) -> Any:
         """What the prefix cache keeps for the i-th node of `size` tokens: a block, a checkpoint, or None."""
+        return self.truncate(self.length) if i == (self.length - 1) // size else None
 
-    @abstractmethod
     def from_blocks(self, blocks: Sequence[Any], n: int, size: int) -> Self | None:
         """The state of n tokens made of what `block_for` gave for each node; None where some are missing."""
+        checkpoint = blocks[(n - 1) // size]
+        usable = checkpoint is not None and checkpoint.floor <= n <= checkpoint.length
+        return checkpoint.truncate(n) if usable else None
 
     def describe(self) -> dict[str, int]:
         """What `restore` needs beside the blocks, for files."""
@@ -208,14 +210,6 @@ class RotatingState(LayerState):
         blocks[0].filled = SHARED  # a state read from a file may be continued twice, as any other
         return replace(self, blocks=blocks, oldest=metadata["oldest"], length=n)
 
-    def block_for(self, i, size):
-        return self.truncate(self.length) if i == (self.length - 1) // size else None
-
-    def from_blocks(self, blocks, n, size):
-        checkpoint = blocks[(n - 1) // size]
-        usable = checkpoint is not None and checkpoint.floor <= n <= checkpoint.length
-        return checkpoint.truncate(n) if usable else None
-
 
 @dataclass(frozen=True)
 class RecurrentState(LayerState):
@@ -261,13 +255,6 @@ class RecurrentState(LayerState):
 
     def restore(self, blocks, n, metadata):
         return replace(self, blocks=blocks, length=n)
-
-    def block_for(self, i, size):
-        return self.truncate(self.length) if i == (self.length - 1) // size else None
-
-    def from_blocks(self, blocks, n, size):
-        checkpoint = blocks[(n - 1) // size]
-        return checkpoint if checkpoint is not None and checkpoint.length == n else None
 
 
 class SequenceState:

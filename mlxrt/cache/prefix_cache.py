@@ -5,7 +5,7 @@ state is its own tokens; callers give none. Blocks that window layers release st
 anywhere. The cache counts no bytes: it fills otherwise unused blocks, and an allocation that fails calls `evict`.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -90,11 +90,8 @@ class PrefixCache:
 
     def checkpoint_spacing(self, g: int) -> dict[int, int]:
         """How far apart the checkpoints of a sparse group are, in tokens: distance -> count."""
-        counts: dict[int, int] = {}
-        for node in self._nodes:
-            if node.blocks and node.blocks[g] is not None:
-                distance = self._checkpoint_gap(node, g) * self.node_size
-                counts[distance] = counts.get(distance, 0) + 1
+        nodes = [node for node in self._nodes if node.blocks and node.blocks[g] is not None]
+        counts = Counter(self._checkpoint_gap(node, g) * self.node_size for node in nodes)
         return dict(sorted(counts.items()))
 
     def _checkpoint_gap(self, node: Node, g: int) -> int:
@@ -203,9 +200,4 @@ class PrefixCache:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    n = 0
-    for x, y in zip(a, b):
-        if x != y:
-            break
-        n += 1
-    return n
+    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))

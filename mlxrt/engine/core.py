@@ -135,7 +135,7 @@ class EngineCore:
         if not all(g.spec.portable for g in self.pools.groups):
             raise BadRequest("disk_cache does not apply: a model that runs through mlx-lm keeps its memory there")
         folder, limit = Path(str(self.config.disk_cache)).expanduser().absolute(), nbytes(self.config.disk_cache_bytes)
-        return DiskStore(folder, limit, self.identity(), cache, self.pools, self.runner.flush, self.pools.empty_states)
+        return DiskStore(folder, limit, self.identity(), cache, self.pools, self.runner.flush)
 
     def identity(self) -> dict[str, str]:
         """What a saved state must agree with to be loaded: model, cache kinds, tokenizer."""

@@ -11,24 +11,7 @@ from .recurrent import Recurrent
 from .rotating import RotatingKV
 
 __all__ = [
-    "KV",
-    "TAIL",
-    "Arrays",
-    "Batch",
-    "Codec",
-    "ExternalKV",
-    "Group",
-    "KVPools",
-    "LayerSpec",
-    "LayerView",
-    "PagedKV",
-    "PlainKV",
-    "PoolSizes",
-    "QuantizedKV",
-    "Recurrent",
-    "RotatingKV",
-    "Shared",
-    "WindowKV",
-    "apply_kv_options",
+    "KV", "TAIL", "Arrays", "Batch", "Codec", "ExternalKV", "Group", "KVPools", "LayerSpec", "LayerView", "PagedKV",
+    "PlainKV", "PoolSizes", "QuantizedKV", "Recurrent", "RotatingKV", "Shared", "WindowKV", "apply_kv_options",
     "size_pools",
-]
+]  # fmt: skip

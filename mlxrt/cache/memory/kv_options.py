@@ -18,15 +18,8 @@ log = logging.getLogger("mlxrt")
 
 # name -> bits of keys and values; None: unquantized
 KV: dict[str, tuple[int, int] | None] = {
-    "full": None,
-    "paged": None,
-    "q8": (8, 8),
-    "q6": (6, 6),
-    "q4": (4, 4),
-    "q3": (3, 3),
-    "q2": (2, 2),
-    "k8v4": (8, 4),
-}
+    "full": None, "paged": None, "q8": (8, 8), "q6": (6, 6), "q4": (4, 4), "q3": (3, 3), "q2": (2, 2), "k8v4": (8, 4),
+}  # fmt: skip
 KEEP = 4  # first tokens that stay visible under max_kv_size: many heads use them as attention sinks
 
 Specs = list[LayerSpec | Shared]
@@ -40,9 +33,7 @@ def apply_kv_options(specs: Specs, kv: str, max_kv_size: int | None, dtype: mx.D
         if not any(isinstance(s, PagedKV) for s in specs):
             raise BadRequest(f"kv {kv} does not apply: mlxrt keeps no keys and values for this model")
         better = "; keys need their bits more than values do: k8v4 differs far less" if bits[0] < 6 else ""
-        log.warning(
-            f"kv {kv}: keys in {bits[0]} bits, values in {bits[1]}; answers may differ from those with kv full{better}"
-        )
+        log.warning(f"kv {kv}: keys in {bits[0]} bits, values in {bits[1]}; answers may differ from kv full{better}")
     if max_kv_size is not None:
         specs = limit_window(specs, max_kv_size)
         log.warning(

@@ -13,7 +13,7 @@ from ...kernels import PackedKV, Pages, QuantizedPages
 from ..blocks import BlockPool
 from ..layer_state import BlockTable, LayerState
 from .attention import AttentionParams, attend_decode, attend_prefill
-from .layer_spec import TAIL, Arrays, Batch, LayerSpec, LayerView, TailSpan
+from .layer_spec import TAIL, Arrays, Batch, LayerSpec, LayerView
 from .quantized import Codec, PlainKV, QuantizedKV
 from .slices import ArrayCache, bucket, pad_table, slice1, slice2, slice4, update
 
@@ -146,15 +146,7 @@ class PagedKV(LayerSpec):
     def nbytes(self) -> int:
         return sum(h * self.size * d * t.size for h, d, t in self.codec.shapes(self.heads, self.dim))
 
-    def index(
-        self,
-        states: list[Any],
-        rows: int,
-        prefill: bool = False,
-        compiled: bool = False,
-        arrays: ArrayCache | None = None,
-        tail: TailSpan | None = None,
-    ) -> dict[str, Any]:
+    def index(self, states, rows, prefill=False, compiled=False, arrays=None, tail=None) -> dict[str, Any]:
         arrays, width = arrays or ArrayCache(), max(len(s.blocks) for s in states)
         width = bucket(width) if compiled else width
 

@@ -27,11 +27,8 @@ def size_pools(specs: list[LayerSpec | Shared], budget: int, running: int) -> Po
     paged = [spec for spec in by if spec.paged]
     single = [spec for spec in by if not spec.paged]  # one block per sequence
     share = int(budget * (CHECKPOINT_SHARE if paged else 1)) if single else 0
-    limits: dict[LayerSpec, int] = {}
-    for spec in single:
-        limits[spec] = 1 + min(share // sum(cost[s] for s in single), 64 * running)
-    for spec in paged:
-        limits[spec] = 1 + (budget - share) // sum(cost[p] for p in paged)
+    limits = {spec: 1 + min(share // sum(cost[s] for s in single), 64 * running) for spec in single}
+    limits |= {spec: 1 + (budget - share) // sum(cost[p] for p in paged) for spec in paged}
     smallest = sum(c * (1 + SPARE_BLOCKS) for c in cost.values())
     if any(n < 2 + SPARE_BLOCKS for n in limits.values()):
         raise WontFit(
@@ -44,10 +41,7 @@ def size_pools(specs: list[LayerSpec | Shared], budget: int, running: int) -> Po
     node = sizes.pop() if sizes else min(spec.stride for spec in single)
     if odd := [spec.stride for spec in single if spec.stride % node]:
         raise WontFit(f"a checkpoint every {odd[0]} tokens does not fall on the ends of blocks of {node}")
-    groups = [Group(spec, tuple(by[spec]), BlockPool(first_size(spec, limits[spec]), limits[spec])) for spec in by]
+    first = {spec: min(FIRST_BLOCKS if spec.paged else 2 + SPARE_BLOCKS, limit) for spec, limit in limits.items()}
+    groups = [Group(spec, tuple(layers), BlockPool(first[spec], limits[spec])) for spec, layers in by.items()]
     fits = (min(limits[spec] for spec in paged) - 1 - SPARE_BLOCKS) * node if paged else 1 << 30
     return PoolSizes(groups, node, fits)
-
-
-def first_size(spec: LayerSpec, limit: int) -> int:
-    return min(FIRST_BLOCKS if spec.paged else 2 + SPARE_BLOCKS, limit)

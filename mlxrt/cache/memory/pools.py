@@ -49,9 +49,7 @@ class KVPools:
     def read(self, state: SequenceState) -> dict[str, mx.array]:
         """The blocks of a state, as `layer.<i>.<n>` arrays."""
         if not all(g.spec.portable for g in self.groups):
-            raise BadSnapshot(
-                "a model that runs through mlx-lm keeps its memory there: its conversations cannot be saved"
-            )
+            raise BadSnapshot("a model that runs through mlx-lm keeps its memory there: its sessions cannot be saved")
         if self.pending:
             mx.synchronize()
             self.apply_pending()
@@ -63,14 +61,10 @@ class KVPools:
         return arrays
 
     def write(
-        self,
-        tokens: tuple[int, ...],
-        described: list[dict[str, int]],
-        arrays: dict[str, mx.array],
-        empty: tuple[LayerState, ...],
+        self, tokens: tuple[int, ...], described: list[dict[str, int]], arrays: dict[str, mx.array]
     ) -> SequenceState:
         """A state of these tokens in newly allocated blocks that hold what `read` returned."""
-        parts, ids = [], []
+        parts, ids, empty = [], [], self.empty_states()
         for g, group in enumerate(self.groups):
             blocks = tuple(group.pool.allocate(arrays[f"layer.{group.layers[0]}.0"].shape[0]))
             ids.append(mx.array([b.check() for b in blocks]))

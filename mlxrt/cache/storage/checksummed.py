@@ -36,9 +36,7 @@ class ChecksummedFile:
     arrays: dict[str, mx.array]
 
 
-def write_checksummed(
-    path: Path, header: Mapping[str, Any], arrays: Mapping[str, mx.array], *, replace: bool = True
-) -> str:
+def write_checksummed(path: Path, header: dict[str, Any], arrays: dict[str, mx.array], *, replace: bool = True) -> str:
     """Write the file and return its digest. With `replace` off an existing file is left as it is."""
     head = encode_header(header, arrays)
     digest = hashlib.sha256(head)

@@ -41,9 +41,7 @@ class DiskIndex:
             write_json_once(self.root / MARK, {"mlxrt": "disk store", "format": "1"})
             write_json_once(self.folder / IDENTITY, self._identity)
         except OSError as error:
-            raise BadRequest(
-                f"disk_cache {self.root} cannot be used: {error.strerror}; name a folder that can be written"
-            ) from None
+            raise BadRequest(f"disk_cache {self.root} cannot be used: {error.strerror}; name another folder") from None
 
     def __len__(self) -> int:
         """The number of this model's records."""

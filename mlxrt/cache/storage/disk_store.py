@@ -51,9 +51,8 @@ class DiskStore:
         prefix_cache: PrefixCache,
         pools: KVPools,
         flush: Callable[[], None],
-        empty: Callable[[], tuple[LayerState, ...]],
     ):
-        self.identity, self.prefix_cache, self.empty = identity, prefix_cache, empty
+        self.identity, self.prefix_cache, self.empty = identity, prefix_cache, pools.empty_states
         self.pools, self.flush = pools, flush  # `flush` writes the decode tail to the pools
         self.digest = identity_digest(identity)
         self.index = DiskIndex(folder, self.digest, identity, nbytes)

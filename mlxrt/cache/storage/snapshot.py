@@ -17,9 +17,7 @@ from .checksummed import ChecksummedFile, read_checksummed, write_checksummed
 KIND = "state"
 
 
-def save_state(
-    path: Path, pools: KVPools, state: SequenceState, identity: dict[str, str], extra: dict[str, Any]
-) -> str:
+def save_state(path: Path, pools: KVPools, state: SequenceState, identity: dict[str, str], extra: dict) -> str:
     """Write the file atomically and return its digest. The decode tail must be in the pools already."""
     arrays = pools.read(state)
     parts = [part.describe() for part in state.parts]
@@ -55,7 +53,7 @@ def load_state(
         while pool.available < blocks:
             if not evict(pool):
                 raise WontFit(f"{path} needs {blocks} blocks, {pool.available} are free; wait, or raise kv_memory")
-    return pools.write(tuple(header["tokens"]), header["parts"], file.arrays, empty), header["extra"]
+    return pools.write(tuple(header["tokens"]), header["parts"], file.arrays), header["extra"]
 
 
 def check_header(path: Path, header: dict[str, Any]) -> dict[str, Any]:
