@@ -207,10 +207,7 @@ class AsyncEngine:
             events: dict[int, list] = {id: [] for id in order}
             async for event in stream:
                 events[event.id].append(event)
-        for id in order:
-            if error := events[id][-1].error:
-                raise error
-        done: list[Completion] = [complete(events[id]) for id in order]
+        done = [complete(events[id]) for id in order]
         return done if is_many(x) else done[0]
 
     def stream(self, x: Any, **options: Any) -> AsyncStream:

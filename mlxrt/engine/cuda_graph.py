@@ -305,9 +305,7 @@ def flatten(layers: Live) -> list[mx.array]:
     return [a for layer in sorted(layers) for a in layers[layer]]
 
 
-def check_capturable(
-    launches: list, outputs: list, constants: dict, special: list, own: dict, at: dict[int, int]
-) -> None:
+def check_capturable(launches: list, outputs: list, constants: dict, special: list, own: dict, at: dict) -> None:
     """NotCapturable if anything a kernel reads, or the step returns, was made by something else."""
     written = sorted((at[id(a)], at[id(a)] + a.nbytes) for a in outputs)
     given = {at[id(a)] for a in special}

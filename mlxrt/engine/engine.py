@@ -16,7 +16,7 @@ from ..text import StopMatcher, Tokenizer
 from .core import EngineCore, Source
 from .memory import Cost, activation_bytes
 from .output import RequestState, RequestStream, complete
-from .request import Completion, EngineEvent, Event, Request
+from .request import EngineEvent, Event, Request
 from .sampler import check_params, draw_seed
 from .sequence import Sequence
 from .session import Session
@@ -52,17 +52,13 @@ class Engine:
 
     def generate(self, x, **options) -> Any:
         """A Completion for one input, a list of them for a list of Requests."""
-        many = is_many(x)
         events: dict[int, list[Event]] = {}
         with self.stream(x, **options) as stream:
             order = list(stream.ids)
             for event in stream:
                 events.setdefault(event.id, []).append(event)
-        for id in order:
-            if error := events[id][-1].error:
-                raise error
-        done: list[Completion] = [complete(events[id]) for id in order]
-        return done if many else done[0]
+        done = [complete(events[id]) for id in order]
+        return done if is_many(x) else done[0]
 
     def stream(self, x, **options) -> RequestStream:
         """Events as they come. Closing the stream cancels what is left."""
@@ -128,11 +124,8 @@ class Engine:
         if request.prompt is not None:
             tokens = self.tokenizer.encode(request.prompt)
         elif request.messages is not None:
-            tokens = self.tokenizer.chat(
-                list(request.messages),
-                tools=list(request.tools) if request.tools is not None else None,
-                enable_thinking=request.enable_thinking,
-            )
+            tools = list(request.tools) if request.tools is not None else None
+            tokens = self.tokenizer.chat(list(request.messages), tools=tools, enable_thinking=request.enable_thinking)
         else:
             tokens = list(request.tokens or ())
         return self.check_tokens(tokens)

@@ -49,12 +49,8 @@ def load(
     checkpoint = open_checkpoint(resolved)
     model = build_model(checkpoint, config)
     tokenizer = open_tokenizer(checkpoint)
-    source = Source(
-        resolved.name,
-        tuple(checkpoint.files()),
-        find_eos_ids(checkpoint, tokenizer),
-        tuple(checkpoint.generation.items()),
-    )
+    eos, generation = find_eos_ids(checkpoint, tokenizer), tuple(checkpoint.generation.items())
+    source = Source(resolved.name, tuple(checkpoint.files()), eos, generation)
     return Engine(model, adapt_config(config, model), tokenizer, source, on_event)
 
 

@@ -149,9 +149,7 @@ class LogitsRow:
             found = logits.dtype if isinstance(logits, mx.array) else type(logits).__name__
             raise BadRequest(f"edited logits must be an mx.array of floats, not {found}; see astype")
         if logits.shape != (vocab,):
-            raise BadRequest(
-                f"edited logits must have shape ({vocab},), one per token of the vocabulary, not {logits.shape}"
-            )
+            raise BadRequest(f"edited logits must have shape ({vocab},), one per token, not {logits.shape}")
         self._view.replace_row(self._i, logits.astype(mx.float32))
 
     def add(self, bias: Mapping[int, float] | mx.array) -> None:

@@ -65,9 +65,7 @@ RANGES: dict[str, tuple[type, float, float, str]] = {
 
 
 def check(name: str, value, kind: type, low: float, high: float, text: str) -> None:
-    number = (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and (kind is float or isinstance(value, int))
-    )
+    number = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
     if not number or not low <= value <= high or (isinstance(value, float) and not math.isfinite(value)):
         raise BadRequest(f"{name} must be {text}, not {value!r}")
 
@@ -129,7 +127,7 @@ def kind(x) -> str:
         first = next(iter(x), None)
     except TypeError:
         raise BadRequest(
-            f"cannot generate from {type(x).__name__}; give a str, token ids, messages or a Request"
+            f"cannot generate from {type(x).__name__}; give a str, tokens, messages or a Request"
         ) from None
     return "messages" if isinstance(first, dict) else "tokens"
 

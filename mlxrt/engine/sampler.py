@@ -205,9 +205,7 @@ def run_logits_callbacks(view: LogitsView) -> dict[int, Exception]:
         try:
             answer = seq.request.on_logits(view.row(i))
             if answer is not None:
-                raise BadRequest(
-                    f"on_logits returned {type(answer).__name__}; change logits with row.edit() and return None"
-                )
+                raise BadRequest(f"on_logits returned {type(answer).__name__}, not None; change logits with row.edit()")
         except Exception as error:  # a request boundary: a user's code may raise anything
             errors[i] = error
     return errors

@@ -135,11 +135,7 @@ class Reply(Iterator[Event]):
 
 class Session:
     def __init__(
-        self,
-        engine: SessionEngine,
-        system: str | None = None,
-        options: dict[str, Any] | None = None,
-        on_overflow: str = "error",
+        self, engine: SessionEngine, system: str | None = None, options: dict | None = None, on_overflow: str = "error"
     ):
         if on_overflow not in OVERFLOW:
             raise BadRequest(f"on_overflow must be {' or '.join(OVERFLOW)}, not {on_overflow!r}")
@@ -185,9 +181,7 @@ class Session:
             plan = self._plan_after(drop_oldest(plan.before), text, extra, plan.dropped + 1)
         return plan
 
-    def _extend_tokens(
-        self, last: Turn, messages: tuple[dict, ...], rendered: str, extra: dict[str, Any]
-    ) -> list[int] | None:
+    def _extend_tokens(self, last: Turn, messages: tuple[dict, ...], rendered: str, extra: dict) -> list[int] | None:
         """The tokens so far and those of what the template puts after them, if it changes nothing before."""
         tokenizer = self.engine.tokenizer
         if not last.tokens:
