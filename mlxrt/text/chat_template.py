@@ -31,7 +31,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, names: Mapping[str, str]):
         self.names = dict(names)
-        self.compiled = compile_template(source)
+        self.compiled = run_guarded("cannot be read", lambda: build_sandbox().from_string(source))
 
     def render(
         self,
@@ -87,19 +87,10 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def compile_template(source: str):
-    environment = build_sandbox()
-    return run_guarded("cannot be read", lambda: environment.from_string(source))
-
-
 def raise_exception(message: object) -> None:
     from jinja2 import TemplateError
 
     raise TemplateError(str(message))
-
-
-def strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
 
 
 def tojson(x: Any, ensure_ascii: bool = False, indent=None, separators=None, sort_keys: bool = False) -> str:
@@ -130,9 +121,7 @@ def build_sandbox():
         def spend(self, units: int) -> None:
             self.budget -= units
             if self.budget < 0:
-                raise TemplateRuntimeError(
-                    f"it runs too long (more than {MAX_ITERATIONS:,} iterations, a call as {CALL_COST})"
-                )
+                raise TemplateRuntimeError(f"it runs too long (more than {MAX_ITERATIONS:,} iterations)")
 
         def call(self, context, obj, *args, **kwargs):
             self.spend(CALL_COST)
@@ -156,8 +145,9 @@ def build_sandbox():
             yield item
 
     environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
+    now = lambda format: datetime.now().strftime(format)  # noqa: E731  templates may name the argument
     environment.filters.update(tojson=tojson, counted=counted)
-    environment.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
+    environment.globals.update(raise_exception=raise_exception, strftime_now=now)
     return environment
 
 

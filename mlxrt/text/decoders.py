@@ -1,6 +1,7 @@
 """Decoders of tokenizer.json as streaming stages, and GPT-2's byte-level alphabet. Unknown decoders are refused."""
 
 from collections.abc import Callable, Container, Mapping
+from functools import cache, partial
 from typing import Any
 
 from ..errors import BadTokenizer
@@ -70,14 +71,7 @@ def clean_up_stages() -> list[StageFactory]:
 
 
 def byte_level(step: Mapping[str, Any]) -> StageFactory:
-    cache: dict[str, bytes] = {}
-
-    def to_bytes(piece: str) -> bytes:
-        if piece not in cache:
-            cache[piece] = piece_bytes(piece)
-        return cache[piece]
-
-    return lambda: Utf8(to_bytes)
+    return partial(Utf8, cache(piece_bytes))
 
 
 def word_piece(step: Mapping[str, Any]) -> StageFactory:
@@ -97,10 +91,8 @@ def clean_up_piece(text: str) -> str:
 
 def metaspace(step: Mapping[str, Any]) -> StageFactory:
     marker, prepended = step["replacement"], step["prepend_scheme"] != "never"
-    return lambda: FirstToken(
-        lambda t: t.replace(marker, "" if prepended else " "),
-        lambda t: t.replace(marker, " "),
-    )
+    start = "" if prepended else " "
+    return lambda: FirstToken(lambda t: t.replace(marker, start), lambda t: t.replace(marker, " "))
 
 
 def bpe_suffix(step: Mapping[str, Any]) -> StageFactory:
@@ -120,11 +112,6 @@ def replace_in_token(step: Mapping[str, Any]) -> StageFactory:
     return lambda: PerToken(lambda t: t.replace(old, new))
 
 
-def replace_in_text(step: Mapping[str, Any]) -> StageFactory:
-    old, new = plain_pattern(step)
-    return lambda: Replace(old, new)
-
-
 def strip_arguments(step: Mapping[str, Any]) -> tuple[str, int]:
     if step["stop"]:
         raise BadTokenizer("decoder Strip at the end of a text is not supported; only at its start")
@@ -136,11 +123,6 @@ def strip_token(step: Mapping[str, Any]) -> StageFactory:
     return lambda: PerToken(lambda t: "".join(Strip(char, count).push([t])))
 
 
-def strip_text(step: Mapping[str, Any]) -> StageFactory:
-    char, count = strip_arguments(step)
-    return lambda: Strip(char, count)
-
-
 BEFORE_FUSE: dict[str, Callable[[Mapping[str, Any]], StageFactory]] = {
     "ByteLevel": byte_level,
     "WordPiece": word_piece,
@@ -150,4 +132,7 @@ BEFORE_FUSE: dict[str, Callable[[Mapping[str, Any]], StageFactory]] = {
     "Replace": replace_in_token,
     "Strip": strip_token,
 }
-AFTER_FUSE: dict[str, Callable[[Mapping[str, Any]], StageFactory]] = {"Replace": replace_in_text, "Strip": strip_text}
+AFTER_FUSE: dict[str, Callable[[Mapping[str, Any]], StageFactory]] = {
+    "Replace": lambda step: partial(Replace, *plain_pattern(step)),
+    "Strip": lambda step: partial(Strip, *strip_arguments(step)),
+}

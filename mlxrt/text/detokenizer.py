@@ -6,8 +6,9 @@ what later tokens cannot change and holds back the rest; `finish` flushes it. Id
 
 import codecs
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import BadRequest
 from .stop_strings import partial_match
@@ -15,13 +16,16 @@ from .stop_strings import partial_match
 Pieces = list[Any]  # bytes before a stage that decodes them, str after it
 
 
-class Stage(Protocol):
+class Stage(ABC):
+    @abstractmethod
     def push(self, pieces: Pieces) -> Pieces: ...
 
-    def finish(self) -> Pieces: ...
+    def finish(self) -> Pieces:
+        """What was held back; most stages hold nothing."""
+        return []
 
 
-class PerToken:
+class PerToken(Stage):
     """Maps every token by itself."""
 
     def __init__(self, change: Callable[[str], str]):
@@ -30,11 +34,8 @@ class PerToken:
     def push(self, pieces: Pieces) -> Pieces:
         return [self.change(p) for p in pieces]
 
-    def finish(self) -> Pieces:
-        return []
 
-
-class FirstToken:
+class FirstToken(Stage):
     """Maps the first token of a text in one way and all later ones in another."""
 
     def __init__(self, first: Callable[[str], str], later: Callable[[str], str]):
@@ -47,11 +48,8 @@ class FirstToken:
             self.started = True
         return out
 
-    def finish(self) -> Pieces:
-        return []
 
-
-class LastToken:
+class LastToken(Stage):
     """Maps the last token of a text differently, so every token waits for its successor."""
 
     def __init__(self, inner: Callable[[str], str], last: Callable[[str], str]):
@@ -68,7 +66,7 @@ class LastToken:
         return [self.last(p) for p in rest]
 
 
-class Utf8:
+class Utf8(Stage):
     """Bytes to characters; invalid sequences become U+FFFD."""
 
     def __init__(self, to_bytes: Callable[[Any], bytes] = bytes):
@@ -81,7 +79,7 @@ class Utf8:
         return [self.decoder.decode(b"", final=True)]
 
 
-class ByteFallback:
+class ByteFallback(Stage):
     """Decodes runs of byte tokens (<0xE2>). A run that is not valid UTF-8 gives one U+FFFD per byte."""
 
     BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -108,7 +106,7 @@ class ByteFallback:
             return ["\ufffd"] * len(run)
 
 
-class Replace:
+class Replace(Stage):
     """str.replace over the full text, across the borders of pieces."""
 
     def __init__(self, old: str, new: str):
@@ -125,7 +123,7 @@ class Replace:
         return [rest]
 
 
-class Strip:
+class Strip(Stage):
     """Removes up to `count` leading characters `char` of the full text."""
 
     def __init__(self, char: str, count: int):
@@ -137,9 +135,6 @@ class Strip:
             self.left = self.left - 1 if text[0] == self.char else 0
             text = text.removeprefix(self.char) if text[0] == self.char else text
         return [text]
-
-    def finish(self) -> Pieces:
-        return []
 
 
 class Detokenizer:
