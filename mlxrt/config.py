@@ -9,7 +9,7 @@ from typing import Any
 from .errors import BadRequest
 
 OPTIONAL = ("max_context", "max_kv_size", "chunk", "max_stall")  # None: chosen at load
-DETERMINISTIC = "prompts are cut every `chunk` tokens whatever else runs, and nothing others computed is reused"
+DETERMINISTIC = "every prompt is prefilled in steps of `chunk` tokens, whatever else runs, and no prefix is reused"
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 

@@ -1,26 +1,26 @@
-"""Every error a user can meet. Each says what was asked, what was there, and what to do.
+"""The exceptions of mlxrt. Messages say what was asked for, what was found and what to do.
 
 `exit_code` is what the command line returns: 2 when the call itself was wrong, 1 when running it failed.
 """
 
 
 class MlxrtError(Exception):
-    """Base of everything raised on purpose."""
+    """Base class of all errors of mlxrt."""
 
     exit_code = 1
 
 
 def shown(value: object) -> str:
-    """A name or value out of a file, fit for one line of a message: as it is, or escaped and cut."""
+    """A name or value from a file, for a message of one line: as it is, or escaped and truncated."""
     plain = isinstance(value, str) and value.isprintable() and 0 < len(value) <= 120
     return str(value) if plain else ascii(value)[:120]
 
 
-# What the caller asked for
+# Requests and the engine
 
 
 class BadRequest(MlxrtError):
-    """A request, a parameter or an option that can never be served as given."""
+    """A request, a parameter or an option is invalid."""
 
     exit_code = 2
 
@@ -40,7 +40,7 @@ class QueueFull(MlxrtError):
 
 
 class WontFit(MlxrtError):
-    """The memory needed is more than there is, whatever else is given up."""
+    """More memory is needed than there is, even after everything else was evicted."""
 
 
 class PromptWontFit(ContextOverflow, WontFit):
@@ -52,14 +52,14 @@ class EngineClosed(MlxrtError):
 
 
 class EngineFailed(EngineClosed):
-    """A step could not be finished, so nothing the engine holds can be trusted; load it again."""
+    """A step failed, so the state of the engine is not valid any more; load it again."""
 
 
-# What a model comes from
+# Models and their files
 
 
 class ModelNotFound(MlxrtError):
-    """No alias, file, folder or repository goes by this name."""
+    """No alias, file, folder or repository has this name."""
 
     exit_code = 2
 
@@ -81,14 +81,14 @@ class BadTokenizer(MlxrtError):
 
 
 class NoTokenizer(MlxrtError):
-    """Text goes in or out and the model came without a tokenizer."""
+    """Text was given or asked for, and the model has no tokenizer."""
 
 
 class BadTemplate(MlxrtError):
     """There is no chat template, or it refused the messages."""
 
 
-# Memory of sequences
+# KV cache
 
 
 class NoRoom(MlxrtError):
@@ -96,11 +96,11 @@ class NoRoom(MlxrtError):
 
     def __init__(self, text: str, pool: object = None):
         super().__init__(text)
-        self.pool = pool  # which one
+        self.pool = pool
 
 
 class EvictedBlock(MlxrtError):
-    """A block handle outlived the block's content."""
+    """A block handle was used after its block had been evicted."""
 
 
 class CannotRewind(MlxrtError):
@@ -115,7 +115,7 @@ class BadSnapshot(MlxrtError):
     """A saved state is damaged, or belongs to another model or configuration."""
 
 
-# Steps
+# Sampling and kernels
 
 
 class StaleLogits(MlxrtError):

@@ -1,30 +1,29 @@
-"""What top-k, top-p and min-p leave of some rows of logits, and one draw from it.
+"""Top-k, top-p and min-p filtering of rows of logits, and sampling one token per row.
 
-Arrays in, arrays out, every row for itself: nothing here knows a sequence, a parameter object or a step. Sums that
-decide about a token are running sums: their rounding depends on the length of a row only, never on how many rows
-there are.
+Arrays in, arrays out; rows are independent. Sums that decide about a token are cumulative sums: their rounding depends
+on the length of a row, never on the number of rows.
 """
 
 from dataclasses import dataclass
 
 import mlx.core as mx
 
-BLOCK = 512  # a draw is one of the blocks, then one in the block: float32 sums of this length lose nothing that counts
+BLOCK = 512  # sampling picks a block, then an element of it: float32 sums of this length are precise enough
 MASK = 2**64 - 1
 WEYL = 0x9E3779B97F4A7C15  # splitmix64's increment
 
 
 @dataclass(frozen=True)
 class FilteredLogits:
-    """What top-k, top-p and min-p leave: values in rising order, and which of the ids with the lowest one stay."""
+    """Logits after top-k, top-p and min-p: values in ascending order, and how many ids tied at the lowest one stay."""
 
     values: mx.array  # [G, n]
-    mass: mx.array  # [G, n], 0 where cut away
+    mass: mx.array  # [G, n], 0 where filtered out
     cut: mx.array  # [G, 1] the lowest value that top-k and top-p keep
     ties: mx.array  # int32 [G, 1] how many ids with that value they keep: those with the lowest ids, as argmax would
 
     def token(self, x: mx.array, slot: mx.array, u: mx.array) -> mx.array:
-        """The id behind a slot: ids of equal value are equally likely, so any of those kept will do."""
+        """The id of a slot. Ids of equal value are equally likely, so any of those that stay may be taken."""
         value = mx.take_along_axis(self.values, slot[:, None], axis=-1)
         same = (x == value).astype(mx.int32)
         upto = mx.cumsum(same, axis=-1)  # ids with that value, this one and earlier ones
@@ -34,11 +33,11 @@ class FilteredLogits:
 
 
 def filter_logits(x: mx.array, top_k: int, rest: mx.array | None, min_p: mx.array) -> FilteredLogits:
-    """top_k 0: all. rest [G, 1]: the mass below the nucleus, 1 - top_p; None: no nucleus."""
+    """`top_k` 0: no top-k. `rest` [G, 1]: the mass outside of the nucleus, 1 - top_p; None: no top-p."""
     values = mx.sort(mx.topk(x, top_k, axis=-1) if top_k else x, axis=-1)
     weight = mx.exp(values - values[:, -1:])
     lowest, light = values[:, :1], weight[:, :1]
-    # Ids that equal the k-th best but found no slot among the k: HF keeps them.
+    # Ids tied with the k-th best that are not among the k: Hugging Face keeps them.
     extra = tally(x == lowest) - tally(values == lowest)
     cut, ties, mass = lowest, tally(x == lowest), weight
     if rest is not None:
@@ -57,11 +56,11 @@ def filter_logits(x: mx.array, top_k: int, rest: mx.array | None, min_p: mx.arra
 
 
 def tally(x: mx.array) -> mx.array:
-    return mx.sum(x, axis=-1, keepdims=True).astype(mx.int32)  # whole numbers: exact in any order
+    return mx.sum(x, axis=-1, keepdims=True).astype(mx.int32)  # integers: exact in any order
 
 
 def pick(mass: mx.array, u: mx.array) -> mx.array:
-    """An index per row of mass [G, n], each as likely as its mass: a block by u[:, 0], one inside it by u[:, 1]."""
+    """Sample an index per row of mass [G, n], in proportion to mass: a block by u[:, 0], then inside it by u[:, 1]."""
     g, n = mass.shape
     if spare := -n % BLOCK:
         mass = mx.pad(mass, [(0, 0), (0, spare)])
@@ -76,9 +75,9 @@ def pick(mass: mx.array, u: mx.array) -> mx.array:
 
 
 def invert(mass: mx.array, u: mx.array) -> mx.array:
-    """The first index [G, 1] where the running sum of mass passes u of the total, never one without mass."""
+    """Inverse CDF: the first index [G, 1] where the cumulative mass exceeds u of the total, never one without mass."""
     total = mx.cumsum(mass, axis=-1)
-    # A parallel sum may round so that it rises over an empty entry, or never passes the target.
+    # A parallel sum may round so that it rises at an entry without mass, or never exceeds the target.
     hit = (total > u * total[:, -1:]) & (mass > 0)
     first = mx.argmax(hit, axis=-1, keepdims=True)
     found = mx.take_along_axis(hit, first, axis=-1)
@@ -86,9 +85,9 @@ def invert(mass: mx.array, u: mx.array) -> mx.array:
 
 
 def uniforms(seed: int, position: int) -> list[float]:
-    """Three numbers in [0, 1) of 24 bits, for one token of one seed: splitmix64, its stream begun at the mixed seed.
+    """Three uniform numbers in [0, 1) of 24 bits for one token of one seed: splitmix64, started at the mixed seed.
 
-    On the host: a draw needs no more than these, and they are the same on every device and in every batch.
+    On the host: one token needs no more than these, and they are the same on every device and in every batch.
     """
     start = mix(seed + WEYL)
     return [(mix(start + (3 * position + j + 1) * WEYL) >> 40) / 2**24 for j in range(3)]
