@@ -94,7 +94,7 @@ def test_steps_of_many_rows_are_nothing_but_kernels(name):
                 runner.graphs = CudaGraphRunner(runner.greedy_step, runner.greedy_fn, runner.model, library, device)
             answers.append([[c.tokens for c in engine.generate(asked)] for _ in range(3)])
     assert answers[0] == answers[1] and not said and device.launched
-    assert {"matmul", "add_norm"} <= set(kernels.used) and ("moe_grouped" in kernels.used) == ("a3b" in name)
+    assert {"qmm", "add_norm"} <= set(kernels.used) and ("moe_grouped" in kernels.used) == ("a3b" in name)
 
 
 def test_requests_that_come_and_go(engines):

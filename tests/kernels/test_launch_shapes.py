@@ -6,7 +6,8 @@ import pytest
 
 from mlxrt.kernels import DeviceProfile, backend, make_gpu
 from mlxrt.kernels.device import APPLE_CORES, profile
-from mlxrt.kernels.ops import moe_fused, moe_qmv, qmm, qmv
+from mlxrt.kernels.ops import moe_fused, moe_qmv, paged_attention, qmm, qmv
+from mlxrt.kernels.ops.attention_layout import QKVLayout
 
 H200 = DeviceProfile(132, 49152)
 QMV = [  # rows, width, quantized, rows of x, pair -> simdgroups, rows at once, loops, tile, threadgroups of a core
@@ -56,6 +57,28 @@ MOE_ROUTER_GATE_UP = [  # hidden, tokens times k, bits -> rows at once, loops
     ((1536, 8, 4), (3, 2)),
     ((290, 3, 3), (1, 1)),
 ]
+ATTENTION = [  # rows, heads, KV heads, dim, tokens -> (heads together, simdgroups, splits, resident) of
+    # simd plain, simd quantized, tiled plain, tiled quantized
+    ((1, 16, 8, 128, 512), [(1, 16, 1, 1), (1, 8, 1, 1), (1, 12, 1, 1), (1, 12, 1, 1)]),
+    ((1, 16, 8, 128, 2048), [(1, 16, 4, 1), (1, 8, 4, 1), (1, 12, 4, 1), (1, 12, 4, 1)]),
+    ((1, 32, 8, 128, 1024), [(1, 16, 1, 1), (1, 8, 1, 1), (1, 12, 1, 1), (1, 12, 1, 1)]),
+    ((1, 32, 8, 128, 32768), [(4, 8, 16, 1), (4, 8, 16, 1), (4, 10, 16, 1), (4, 8, 32, 2)]),
+    ((8, 32, 8, 128, 32768), [(4, 8, 2, 1), (4, 8, 2, 1), (4, 10, 2, 1), (4, 8, 4, 2)]),
+    ((8, 16, 8, 128, 512), [(1, 16, 1, 1), (1, 8, 1, 1), (1, 12, 1, 1), (1, 12, 1, 1)]),
+    ((64, 32, 8, 128, 2048), [(4, 8, 1, 1), (4, 8, 1, 1), (4, 8, 1, 2), (4, 8, 1, 2)]),
+    ((1, 8, 4, 256, 4096), [(1, 8, 8, 1), (1, 8, 8, 1), (1, 8, 8, 1), (1, 8, 8, 1)]),
+    ((16, 8, 4, 256, 8192), [(2, 8, 2, 1), (2, 8, 2, 1), (2, 8, 2, 1), (2, 8, 4, 1)]),
+    ((4, 16, 1, 512, 2048), [(2, 5, 4, 1), (2, 5, 4, 1), (2, 5, 4, 1), (2, 5, 4, 1)]),
+    ((32, 64, 8, 64, 131072), [(8, 8, 1, 1), (8, 8, 1, 1), (8, 8, 1, 2), (8, 8, 1, 2)]),
+    ((1, 64, 8, 64, 131072), [(8, 8, 16, 1), (8, 8, 16, 1), (8, 10, 16, 1), (8, 8, 32, 2)]),
+]
+QKV_ATTENTION = [  # heads, KV heads, dim, quantized -> the same, of one short row
+    ((16, 8, 128, False), (1, 16, 1, 1)),
+    ((16, 8, 128, True), (1, 8, 1, 1)),
+    ((32, 4, 128, False), (1, 16, 1, 1)),
+    ((8, 4, 256, False), (1, 16, 1, 1)),
+    ((8, 4, 256, True), (1, 8, 1, 1)),
+]
 
 
 def matrix(rows: int, width: int, bits: int = 4, packed: bool = True) -> SimpleNamespace:
@@ -87,11 +110,33 @@ def test_moe_router_gate_up(shape, chosen):
     assert moe_fused.launch_config(H200, hidden * pairs, matrix(hidden, 1024, bits)) == chosen
 
 
+@pytest.mark.parametrize(("shape", "chosen"), ATTENTION)
+def test_attention(shape, chosen):
+    rows, *heads, tokens = shape
+    layout, kinds = QKVLayout(*heads), [(tiled, quantized) for tiled in (False, True) for quantized in (False, True)]
+    configs = [
+        paged_attention.launch_config(H200, rows, layout, tokens, tiled=tiled, quantized=quantized)
+        for tiled, quantized in kinds
+    ]
+    assert configs == chosen
+
+
+@pytest.mark.parametrize(("shape", "chosen"), QKV_ATTENTION)
+@pytest.mark.parametrize("tokens", [300, 1024])
+def test_qkv_attention(shape, chosen, tokens):
+    *heads, quantized = shape
+    sizes = {"tiled": False, "quantized": quantized, "fused": True}
+    assert paged_attention.launch_config(H200, 1, QKVLayout(*heads), tokens, **sizes) == chosen
+
+
 def test_a_smaller_device_has_fewer_threadgroups():
     small = DeviceProfile(10)
     assert [H200.scale(n) for n in (128, 264, 512)] == [128, 264, 512]
     assert small.scale(264) == 20 and small.scale(1) == 1
     assert qmv.tile_config(small, 4096, matrix(4096, 2048), 1, False)["LOOPS"] > 1
+    layout, kind = QKVLayout(32, 8, 128), {"tiled": True, "quantized": False}
+    large, few = (paged_attention.launch_config(device, 1, layout, 32768, **kind) for device in (H200, small))
+    assert few.splits < large.splits and few.heads == large.heads == 4
 
 
 @pytest.mark.skipif(backend() != "cpu", reason="this machine has a GPU")

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from ..device import DeviceProfile
 from ..dispatch import Gpu
 from ..registry import Case, Op, Source, op
 from .attention_layout import KVQuantLayout, PackedKV, Pages, QKVLayout, QuantizedPages
@@ -18,7 +19,7 @@ from .qmv import bits_of
 HEAD_DIMS = (64, 128, 256, 512)
 KV_BITS = (2, 4, 8)  # of which sixteen values are full words
 MAX_TILED_HEAD_DIM = 256  # up to which matrix units hold queries and results in a lane's registers
-# Threadgroups that fill an H200 once (132 multiprocessors), and twice: at 32,768 tokens (32 heads of 128) 40.0 us with 128
+# Threadgroups that fill the tuned device (DeviceProfile) once and twice. On an H200 at 32,768 tokens (32 heads of 128) 40.0 us with 128
 # of them and 43.2 with 256 for bfloat16, but 35.0 and 33.6 for 8 bit, 32.1 and 29.7 for 4 bit.
 ONE_WAVE, TWO_WAVES = 128, 256
 # A few short rows are faster without matrix units: 9.5 us against 11.2 on an H200 (16 heads of 128, 512 tokens).
@@ -248,7 +249,9 @@ def launch_attention(
     new_token, quantized = width > layout.num_heads * dim, isinstance(pages, QuantizedPages)
     constants = constants | pages.constants()
     tiled = supports_tiles(x.dtype, dim, constants) and (pages.max_tokens > MAX_SHORT_TOKENS or rows >= MIN_TILED_ROWS)
-    c = launch_config(rows, layout, pages.max_tokens, tiled=tiled, quantized=quantized, fused=fused)
+    # The fused kernel is chosen by its threadgroup memory (qkv_attention.is_faster) before the device is known.
+    profile = DeviceProfile() if fused else gpu.profile
+    c = launch_config(profile, rows, layout, pages.max_tokens, tiled=tiled, quantized=quantized, fused=fused)
     split_out = ((rows, layout.num_heads, c.splits, dim + 2), mx.float32)
     out = ((rows, layout.num_heads * dim), x.dtype) if c.splits == 1 else split_out
     parts, *new_tail = gpu(
@@ -310,7 +313,14 @@ class LaunchConfig(NamedTuple):
 
 
 def launch_config(
-    rows: int, layout: QKVLayout, tokens: int, *, tiled: bool, quantized: bool, fused: bool = False
+    profile: DeviceProfile,
+    rows: int,
+    layout: QKVLayout,
+    tokens: int,
+    *,
+    tiled: bool,
+    quantized: bool,
+    fused: bool = False,
 ) -> LaunchConfig:
     """Heads that share a KV head read it once if they go together; they may where enough threadgroups are left.
 
@@ -319,12 +329,13 @@ def launch_config(
     many.
     """
     num_heads, dim = layout.num_heads, layout.head_dim
+    one_wave, two_waves = profile.scale(ONE_WAVE), profile.scale(TWO_WAVES)
     for heads in (8, 4, 2, 1) if dim <= 256 else (4, 2, 1):
         groups = rows * num_heads // heads
-        splits = num_splits(tokens, groups, TWO_WAVES if tiled and quantized else ONE_WAVE)
-        if heads == 1 or (num_heads // layout.num_kv_heads % heads == 0 and groups * splits >= ONE_WAVE):
+        splits = num_splits(tokens, groups, two_waves if tiled and quantized else one_wave)
+        if heads == 1 or (num_heads // layout.num_kv_heads % heads == 0 and groups * splits >= one_wave):
             break
-    resident = 2 if tiled and dim <= 128 and groups * splits >= TWO_WAVES else 1
+    resident = 2 if tiled and dim <= 128 and groups * splits >= two_waves else 1
     if tiled:
         most = 12 if dim <= 128 and resident == 1 else 8
     else:

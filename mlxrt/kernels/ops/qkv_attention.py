@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..device import MIN_THREADGROUP_MEMORY
+from ..device import MIN_THREADGROUP_MEMORY, DeviceProfile
 from ..dispatch import Kernels
 from ..registry import Case, op
 from ..testing import sample
@@ -138,7 +138,8 @@ def unsupported(x, matrix, layout, pages, norm=None, **rest) -> str | None:
 def threadgroup_bytes(x: mx.array, matrix: QuantizedMatrix, layout: QKVLayout, pages: Pages | QuantizedPages) -> int:
     """Threadgroup memory, nearly: what x, the heads and the simdgroups' results take, and the blocks."""
     quantized, blocks = isinstance(pages, QuantizedPages), pages.table.shape[1]
-    c = launch_config(x.shape[0], layout, pages.max_tokens, tiled=False, quantized=quantized, fused=True)
+    rows, tokens = x.shape[0], pages.max_tokens
+    c = launch_config(DeviceProfile(), rows, layout, tokens, tiled=False, quantized=quantized, fused=True)
     floats = padded_width(matrix.width) * 17 // 16 + (c.heads + 2 + c.simdgroups * c.heads) * layout.head_dim + blocks
     floats += 4 * layout.head_dim if quantized else 0
     padded_query = 272 if c.heads * layout.head_dim <= 256 else 0
