@@ -295,10 +295,10 @@ FN void set_pair(Tile<T>& t, uint w) {
     *(uint*)(&t.e[0]) = w;
 }
 
-// Codes number k of both halves of a word into a tile. Among the last bits of 1024 a code says 1024 + code << at: one
-// instruction takes it out of there, so codes of one byte need no shifts of their own.
+// Quantized values k of both halves of a word into a tile. In the last bits of 1024 a value reads as 1024 + value << at: one
+// instruction takes it out of there, so values of one byte need no shifts of their own.
 template <int BITS>
-FN void set_codes(Tile<__half>& t, uint w, uint k) {
+FN void set_quantized(Tile<__half>& t, uint w, uint k) {
     uint at = BITS * k % 8;
     uint u = BITS * k < 8 ? w : w >> 8;
     u = (u & (((1u << BITS) - 1u) * 0x10001u << at)) | 0x64006400u;
@@ -309,7 +309,7 @@ FN void set_codes(Tile<__half>& t, uint w, uint k) {
 }
 
 template <int BITS>
-FN void set_codes(Tile<__nv_bfloat16>& t, uint w, uint k) {
+FN void set_quantized(Tile<__nv_bfloat16>& t, uint w, uint k) {
     uint u = w >> (BITS * k);
     uint mask = (1u << BITS) - 1u;
     t.e[0] = __float2bfloat16(float(u & mask));
@@ -317,20 +317,20 @@ FN void set_codes(Tile<__nv_bfloat16>& t, uint w, uint k) {
 }
 
 template <typename T>
-FN uint pair_of(float a, float b);
+FN uint pack_pair(float a, float b);
 
 template <>
-FN uint pair_of<float>(float a, float b) {
+FN uint pack_pair<float>(float a, float b) {
     return __float_as_uint(a);
 }
 
 template <>
-FN uint pair_of<__half>(float a, float b) {
+FN uint pack_pair<__half>(float a, float b) {
     return tile_bits(__float2half(a), __float2half(b));
 }
 
 template <>
-FN uint pair_of<__nv_bfloat16>(float a, float b) {
+FN uint pack_pair<__nv_bfloat16>(float a, float b) {
     return tile_bits(__float2bfloat16(a), __float2bfloat16(b));
 }
 

@@ -75,12 +75,12 @@ FN void unpack_kv(
 ) {
     k_affine = lower_bias<K_BITS>(kv.k_affine);
     v_affine = lower_bias<V_BITS>(kv.v_affine);
-    uint k_one = lift_of<K_BITS>(opaque_zero);
-    uint v_one = lift_of<V_BITS>(opaque_zero);
+    uint k_magic = magic_bits<K_BITS>(opaque_zero);
+    uint v_magic = magic_bits<V_BITS>(opaque_zero);
     #pragma unroll
     for (int i = 0; i < 16; i++) {
-        k[i] = lifted<K_BITS>(kv.k, i, k_one);
-        v[i] = lifted<V_BITS>(kv.v, i, v_one);
+        k[i] = magic_float<K_BITS>(kv.k, i, k_magic);
+        v[i] = magic_float<V_BITS>(kv.v, i, v_magic);
     }
 }
 #else

@@ -14,7 +14,7 @@
         value &= (1u << BITS) - 1u;
         uint group = (row * K + column) / GROUP;
         float scale = scale_at<FORM>(scales, group);
-        float result = FORM == MXFP4 ? small_float(value) * scale
+        float result = FORM == MXFP4 ? e2m1_to_float(value) * scale
                                      : float(value) * scale + float(biases[group]);
         y[index * K + column] = static_cast<T>(result * as_type<float>(uint(TIMES)));
     }

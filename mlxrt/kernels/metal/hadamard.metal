@@ -32,11 +32,11 @@ FN void butterfly(thread float& a, thread float& b) {
     const bool EXCHANGE = MAX_BLOCK > THREADS;
     threadgroup float shared_row[EXCHANGE ? WIDTH : 1];
     if (EXCHANGE) {
-        float far[CHUNKS];
+        float strided[CHUNKS];
         #pragma unroll
         for (int j = 0; j < CHUNKS; j++) {
             uint i = t + uint(THREADS * j);
-            far[j] = i < uint(WIDTH) ? load_signed<SIGNS>(x, signs, row, i) : 0.0f;
+            strided[j] = i < uint(WIDTH) ? load_signed<SIGNS>(x, signs, row, i) : 0.0f;
         }
         #pragma unroll
         for (int h = 1; h < CHUNKS; h *= 2) {
@@ -44,25 +44,25 @@ FN void butterfly(thread float& a, thread float& b) {
             for (int j = 0; j + h < CHUNKS; j++) {
                 uint i = t + uint(THREADS * j);
                 if ((j & h) == 0 && same_block<WIDTH, MAX_BLOCK, UNIFORM>(i, uint(THREADS * h)))
-                    butterfly(far[j], far[j + h]);
+                    butterfly(strided[j], strided[j + h]);
             }
         }
         #pragma unroll
         for (int j = 0; j < CHUNKS; j++) {
             uint i = t + uint(THREADS * j);
-            if (i < uint(WIDTH)) shared_row[i] = far[j];
+            if (i < uint(WIDTH)) shared_row[i] = strided[j];
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }
     for (uint chunk = sg; chunk < uint(CHUNKS); chunk += uint(THREADS / 32)) {
-        float near[8];
+        float values[8];
         uint first = chunk * 256 + lane;
         #pragma unroll
         for (int j = 0; j < 8; j++) {
             uint i = first + uint(32 * j);
-            near[j] = i >= uint(WIDTH) ? 0.0f
-                      : EXCHANGE       ? shared_row[i]
-                                       : load_signed<SIGNS>(x, signs, row, i);
+            values[j] = i >= uint(WIDTH) ? 0.0f
+                        : EXCHANGE       ? shared_row[i]
+                                         : load_signed<SIGNS>(x, signs, row, i);
         }
         #pragma unroll
         for (int h = 1; h < 8; h *= 2) {
@@ -70,24 +70,24 @@ FN void butterfly(thread float& a, thread float& b) {
             for (int j = 0; j < 8; j++) {
                 if ((j & h) == 0
                     && same_block<WIDTH, MAX_BLOCK, UNIFORM>(first + uint(32 * j), uint(32 * h)))
-                    butterfly(near[j], near[(j + h) % 8]);
+                    butterfly(values[j], values[(j + h) % 8]);
             }
         }
         #pragma unroll
         for (uint h = 1; h < 32; h *= 2) {
             #pragma unroll
             for (int j = 0; j < 8; j++) {
-                float partner = simd_shuffle_xor(near[j], h);
+                float partner = simd_shuffle_xor(values[j], h);
                 if (same_block<WIDTH, MAX_BLOCK, UNIFORM>(first + uint(32 * j), h)) {
-                    near[j] =
-                        ((lane & h) == 0 ? near[j] + partner : partner - near[j]) * 0.70710678118f;
+                    values[j] = ((lane & h) == 0 ? values[j] + partner : partner - values[j])
+                                * 0.70710678118f;
                 }
             }
         }
         #pragma unroll
         for (int j = 0; j < 8; j++) {
             uint i = first + uint(32 * j);
-            if (i < uint(WIDTH)) y[row + i] = static_cast<OUT>(near[j]);
+            if (i < uint(WIDTH)) y[row + i] = static_cast<OUT>(values[j]);
         }
     }
 }

@@ -50,7 +50,7 @@ FN KVSlot find_slot(const thread KVRange& range, B table_row, S staged, int key)
 template <typename T, typename F>
 FN uint pack_word(F elements, uint i) {
     const uint N = 4 / sizeof(T);
-    return pair_of<T>(elements[N * i], elements[N * i + N - 1]);
+    return pack_pair<T>(elements[N * i], elements[N * i + N - 1]);
 }
 
 // N words from word `at` on, which is a multiple of N or of four, unless vectors are of VECTOR_WORDS that are no such.
@@ -81,7 +81,7 @@ FN void set_elements(thread Tile<U>& t, uint w, int k) {
     if (BITS == 16) {
         set_pair<U>(t, w);
     } else {
-        set_codes<BITS % 16>(t, w, uint(k));
+        set_quantized<BITS % 16>(t, w, uint(k));
     }
 }
 
@@ -94,7 +94,7 @@ FN Affine load_affine(S affine, uint scale, uint bias) {
     return a;
 }
 
-// For quantized values that were made floats with 2^BITS more (`lifted`).
+// For quantized values that were made floats with 2^BITS more (`magic_float`).
 template <int BITS>
 FN Affine lower_bias(Affine a) {
     a.bias -= float(1u << BITS) * a.scale;

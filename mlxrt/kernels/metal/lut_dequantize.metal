@@ -4,9 +4,9 @@
 [[kernel]] void mlxrt_lut_dequantize(MLX_ARGUMENTS) {
     uint t = thread_position_in_threadgroup.x;
     uint i = threadgroup_position_in_grid.x * uint(THREADS) + t;
-    const int LEVELS = 1 << BITS;
-    threadgroup float table[LEVELS];
-    lay_levels<FORM, LEVELS, THREADS>(lut, t, &table[0]);
+    const int LUT_SIZE = 1 << BITS;
+    threadgroup float table[LUT_SIZE];
+    load_lut<FORM, LUT_SIZE, THREADS>(lut, t, &table[0]);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (i < uint(ELEMENTS)) {
         uint bit = i % 32 * BITS;

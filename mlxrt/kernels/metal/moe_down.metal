@@ -2,13 +2,13 @@
 #include "quantized.h"
 #include "staging.h"
 
-// A simdgroup takes every SG-th expert of R rows, and lays 1024 numbers of x at a time for itself alone: simdgroups wait for
+// A simdgroup takes every SG-th expert of R rows, and stages 1024 elements of x at a time for itself alone: simdgroups wait for
 // each other only at the end, when their sums are added in order.
 [[kernel]] void mlxrt_moe_down(MLX_ARGUMENTS) {
     uint lane = thread_index_in_simdgroup;
     uint sg = simdgroup_index_in_threadgroup;
     uint tid = thread_position_in_threadgroup.x;
-    uint lift = lift_of<BITS>(threadgroup_position_in_grid.z);
+    uint magic = magic_bits<BITS>(threadgroup_position_in_grid.z);
     uint first_row = threadgroup_position_in_grid.x * uint(R);
     uint token = threadgroup_position_in_grid.y;
     const int WORDS = FORM == DENSE ? 8 * sizeof(T) : BITS;
@@ -32,7 +32,7 @@
     load_rows<FORM, BITS, GROUP, K>(
         packed, scales, biases, row, lane * 32 < uint(K) ? lane * 32 : 0, words, scale, zero
     );
-    lay_levels<FORM, LUT_SIZE, SG * 32>(lut, tid, &lut_shared[0]);
+    load_lut<FORM, LUT_SIZE, SG * 32>(lut, tid, &lut_shared[0]);
     for (uint slot = tid; slot < uint(C); slot += uint(SG * 32))
         expert_ids[slot] = uint(experts[token * uint(C) + slot]);
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -54,7 +54,7 @@
             simdgroup_barrier(mem_flags::mem_threadgroup);
             #pragma unroll
             for (uint j = 0; j < 4; j++) {
-                uint i = piece_of(32 * j + lane);
+                uint i = chunk_index(32 * j + lane);
                 fetch8(
                     x, (pair * K + tile_start) / 8 + i, tile_start + 8 * i < uint(K), x_words[j]
                 );
@@ -74,16 +74,16 @@
             for (uint j = 0; j < 4; j++) {
                 float values[8];
                 unpack8<T>(x_words[j], values);
-                lay8<T, FORM>(
-                    values, piece_of(32 * j + lane), &x_shared[sg * 256], &x_sums[sg * 64]
+                store8<T, FORM>(
+                    values, chunk_index(32 * j + lane), &x_shared[sg * 256], &x_sums[sg * 64]
                 );
             }
             simdgroup_barrier(mem_flags::mem_threadgroup);
-            rows_meet<T, FORM, BITS, 256>(
-                words, scale, zero, lane * 32, lift, &lut_shared[0], &x_shared[sg * 256],
+            dot_rows<T, FORM, BITS, 256>(
+                words, scale, zero, lane * 32, magic, &lut_shared[0], &x_shared[sg * 256],
                 &x_sums[sg * 64], acc
             );
-            take_rows(words, scale, zero, next_words, next_scale, next_zero);
+            copy_rows(words, scale, zero, next_words, next_scale, next_zero);
         }
         #pragma unroll
         for (int r = 0; r < R; r++) total[r] += expert_weight * acc[0][r];

@@ -6,7 +6,7 @@
 [[kernel]] void mlxrt_moe_gate_up(MLX_ARGUMENTS) {
     uint lane = thread_index_in_simdgroup;
     uint sg = simdgroup_index_in_threadgroup;
-    uint lift = lift_of<BITS>(threadgroup_position_in_grid.z);
+    uint magic = magic_bits<BITS>(threadgroup_position_in_grid.z);
     uint first_row = (threadgroup_position_in_grid.x * SG + sg) * R;
     uint pair = threadgroup_position_in_grid.y;
     uint token = pair / uint(C);
@@ -19,7 +19,7 @@
     threadgroup float partial_squares[SG];
     const int LUT_SIZE = FORM == LUT ? 1 << BITS : 1;
     threadgroup float lut_shared[LUT_SIZE];
-    lay_levels<FORM, LUT_SIZE, SG * 32>(lut, tid, &lut_shared[0]);
+    load_lut<FORM, LUT_SIZE, SG * 32>(lut, tid, &lut_shared[0]);
     const int WORDS = FORM == DENSE ? 8 * sizeof(T) : BITS;
     uint row[2 * R];
     uint words[2 * R][WORDS];
@@ -40,7 +40,7 @@
     for (uint tile_start = 0; tile_start < uint(K); tile_start += TILE) {
         if (tile_start > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
         for (uint i = tid; i < uint(TILE / 8); i += uint(SG * 32)) {
-            squares += stage8<T, FORM, NORM, K>(
+            squares += stage_x8<T, FORM, NORM, K>(
                 x, token * K, norm_weight, tile_start, i, &x_shared[0], &x_sums[0]
             );
         }
@@ -55,11 +55,11 @@
                 packed, scales, biases, row, k < uint(K) ? k : 0, next_words, next_scale, next_zero
             );
             simdgroup_barrier(mem_flags::mem_none);  // see matvec
-            rows_meet<T, FORM, BITS, VECS>(
-                words, scale, zero, offset + lane * 32, lift, &lut_shared[0], &x_shared[0],
+            dot_rows<T, FORM, BITS, VECS>(
+                words, scale, zero, offset + lane * 32, magic, &lut_shared[0], &x_shared[0],
                 &x_sums[0], acc
             );
-            take_rows(words, scale, zero, next_words, next_scale, next_zero);
+            copy_rows(words, scale, zero, next_words, next_scale, next_zero);
         }
     }
     float inv_rms = 1.0f;

@@ -5,12 +5,12 @@
 #include "staging.h"
 
 template <bool SIGMOID>
-FN float score_of(float logit, float top) {
+FN float expert_score(float logit, float top) {
     return SIGMOID ? 1.0f / (1.0f + metal::exp(-logit)) : metal::exp(logit - top);
 }
 
 // Whole numbers in the order of the floats: largest and first are found by them with few instructions. None is 0.
-FN uint key_of(float f) {
+FN uint sort_key(float f) {
     uint u = as_type<uint>(f);
     return (u & 0x80000000u) != 0u ? ~u : u | 0x80000000u;
 }
@@ -23,7 +23,7 @@ FN uint key_of(float f) {
     threadgroup uint picked[C];
     const int LUT_SIZE = FORM == LUT ? 1 << BITS : 1;
     threadgroup float lut_shared[LUT_SIZE];
-    lay_levels<FORM, LUT_SIZE, SG * 32>(lut, thread_position_in_threadgroup.x, &lut_shared[0]);
+    load_lut<FORM, LUT_SIZE, SG * 32>(lut, thread_position_in_threadgroup.x, &lut_shared[0]);
 #else
     uint token = threadgroup_position_in_grid.x;
 #endif
@@ -39,10 +39,10 @@ FN uint key_of(float f) {
     threadgroup float x_sums[TILE / 16];
     threadgroup float partial_squares[SG];
     threadgroup float router_lut_shared[ROUTER_LUT_SIZE];
-    lay_levels<RFORM, ROUTER_LUT_SIZE, SG * 32>(router_lut, tid, &router_lut_shared[0]);
+    load_lut<RFORM, ROUTER_LUT_SIZE, SG * 32>(router_lut, tid, &router_lut_shared[0]);
     float squares = 0.0f;
     for (uint i = tid; i < uint(TILE / 8); i += uint(SG * 32)) {
-        squares += stage8<T, STAGE_FORM, NORM, K>(
+        squares += stage_x8<T, STAGE_FORM, NORM, K>(
             x, token * K, norm_weight, 0, i, &x_shared[0], &x_sums[0]
         );
     }
@@ -64,9 +64,9 @@ FN uint key_of(float f) {
             acc[0][r] = 0.0f;
         }
         for (uint k = lane * 32; k < uint(K); k += 1024) {
-            rows_dot<T, RFORM, RBITS, RGROUP, K, VECS, 1, RR>(
-                router_packed, router_scales, router_biases, row, k, k, lift_of<RBITS>(opaque_zero),
-                &router_lut_shared[0], &x_shared[0], &x_sums[0], acc
+            load_dot_rows<T, RFORM, RBITS, RGROUP, K, VECS, 1, RR>(
+                router_packed, router_scales, router_biases, row, k, k,
+                magic_bits<RBITS>(opaque_zero), &router_lut_shared[0], &x_shared[0], &x_sums[0], acc
             );
         }
         #pragma unroll
@@ -91,7 +91,7 @@ FN uint key_of(float f) {
         #pragma unroll
         for (int j = 0; j < PER_LANE; j++) {
             score[j] =
-                lane + 32 * j < uint(E) ? score_of<SIGMOID>(logits[lane + 32 * j], top) : 0.0f;
+                lane + 32 * j < uint(E) ? expert_score<SIGMOID>(logits[lane + 32 * j], top) : 0.0f;
             total += score[j];
         }
         total = SIGMOID ? 1.0f : simd_sum(total);
@@ -100,7 +100,8 @@ FN uint key_of(float f) {
             uint expert = lane + 32 * j;
             key[j] = 0;
             if (expert < uint(E))
-                key[j] = key_of(CORRECT ? score[j] / total + float(correction[expert]) : score[j]);
+                key[j] =
+                    sort_key(CORRECT ? score[j] / total + float(correction[expert]) : score[j]);
         }
         uint chosen = 0;
         for (uint c = 0; c < uint(C); c++) {
@@ -119,7 +120,7 @@ FN uint key_of(float f) {
             if (lane == c) chosen = winner;
         }
         bool selected = lane < uint(C);
-        float expert_weight = selected ? score_of<SIGMOID>(logits[chosen], top) : 0.0f;
+        float expert_weight = selected ? expert_score<SIGMOID>(logits[chosen], top) : 0.0f;
         expert_weight /= NORMALISE ? simd_sum(expert_weight) : total;
         if (SCALED && selected) expert_weight *= float(expert_scales[chosen]);
 #if FUSE_GATE_UP
@@ -139,7 +140,7 @@ FN uint key_of(float f) {
     // Simdgroups take LOOPS times R gates with their ups.
     threadgroup_barrier(mem_flags::mem_threadgroup);
     uint base = picked[pair % uint(C)] * uint(2 * I);
-    uint lift = lift_of<BITS>(opaque_zero);
+    uint magic = magic_bits<BITS>(opaque_zero);
     const int WORDS = FORM == DENSE ? 8 * sizeof(T) : BITS;
     uint first_row = (threadgroup_position_in_grid.x * uint(SG) + sg) * uint(LOOPS * R);
     uint row[2 * R];
@@ -176,11 +177,11 @@ FN uint key_of(float f) {
                 packed, scales, biases, row, k < uint(K) ? k : 0, next_words, next_scale, next_zero
             );
             simdgroup_barrier(mem_flags::mem_none);  // see matvec
-            rows_meet<T, FORM, BITS, VECS>(
-                words, scale, zero, j + lane * 32, lift, &lut_shared[0], &x_shared[0], &x_sums[0],
+            dot_rows<T, FORM, BITS, VECS>(
+                words, scale, zero, j + lane * 32, magic, &lut_shared[0], &x_shared[0], &x_sums[0],
                 acc
             );
-            take_rows(words, scale, zero, next_words, next_scale, next_zero);
+            copy_rows(words, scale, zero, next_words, next_scale, next_zero);
         }
         #pragma unroll
         for (int r = 0; r < R; r++) {

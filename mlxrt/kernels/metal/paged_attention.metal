@@ -145,8 +145,8 @@ FN void norm_rope(
     threadgroup float norms[SIMDGROUPS];
     const int LUT_SIZE = FORM == LUT ? 1 << BITS : 1;
     threadgroup float lut[LUT_SIZE];
-    lay_levels<FORM, LUT_SIZE, SIMDGROUPS * 32>(w_lut, t, &lut[0]);
-    uint one = lift_of<BITS>(opaque_zero);
+    load_lut<FORM, LUT_SIZE, SIMDGROUPS * 32>(w_lut, t, &lut[0]);
+    uint magic = magic_bits<BITS>(opaque_zero);
     uint w_row[ROWS];
     uint w0[ROWS][WORDS];
     float s0[ROWS];
@@ -164,7 +164,7 @@ FN void norm_rope(
         w, w_scales, w_biases, w_row, lane * 32 < uint(K) ? lane * 32 : 0, w0, s0, z0
     );
     for (uint i = t; i < uint(TILE / 8); i += uint(SIMDGROUPS * 32)) {
-        squares += stage8<T, FORM, NORM, K>(x, row * K, x_norm, 0, i, &xs[0], &x_sums[0]);
+        squares += stage_x8<T, FORM, NORM, K>(x, row * K, x_norm, 0, i, &xs[0], &x_sums[0]);
     }
     squares = simd_sum(squares);
     if (lane == 0) norms[sg] = squares;
@@ -193,10 +193,10 @@ FN void norm_rope(
                 w, w_scales, w_biases, w_row, k < uint(K) ? k : 0, w1, s1, z1
             );
             simdgroup_barrier(mem_flags::mem_none);  // see qmv.metal
-            rows_meet<T, FORM, BITS, TILE / 4>(
-                w0, s0, z0, j + lane * 32, one, &lut[0], &xs[0], &x_sums[0], acc
+            dot_rows<T, FORM, BITS, TILE / 4>(
+                w0, s0, z0, j + lane * 32, magic, &lut[0], &xs[0], &x_sums[0], acc
             );
-            take_rows(w0, s0, z0, w1, s1, z1);
+            copy_rows(w0, s0, z0, w1, s1, z1);
         }
         #pragma unroll
         for (int n = 0; n < ROWS; n++) {
@@ -273,7 +273,7 @@ FN void norm_rope(
             simdgroup_barrier(mem_flags::mem_threadgroup);
             for (uint i = lane; i < uint(HEAD_DIM / 2); i += 32)
                 new_words[(v - uint(HEADS)) * K_WORDS + i] =
-                    pair_of<T>(heads[v][2 * i], heads[v][2 * i + 1]);
+                    pack_pair<T>(heads[v][2 * i], heads[v][2 * i + 1]);
         }
 #endif
     }

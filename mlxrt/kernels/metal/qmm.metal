@@ -13,13 +13,13 @@
     uint expert = GROUPED ? threadgroup_position_in_grid.y : 0u;
     uint row_group = sg / uint(KS);
     uint split = sg % uint(KS);
-    uint lift = lift_of<BITS>(threadgroup_position_in_grid.z);
+    uint magic = magic_bits<BITS>(threadgroup_position_in_grid.z);
     uint tile = threadgroup_position_in_grid.x * uint(RG) + row_group;
     const int OUTPUTS = PAIR ? RT * 4 : RT * 8;
     threadgroup float partial[RG][KS][RT * 8][MT * 8];
     const int LUT_SIZE = FORM == LUT ? 1 << BITS : 1;
     threadgroup float lut_shared[LUT_SIZE];
-    lay_levels<FORM, LUT_SIZE, RG * KS * 32>(lut, tid, &lut_shared[0]);
+    load_lut<FORM, LUT_SIZE, RG * KS * 32>(lut, tid, &lut_shared[0]);
     if (FORM == LUT) threadgroup_barrier(mem_flags::mem_threadgroup);
     uint last = uint(PAIR ? 2 * O - 1 : O - 1);
     uint base = expert * (last + 1);
@@ -68,7 +68,7 @@
                     set<T>(
                         left[r][n / 2], n % 2,
                         static_cast<T>(
-                            number<FORM, BITS>(words, n, lift, &lut_shared[0]) * scale + zero
+                            unpack_value<FORM, BITS>(words, n, magic, &lut_shared[0]) * scale + zero
                         )
                     );
                 }

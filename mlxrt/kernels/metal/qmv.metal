@@ -1,19 +1,19 @@
-// y [M, O] = x [M, K] times x_words matrix [O, K], plain or quantized, for x_words few rows of x. RMSNorm of x before; bias, activation,
+// y [M, O] = x [M, K] times a matrix [O, K], plain or quantized, for a few rows of x. RMSNorm of x before; bias, activation,
 // residual and softcap after. With ADD_NORM the matrix reads residual + RMSNorm(x), which is also written to h.
 #include "quantized.h"
 #include "activation.h"
 #include "staging.h"
 
 #if ADD_NORM
-// stage8 of (residual + x * inv_rms * post) * factor, which is also written to h.
+// stage_x8 of (residual + x * inv_rms * post) * factor, which is also written to h.
 template <
     typename T, int FORM, bool NORM, int K, typename X, typename R, typename W, typename H,
     typename G, typename P, typename S>
-FN float stage_sum8(
+FN float stage_add_norm8(
     X x, R residual, W post, float inv_rms, float factor, H h, bool writes, uint from,
     G norm_weight, uint tile_start, uint tid, P x_shared, S x_sums
 ) {
-    uint chunk = piece_of(tid);
+    uint chunk = chunk_index(tid);
     bool live = tile_start + 8 * chunk < uint(K);
     uint here = (from + tile_start) / 8 + chunk;
     uint x_words[2 * sizeof(T)];
@@ -44,17 +44,17 @@ FN float stage_sum8(
         squares += values[n] * values[n];
         if (NORM) values[n] *= norm_values[n];
     }
-    lay8<T, FORM>(values, chunk, x_shared, x_sums);
+    store8<T, FORM>(values, chunk, x_shared, x_sums);
     return squares;
 }
 #endif
 
-// A simdgroup makes LOOPS times R outputs of each row of x; with PAIR an output is x_words gate and the up that belongs to it.
+// A simdgroup makes LOOPS times R outputs of each row of x; with PAIR an output is a gate and the up that belongs to it.
 [[kernel]] void mlxrt_qmv(MLX_ARGUMENTS) {
     uint lane = thread_index_in_simdgroup;
     uint sg = simdgroup_index_in_threadgroup;
     uint tid = thread_position_in_threadgroup.x;
-    uint lift = lift_of<BITS>(threadgroup_position_in_grid.z);
+    uint magic = magic_bits<BITS>(threadgroup_position_in_grid.z);
     const int ROWS = PAIR ? 2 * R : R;
     const int VECS = TILE / 4;
     const int WORDS = FORM == DENSE ? 8 * sizeof(T) : BITS;
@@ -64,7 +64,7 @@ FN float stage_sum8(
     threadgroup float partial_squares[M][SG];
     const int LUT_SIZE = FORM == LUT ? 1 << BITS : 1;
     threadgroup float lut_shared[LUT_SIZE];
-    lay_levels<FORM, LUT_SIZE, SG * 32>(lut, tid, &lut_shared[0]);
+    load_lut<FORM, LUT_SIZE, SG * 32>(lut, tid, &lut_shared[0]);
     uint first_row = (threadgroup_position_in_grid.x * uint(SG) + sg) * uint(LOOPS * R);
     uint row[ROWS];
     uint words[ROWS][WORDS];
@@ -115,12 +115,12 @@ FN float stage_sum8(
         for (int m = 0; m < M; m++) {
             for (uint i = tid; i < uint(TILE / 8); i += uint(SG * 32)) {
 #if ADD_NORM
-                squares[m] += stage_sum8<T, FORM, NORM, K>(
+                squares[m] += stage_add_norm8<T, FORM, NORM, K>(
                     x, residual, post, inv_rms[m], factor, h, threadgroup_position_in_grid.x == 0,
                     m * K, norm_weight, tile_start, i, &x_shared[m * VECS], &x_sums[m * (TILE / 16)]
                 );
 #else
-                squares[m] += stage8<T, FORM, NORM, K>(
+                squares[m] += stage_x8<T, FORM, NORM, K>(
                     x, m * K, norm_weight, tile_start, i, &x_shared[m * VECS],
                     &x_sums[m * (TILE / 16)]
                 );
@@ -150,11 +150,11 @@ FN float stage_sum8(
                     next_zero
                 );
                 simdgroup_barrier(mem_flags::mem_none);
-                rows_meet<T, FORM, BITS, VECS>(
-                    words, scale, zero, offset + lane * 32, lift, &lut_shared[0], &x_shared[0],
+                dot_rows<T, FORM, BITS, VECS>(
+                    words, scale, zero, offset + lane * 32, magic, &lut_shared[0], &x_shared[0],
                     &x_sums[0], acc
                 );
-                take_rows(words, scale, zero, next_words, next_scale, next_zero);
+                copy_rows(words, scale, zero, next_words, next_scale, next_zero);
             }
             if (tile_start + TILE >= uint(K)) {
                 #pragma unroll

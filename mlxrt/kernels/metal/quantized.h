@@ -15,7 +15,7 @@ FN void load8(P p, uint i, thread float* y) {
     }
 }
 
-// Words N i ... N i + N - 1: of a packed row 32 numbers, as many words as a number has bits.
+// Words N i ... N i + N - 1: 32 elements of a packed row are as many words as an element has bits.
 template <int N, typename P>
 FN void load_words(P w, uint i, thread uint (&p)[N]) {
     if (N % 4 == 0) {
@@ -41,7 +41,7 @@ FN void load_words(P w, uint i, thread uint (&p)[N]) {
 }
 
 template <int BITS, int N>
-FN uint code(const thread uint (&p)[N], int n) {
+FN uint quantized_value(const thread uint (&p)[N], int n) {
     int word = n * BITS / 32;
     int bit = n * BITS % 32;
     uint v = p[word] >> bit;
@@ -49,47 +49,47 @@ FN uint code(const thread uint (&p)[N], int n) {
     return v & ((1u << BITS) - 1u);
 }
 
-// A code plus 2^BITS, as a float: the code is put into the mantissa, which costs no conversion. Those are slow on GPUs.
-// `one` is 2^BITS, from lift_of: its argument is always 0, but no compiler knows it, so the number stays in a register
-// instead of being made anew for every code.
+// The bits of 2^BITS as a float: or'ed with a quantized value in the mantissa they are 2^BITS plus that value, without a
+// conversion, which is slow on GPUs. The argument is always 0, but no compiler knows it, so the result stays in a register
+// instead of being made anew for every value.
 template <int BITS>
-FN uint lift_of(uint nil) {
-    return (uint(127 + BITS) + nil) << 23;
+FN uint magic_bits(uint opaque_zero) {
+    return (uint(127 + BITS) + opaque_zero) << 23;
 }
 
 template <int BITS, int N>
-FN float lifted(const thread uint (&p)[N], int n, uint one) {
+FN float magic_float(const thread uint (&p)[N], int n, uint magic) {
     const int TOP = 23 - BITS;
     const uint MASK = ((1u << BITS) - 1u) << TOP;
     int word = n * BITS / 32;
     int bit = n * BITS % 32;
-    if (bit + BITS > 32) return as_type<float>((code<BITS>(p, n) << TOP) | one);
+    if (bit + BITS > 32) return as_type<float>((quantized_value<BITS>(p, n) << TOP) | magic);
     uint v = bit > TOP ? p[word] >> ((bit - TOP) % 32) : p[word] << ((TOP - bit) % 32);
-    return as_type<float>((v & MASK) | one);
+    return as_type<float>((v & MASK) | magic);
 }
 
 // e2m1: a sign, two bits of exponent, one of fraction.
-FN float small_float(uint c) {
+FN float e2m1_to_float(uint c) {
     float m = float(c & 1u);
     uint e = (c >> 1) & 3u;
     float v = e == 0u ? 0.5f * m : (1.0f + 0.5f * m) * float(1u << (e - 1u));
     return (c & 8u) != 0u ? -v : v;
 }
 
-// The levels of codes where every lane finds them: before the first barrier of a kernel, by SIZE threads.
-template <int FORM, int LEVELS, int SIZE, typename L, typename P>
-FN void lay_levels(L levels, uint t, P table) {
+// Copies the lookup table to threadgroup memory, by SIZE threads, before the first barrier of a kernel.
+template <int FORM, int LUT_SIZE, int SIZE, typename L, typename P>
+FN void load_lut(L lut, uint t, P table) {
     if (FORM == LUT) {
-        for (uint i = t; i < uint(LEVELS); i += uint(SIZE)) table[i] = float(levels[i]);
+        for (uint i = t; i < uint(LUT_SIZE); i += uint(SIZE)) table[i] = float(lut[i]);
     }
 }
 
-// A number is `number` times its group's scale plus what `zero_at` gives for it.
+// An element is unpack_value times its group's scale, plus zero_at.
 template <int FORM, int BITS, int N, typename P>
-FN float number(const thread uint (&p)[N], int n, uint one, P table) {
-    return FORM == LUT     ? table[code<BITS>(p, n)]
-           : FORM == MXFP4 ? small_float(code<BITS>(p, n))
-                           : lifted<BITS>(p, n, one);
+FN float unpack_value(const thread uint (&p)[N], int n, uint magic, P table) {
+    return FORM == LUT     ? table[quantized_value<BITS>(p, n)]
+           : FORM == MXFP4 ? e2m1_to_float(quantized_value<BITS>(p, n))
+                           : magic_float<BITS>(p, n, magic);
 }
 
 template <int FORM, int BITS, typename Z>

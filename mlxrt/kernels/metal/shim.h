@@ -139,9 +139,9 @@ FN void set_pair(thread Tile<T>& t, uint w) {
     t.m.thread_elements()[1] = static_cast<T>(y[1]);
 }
 
-// Codes number k of both halves of a word into a tile.
+// Quantized values k of both halves of a word into a tile.
 template <int BITS, typename T>
-FN void set_codes(thread Tile<T>& t, uint w, uint k) {
+FN void set_quantized(thread Tile<T>& t, uint w, uint k) {
     uint u = w >> (BITS * k);
     uint mask = (1u << BITS) - 1u;
     t.m.thread_elements()[0] = static_cast<T>(float(u & mask));
@@ -149,19 +149,19 @@ FN void set_codes(thread Tile<T>& t, uint w, uint k) {
 }
 
 template <typename T>
-FN uint pair_of(float a, float b);
+FN uint pack_pair(float a, float b);
 
 template <>
-FN uint pair_of<float>(float a, float b) {
+FN uint pack_pair<float>(float a, float b) {
     return as_type<uint>(a);
 }  // a word holds one
 
 template <>
-FN uint pair_of<half>(float a, float b) {
+FN uint pack_pair<half>(float a, float b) {
     return as_type<uint>(half2(half(a), half(b)));
 }
 
 template <>
-FN uint pair_of<bfloat16_t>(float a, float b) {
+FN uint pack_pair<bfloat16_t>(float a, float b) {
     return (as_type<uint>(a) >> 16) | (as_type<uint>(b) & 0xffff0000u);
 }  // they are such
