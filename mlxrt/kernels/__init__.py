@@ -1,4 +1,4 @@
-"""Ops with kernels: one Metal text each, run by MLX on Metal and CUDA, by the simulator in tests."""
+"""Ops with kernels: one Metal source each, run by MLX on Metal and CUDA, by the simulator in tests."""
 
 from .device import DeviceProfile, backend
 from .dispatch import MODES, PLAIN, Gpu, Kernels, make_gpu

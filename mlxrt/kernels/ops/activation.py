@@ -25,7 +25,7 @@ def gelu(gate: mx.array, up: mx.array) -> mx.array:
 
 
 def clamped(gate: mx.array, up: mx.array, *, alpha: float = 1.702, limit: float = 7.0) -> mx.array:
-    """gpt-oss' own; kernels have it with these numbers."""
+    """gpt-oss' own; kernels have it with these constants."""
     x, u = mx.minimum(gate.astype(mx.float32), limit), mx.clip(up.astype(mx.float32), -limit, limit)
     return (x * mx.sigmoid(alpha * x) * (u + 1)).astype(gate.dtype)
 

@@ -19,7 +19,7 @@ MAX_QMV_TOKENS = 64  # up to which a qmv for each of their experts is the faster
 RESIDENT = (
     4  # threadgroups of downs to a multiprocessor, by their registers: 7.0 us against 8.7 with as many as each likes
 )
-TOGETHER = 4  # experts whose downs are computed side by side: 1024 numbers of x each are 16 KB
+TOGETHER = 4  # experts whose downs are computed together: 1024 elements of x each are 16 KB
 
 GATE_UP = Source(
     "moe_gate_up.metal", ("x", "experts", "packed", "scales", "biases", "lut", "norm_weight", "bias"), ("y",)

@@ -1,6 +1,6 @@
 """A few rows of x times a matrix, packed or plain, in one launch: norm before; bias, activation, residual, cap after.
 
-A matvec lives on bytes in flight and on few instructions a weight. x lies unpacked in threadgroup memory; a simdgroup
+A qmv lives on bytes in flight and on few instructions a weight. x lies unpacked in threadgroup memory; a simdgroup
 goes over many rows of the matrix, several at once, 16 bytes a lane, and the words of the next ones are on their way
 while it multiplies those it has. RMSNorm costs no pass of its own, because its divisor is a factor of the result.
 """
@@ -25,7 +25,7 @@ QMV = Source("qmv.metal", ("x", "packed", "scales", "biases", "lut", "norm_weigh
 
 
 def bits_of(value: float) -> int:
-    """A float as the integer with its bits: kernel constants are whole numbers."""
+    """A float as the integer with its bits: kernel constants are integers."""
     return int.from_bytes(struct.pack("<f", value), "little", signed=True)
 
 
@@ -53,7 +53,7 @@ def qmv_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 
 def qmv_case(dtype: mx.Dtype, mode, bits, group, rows, width, m, extra: dict[str, Any]) -> Case:
-    """m rows of `width` numbers times a matrix; `extra` names what stands before and after."""
+    """m rows of `width` elements times a matrix; `extra` names what stands before and after."""
     mx.random.seed(rows)
     pair = bool(extra.get("pair"))
     total = rows * 2 if pair else rows

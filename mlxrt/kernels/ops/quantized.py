@@ -57,7 +57,7 @@ class QuantizedMatrix:
         return mx.quantized_matmul(x, self.weight, self.scales, self.biases, True, self.group, self.bits, self.mode)
 
     def plain(self) -> mx.array:
-        """The numbers themselves, float32."""
+        """The dense matrix, float32."""
         if self.scales is None:
             return self.weight.astype(mx.float32)
         if self.lut_matrix is not None:
