@@ -93,9 +93,7 @@ def random_weights(
         raise BadRequest(f"random weights can be stored as {', '.join(MODES)}, not as {mode!r}")
     if bits is not None:
         # Lazy: matrices get their packed shapes, nothing is computed, all of it is replaced below.
-        nn.quantize(
-            model, group_size, bits, mode=mode, class_predicate=lambda _, module: is_quantizable(module, group_size)
-        )
+        nn.quantize(model, group_size, bits, mode=mode, class_predicate=lambda _, m: is_quantizable(m, group_size))
     packed = {name: module for name, module in model.named_modules() if "scales" in module}
     # A packed matrix's biases follow from its scales, so they come last.
     flat: dict[str, mx.array] = dict(tree_flatten(model.parameters()))  # type: ignore[arg-type]

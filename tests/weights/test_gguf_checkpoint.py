@@ -158,7 +158,7 @@ def test_ends_and_tokens(tmp_path):
 
     config = keys(tmp_path, tokens)
     assert (config["bos_token_id"], config["eos_token_id"], config["vocab_size"]) == (1, [2, 3], 48)
-    with pytest.raises(BadCheckpoint, match="eos_token_id must be a token id below 48, found 48"):
+    with pytest.raises(BadCheckpoint, match="eos_token_id must be an id below 48, found 48"):
         keys(tmp_path, lambda w: w.add_eos_token_id(48))
     with pytest.raises(BadCheckpoint, match="49 tokens, the embedding 48 rows"):
         keys(tmp_path, lambda w: w.add_token_list(["a"] * 49))
@@ -243,7 +243,7 @@ def test_q_that_cannot_be_unpermuted(tmp_path, name, shape, kind):
     del weights["model.layers.0.self_attn.q_proj.weight"]
     value = np.ones(shape, np.float32)
     path = write_gguf(tmp_path / "x.gguf", weights, extra=lambda w: add_tensor(w, f"blk.0.attn_q.{name}", value, kind))
-    with pytest.raises(BadCheckpoint, match=f"blk.0.attn_q.{name} is {kind} .*, expected a matrix or a plain bias"):
+    with pytest.raises(BadCheckpoint, match=f"blk.0.attn_q.{name} is {kind} .*, not a matrix or plain bias"):
         GgufCheckpoint(path).load()
 
 

@@ -54,9 +54,7 @@ def make_config(source: SourceModel, recipe: Recipe, tensors: Iterable[EncodedTe
 
 
 def mxtq_bits(tensors: Iterable[EncodedTensor]) -> dict[str, Any]:
-    jangtq = {
-        tensor.name.split(".")[-2]: tensor.encoding.bits for tensor in tensors if tensor.encoding.kind == "jangtq"
-    }
+    jangtq = {t.name.split(".")[-2]: t.encoding.bits for t in tensors if t.encoding.kind == "jangtq"}
     return {"routed_expert": jangtq, "attention": 8, "shared_expert": 8, "embed_tokens": 8, "lm_head": 8}
 
 

@@ -91,14 +91,12 @@ def convert(
 
 def plan_tensors(source: SourceModel, recipe: Recipe, shard_bytes: int) -> list[TensorPlan]:
     """All tensors with their files, in a fixed order."""
-    names = sorted(
-        source.shapes, key=lambda name: [(s.isdigit(), int(s) if s.isdigit() else 0, s) for s in name.split(".")]
-    )
+    names = sorted(source.shapes, key=lambda n: [(s.isdigit(), int(s) if s.isdigit() else 0, s) for s in n.split(".")])
     shards: list[list[str]] = [[]]
     filled = 0
     encodings: dict[str, Encoding] = {name: recipe.choose(name, source.shapes[name]) for name in names}
     for name in [n for n in names if encodings[n].kind != "codebook"]:
-        size = stored_bytes(source.shapes[name], encodings[name])
+        size = math.prod(source.shapes[name]) * encodings[name].bits // 8
         if shards[-1] and filled + size > shard_bytes:
             shards.append([])
             filled = 0
@@ -112,10 +110,6 @@ def plan_tensors(source: SourceModel, recipe: Recipe, shard_bytes: int) -> list[
 def codebook_file(name: str) -> str:
     path = name.split(".")
     return f"codebook-layer-{int(path[path.index('layers') + 1]):03d}-{path[-2]}.safetensors"
-
-
-def stored_bytes(shape: tuple[int, ...], encoding: Encoding) -> int:
-    return math.prod(shape) * encoding.bits // 8
 
 
 def start(partial: Path, checkpoint: Checkpoint, recipe: Recipe, plans: list[TensorPlan], calibration: str) -> None:
@@ -178,12 +172,7 @@ def write_shard(path: Path, arrays: dict[str, mx.array]) -> None:
 
 
 def finish(
-    partial: Path,
-    folder: Path,
-    checkpoint: Checkpoint,
-    source: SourceModel,
-    recipe: Recipe,
-    plans: list[TensorPlan],
+    partial: Path, folder: Path, checkpoint: Checkpoint, source: SourceModel, recipe: Recipe, plans: list[TensorPlan]
 ) -> Converted:
     """Write config, index and tokenizer, then rename the folder."""
     headers = {file: read_header(partial / file) for file in sorted({plan.file for plan in plans})}

@@ -14,13 +14,8 @@ TIERS = {
     "1L": (8, 8, 2), "2S": (6, 4, 2), "2M": (8, 4, 2), "2L": (8, 6, 2), "3S": (6, 3, 3), "3M": (8, 3, 3),
     "3L": (8, 4, 3), "4S": (6, 4, 4), "4M": (8, 4, 4), "4L": (8, 6, 4), "6M": (8, 6, 6),
 }  # fmt: skip
-JANGTQ_BITS = {
-    "JANGTQ1": (1, 1),
-    "JANGTQ2": (2, 2),
-    "JANGTQ3": (3, 3),
-    "JANGTQ4": (4, 4),
-    "JANGTQ_K": (2, 4),
-}  # of gate and up, of down
+# Bits of gate and up, of down.
+JANGTQ_BITS = {"JANGTQ1": (1, 1), "JANGTQ2": (2, 2), "JANGTQ3": (3, 3), "JANGTQ4": (4, 4), "JANGTQ_K": (2, 4)}
 JANG_BITS = (2, 3, 4, 5, 6, 8)
 CRITICAL = re.compile(r"\.(q|k|v|o|qkv)_proj\.|(^|\.)lm_head\.|\.shared_expert\.|kv_[ab]_proj|q_[ab]_proj")
 IMPORTANT = re.compile(r"embed_tokens|\.linear_attn\.")
@@ -64,9 +59,7 @@ class Recipe:
         if self.group is not None:
             require(self.group in AFFINE_GROUPS, f"--group-size must be one of {list(AFFINE_GROUPS)}, not {self.group}")
         require(not self.rules or self.format == "mlx", f"rules apply to --format mlx, not to {self.format}")
-        require(
-            not self.hadamard or self.format == "jang", f"--hadamard applies to --format jang, not to {self.format}"
-        )
+        require(not self.hadamard or self.format == "jang", f"--hadamard applies to --format jang, not {self.format}")
         if self.profile is not None:
             known = {"jang": [f"JANG_{t}" for t in TIERS], "jangtq": list(JANGTQ_BITS)}.get(self.format, [])
             require(bool(known), f"--profile does not apply to {self.format}; see --bits")

@@ -98,7 +98,5 @@ def open_source(checkpoint: Checkpoint) -> SourceModel:
 
 def check_finite(name: str, array: mx.array) -> mx.array:
     if array.dtype in FLOATS and not bool(mx.isfinite(array).all()):
-        raise BadCheckpoint(
-            f"{shown(name)} holds NaN, infinities or values beyond {array.dtype}; it cannot be stored in it"
-        )
+        raise BadCheckpoint(f"{shown(name)} holds NaN, infinities or values beyond {array.dtype}; it cannot be stored")
     return array

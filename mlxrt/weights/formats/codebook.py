@@ -61,13 +61,7 @@ def read_codebook_matrix(path: str, shape: tuple[int, ...], arrays: Mapping[str,
         raise BadCheckpoint(f"{path}.codebook: expected floats [vectors, length], found {describe(codebook)}")
     size, length = codebook.shape
     expected = [*shape[:-1], shape[-1] // length]
-    fits = (
-        indices is not None
-        and indices.dtype in INTEGERS
-        and list(indices.shape) == expected
-        and shape[-1] % length == 0
-    )
-    if indices is None or not fits:
+    if indices is None or indices.dtype not in INTEGERS or list(indices.shape) != expected or shape[-1] % length:
         raise BadCheckpoint(
             f"{path}.codes: vectors of {length} for a matrix {list(shape)} are {expected} integers, "
             f"found {describe(indices)}"
@@ -80,9 +74,7 @@ def read_codebook_matrix(path: str, shape: tuple[int, ...], arrays: Mapping[str,
 def check_values(path: str, indices: mx.array, codebook: mx.array) -> None:
     low, high = int(indices.min()), int(indices.max())
     if low < 0 or high >= codebook.shape[0]:
-        raise BadCheckpoint(
-            f"{path}.codes hold {low if low < 0 else high}, the codebook has {codebook.shape[0]} vectors"
-        )
+        raise BadCheckpoint(f"{path}.codes hold {low if low < 0 else high}, the codebook {codebook.shape[0]} vectors")
     if not bool(mx.isfinite(codebook).all()):
         raise BadCheckpoint(f"{path}.codebook holds NaN or infinities; the file is damaged")
 
@@ -135,13 +127,10 @@ def find_matrix(item: Mapping[str, Any], arrays: Arrays) -> tuple[str, mx.array,
 
 def read_shape(path: str, item: Mapping[str, Any]) -> tuple[int, int]:
     shape = item.get("shape")
-    if (
-        not isinstance(shape, list)
-        or len(shape) != 2
-        or not all(type(n) is int and 0 < n <= LARGEST_DIMENSION for n in shape)
-    ):
+    sizes = shape if isinstance(shape, list) else []
+    if len(sizes) != 2 or not all(type(n) is int and 0 < n <= LARGEST_DIMENSION for n in sizes):
         raise BadCheckpoint(f"{CONFIG}: the shape of {shown(path)} must be [out, in], found {shown(shape)}")
-    return shape[0], shape[1]
+    return sizes[0], sizes[1]
 
 
 def reshape_indices(path: str, indices: mx.array, codebook: mx.array, shape: tuple[int, int]) -> Arrays:

@@ -39,11 +39,8 @@ def read_packed(path: str, config: Mapping[str, Any], arrays: Arrays) -> IntMatr
     require(scale.shape[0] == out and groups <= columns, path, f"scales are {list(scale.shape)} for {out} x {columns}")
     index = arrays.get(f"{path}.weight_g_idx")
     if index is not None:
-        require(
-            index.shape == (columns,) and mx.issubdtype(index.dtype, mx.integer),
-            path,
-            f"weight_g_idx is {describe(index)}",
-        )
+        fits = index.shape == (columns,) and mx.issubdtype(index.dtype, mx.integer)
+        require(fits, path, f"weight_g_idx is {describe(index)}")
         group_of = check_groups(path, index, groups)
     else:
         require(columns % groups == 0, path, f"{groups} groups for {columns} inputs")
@@ -76,9 +73,7 @@ def configured_bits(config: Mapping[str, Any]) -> set[int]:
         weights = group.get("weights") if isinstance(group, Mapping) else None
         bits = weights.get("num_bits") if isinstance(weights, Mapping) else None
         if type(bits) is not int:
-            raise BadCheckpoint(
-                f"config.json: quantization_config.config_groups has a group with num_bits {shown(bits)}"
-            )
+            raise BadCheckpoint(f"config.json: quantization_config.config_groups: num_bits is {shown(bits)}")
         found.add(bits)
     return found
 
@@ -92,11 +87,8 @@ def read_byte_matrix(path: str, arrays: Arrays) -> mx.array:
     scale = scale.astype(mx.float32)
     scale = scale.reshape(1, 1) if scale.size == 1 else scale.reshape(-1, 1) if scale.ndim == 1 else scale
     rows, groups = scale.shape if scale.ndim == 2 else (0, 0)
-    require(
-        rows > 0 and groups > 0 and out % rows == 0 and columns % groups == 0,
-        path,
-        f"weight_scale is {describe(scale)}",
-    )
+    fits = rows > 0 and groups > 0 and out % rows == 0 and columns % groups == 0
+    require(fits, path, f"weight_scale is {describe(scale)}")
     scale = mx.repeat(mx.repeat(scale, out // rows, axis=0), columns // groups, axis=1)
     zero = arrays.get(f"{path}.weight_zero_point")
     if zero is not None and zero.any().item():

@@ -57,9 +57,7 @@ class FolderCheckpoint(Checkpoint):
         shards = {name: read_header(self.path / name) for name in names}
         for tensor, name in weight_map.items():
             if tensor not in shards[name]:
-                raise BadCheckpoint(
-                    f"{self.path / find_index(self.path)}: puts {shown(tensor)} in {name}, which does not hold it"
-                )
+                raise BadCheckpoint(f"{self.path / find_index(self.path)}: {shown(tensor)} is not in {name}")
         return shards | {name: self.codebook_header(name) for name in self.codebook_files() if name not in shards}
 
     def codebook_files(self) -> list[str]:

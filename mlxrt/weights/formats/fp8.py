@@ -51,9 +51,7 @@ def read_block_size(config: Mapping[str, Any]) -> tuple[int, int]:
     quantization = config.get("quantization_config")
     quantization = quantization if isinstance(quantization, Mapping) else {}
     if quantization.get("fmt") not in FORMATS:
-        raise UnsupportedModel(
-            f"config.json: quantization_config.fmt = {shown(quantization['fmt'])}; only e4m3 is read"
-        )
+        raise UnsupportedModel(f"config.json: quantization_config.fmt = {shown(quantization['fmt'])}; e4m3 is read")
     sizes = quantization.get("weight_block_size")
     if sizes is None:
         return BLOCK
@@ -64,9 +62,7 @@ def read_block_size(config: Mapping[str, Any]) -> tuple[int, int]:
 
 def check_matrix(name: str, values: mx.array | None, scale: mx.array, block: tuple[int, int]) -> None:
     if values is None or values.dtype != mx.uint8 or values.ndim not in (2, 3):
-        raise BadCheckpoint(
-            f"{shown(name + SCALE)} is there, so {shown(name)} must be an FP8 matrix; found {describe(values)}"
-        )
+        raise BadCheckpoint(f"{shown(name)} has FP8 scales: it must be an FP8 matrix; found {describe(values)}")
     if scale.dtype not in FLOATS:
         raise UnsupportedModel(f"{shown(name + SCALE)}: expected float scales, found {dtype_name(scale)}")
     expected = (*values.shape[:-2], *(-(-n // b) for n, b in zip(values.shape[-2:], block)))

@@ -26,9 +26,7 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the nibble of each of eight outputs
 def read_gptq(path: str, config: Mapping[str, Any], arrays: Arrays) -> IntMatrix:
     bits, offset = config.get("bits"), zero_offset(config)
     if type(bits) is not int or bits not in GPTQ_BITS:
-        raise UnsupportedModel(
-            f"config.json: quantization_config.bits = {shown(bits)}; GPTQ is read with {list(GPTQ_BITS)}"
-        )
+        raise UnsupportedModel(f"config.json: quantization_config.bits = {shown(bits)}; GPTQ has {list(GPTQ_BITS)}")
     packed, scale = find_packed(path, "qweight", arrays), find_scales(path, "scales", arrays)
     rows, out = packed.shape
     require(rows * 32 % bits == 0, path, f"{rows} rows of qweight do not hold a whole number of {bits}-bit inputs")
@@ -36,13 +34,8 @@ def read_gptq(path: str, config: Mapping[str, Any], arrays: Arrays) -> IntMatrix
     groups = scale.shape[0]
     require(scale.shape[1] == out, path, f"scales for {scale.shape[1]} outputs, qweight for {out}")
     q = unpack_bits(packed.T, bits)  # [out, in]
-    return IntMatrix(
-        q,
-        read_zeros(path, config, arrays, (out, groups), bits, offset),
-        scale.T,
-        bits,
-        read_groups(path, config, arrays, columns, groups),
-    )
+    zeros = read_zeros(path, config, arrays, (out, groups), bits, offset)
+    return IntMatrix(q, zeros, scale.T, bits, read_groups(path, config, arrays, columns, groups))
 
 
 def zero_offset(config: Mapping[str, Any]) -> int:
@@ -54,9 +47,7 @@ def zero_offset(config: Mapping[str, Any]) -> int:
         )
     dynamic = config.get("dynamic") or {}
     if not isinstance(dynamic, Mapping) or any(not str(rule).startswith("-:") for rule in dynamic):
-        raise UnsupportedModel(
-            "config.json: quantization_config.dynamic gives modules other bits, which is not supported"
-        )
+        raise UnsupportedModel("config.json: quantization_config.dynamic (bits by module) is not supported")
     return 1 if form == "gptq" else 0
 
 
@@ -67,11 +58,8 @@ def read_zeros(path, config, arrays, shape, bits, offset) -> mx.array:
         return mx.full(shape, 1 << (bits - 1), mx.float32)
     out, groups = shape
     packed = find_packed(path, "qzeros", arrays)
-    require(
-        packed.shape == (groups, -(-out * bits // 32)),
-        path,
-        f"qzeros are {list(packed.shape)} for {groups} groups of {out} outputs",
-    )
+    fits = packed.shape == (groups, -(-out * bits // 32))
+    require(fits, path, f"qzeros are {list(packed.shape)} for {groups} groups of {out} outputs")
     return (unpack_bits(packed, bits)[:, :out].T + offset).astype(mx.float32)
 
 
@@ -96,16 +84,12 @@ def read_awq(path: str, config: Mapping[str, Any], arrays: Arrays) -> IntMatrix:
             f"config.json: quantization_config has bits {shown(bits)} and version {shown(version)}; "
             "AWQ is read with 4 and gemm"
         )
-    packed, zeros, scale = (
-        find_packed(path, "qweight", arrays),
-        find_packed(path, "qzeros", arrays),
-        find_scales(path, "scales", arrays),
-    )
+    packed, zeros = find_packed(path, "qweight", arrays), find_packed(path, "qzeros", arrays)
+    scale = find_scales(path, "scales", arrays)
     columns, out, groups = packed.shape[0], 8 * packed.shape[1], scale.shape[0]
     require(scale.shape == (groups, out), path, f"scales are {list(scale.shape)} for {out} outputs")
-    require(
-        zeros.shape == (groups, out // 8), path, f"qzeros are {list(zeros.shape)} for {groups} groups of {out} outputs"
-    )
+    fits = zeros.shape == (groups, out // 8)
+    require(fits, path, f"qzeros are {list(zeros.shape)} for {groups} groups of {out} outputs")
     require(columns % groups == 0, path, f"{groups} groups for {columns} inputs")
     return IntMatrix(unpack_outputs(packed).T, unpack_outputs(zeros).T.astype(mx.float32), scale.T, AWQ_BITS)
 

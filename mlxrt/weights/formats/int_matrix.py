@@ -43,18 +43,15 @@ class IntMatrix:
         return pack_bits(self.q, self.bits), scale, -zero * scale
 
 
-def is_contiguous(group_of: mx.array, groups: int) -> bool:
-    """Whether groups are contiguous and of equal size."""
-    columns = group_of.shape[0]
-    return columns % groups == 0 and bool(mx.array_equal(group_of, mx.arange(columns) // (columns // groups)))
-
-
 def check_groups(path: str, group_of: mx.array, groups: int) -> mx.array | None:
-    """The group of every column, None for contiguous groups."""
+    """The group of every column, None for contiguous groups of equal size."""
     low, high = int(group_of.min()), int(group_of.max())
     if not 0 <= low <= high < groups:
         raise BadCheckpoint(f"{path}: its columns are in groups {low}..{high}, there are {groups} scales")
-    return None if is_contiguous(group_of, groups) else group_of.astype(mx.uint32)
+    columns = group_of.shape[0]
+    if columns % groups == 0 and mx.array_equal(group_of, mx.arange(columns) // (columns // groups)):
+        return None
+    return group_of.astype(mx.uint32)
 
 
 def find_packed(path: str, name: str, arrays: Mapping[str, mx.array]) -> mx.array:

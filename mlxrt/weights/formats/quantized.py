@@ -70,9 +70,7 @@ def detect_mlx(path: str, width: int, arrays: Mapping[str, mx.array]) -> MLXForm
     weight, scales, biases = (arrays.get(f"{path}.{part}") for part in ("weight", "scales", "biases"))
     fine = weight is not None and weight.dtype == mx.uint32 and weight.ndim in (2, 3)  # 3: a stack of experts
     if weight is None or not fine or scales is None or scales.ndim != weight.ndim:
-        raise BadCheckpoint(
-            f"{path}.scales is there, so {path}.weight must be packed: a uint32 matrix; found {describe(weight)}"
-        )
+        raise BadCheckpoint(f"{path} has scales: its weight must be a packed uint32 matrix; found {describe(weight)}")
     columns, groups = weight.shape[-1], scales.shape[-1]
     if not columns or not groups or 32 * columns % width or width % groups:
         raise BadCheckpoint(f"{path}: {columns} uint32 and {groups} scales per row do not fit its {width} features")

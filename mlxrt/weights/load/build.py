@@ -42,9 +42,7 @@ def build(checkpoint: Checkpoint, *, dtype: mx.Dtype | None = None, dequantise: 
     return build_native(family, checkpoint, dtype=dtype, dequantise=dequantise)
 
 
-def build_native(
-    family: type[CausalLM], checkpoint: Checkpoint, *, dtype: mx.Dtype | None, dequantise: bool
-) -> CausalLM:
+def build_native(family: type[CausalLM], checkpoint: Checkpoint, dtype: mx.Dtype | None, dequantise: bool) -> CausalLM:
     """`build` for one of our own families."""
     config = family.parse(checkpoint.config)
     check_depth(checkpoint, family.rename)

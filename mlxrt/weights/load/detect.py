@@ -27,6 +27,7 @@ from ..formats.quantized import MLXFormat, contradictions, detect_mlx
 from ..formats.weight_format import Arrays, WeightFormat
 
 Shape = tuple[int, ...]
+Infos = Mapping[str, TensorInfo]  # the headers of all tensors
 Described = WeightFormat | str  # a format, or its name where headers do not suffice to build one
 
 HEADER_DTYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16, "U32": mx.uint32, "U8": mx.uint8}
@@ -61,26 +62,16 @@ def read_jangtq1(path: str, shape: Shape, arrays: Arrays, hints: Hints) -> Weigh
     return read_jangtq(path, shape, arrays, (hints.jang or JangLabels({}, hints.config)).seed)
 
 
-def read_jangtq2(path: str, shape: Shape, arrays: Arrays, hints: Hints) -> WeightFormat:
-    return read_jangh(path, shape, arrays, hints.config)
-
-
-def read_codebook(path: str, shape: Shape, arrays: Arrays, hints: Hints) -> WeightFormat:
-    return read_codebook_matrix(path, shape, arrays)
-
-
 def refuse_trellis(path: str, shape: Shape, arrays: Arrays, hints: Hints) -> WeightFormat:
-    raise UnsupportedModel(
-        f"{path} is stored as JANGT (trellis codes), which mlxrt does not read; take a JANG, JANGTQ or MLX version"
-    )
+    raise UnsupportedModel(f"{path} is JANGT (trellis codes), which is not read; take a JANG, JANGTQ or MLX version")
 
 
 # The tensor that identifies a format -> its reader.
 READERS: dict[str, Callable[[str, Shape, Arrays, Hints], WeightFormat]] = {
     ".scales": read_mlx,
     ".tq_packed": read_jangtq1,
-    ".tq2_packed": read_jangtq2,
-    ".codes": read_codebook,
+    ".tq2_packed": lambda path, shape, arrays, hints: read_jangh(path, shape, arrays, hints.config),
+    ".codes": lambda path, shape, arrays, hints: read_codebook_matrix(path, shape, arrays),
     ".jt_packed": refuse_trellis,
 }
 
@@ -108,9 +99,7 @@ def module_path(name: str) -> str:
     return SINGLE_EXPERT.sub(r"\1.", name.rpartition(".")[0])
 
 
-def format_from_headers(
-    name: str, shape: Shape, sizes: Mapping[str, TensorInfo], jang: JangLabels | None
-) -> Described | None:
+def format_from_headers(name: str, shape: Shape, sizes: Infos, jang: JangLabels | None) -> Described | None:
     """The format of the matrix of `shape` whose main tensor is `name`; None for a plain one."""
     path, _, part = name.rpartition(".")
     info = sizes[name]
@@ -118,16 +107,12 @@ def format_from_headers(
         return mlx_from_headers(path, shape, sizes, jang)
     if part == "tq_packed":
         bits = next((b for b in BITS if aligned_words(shape[-1], b) == info.shape[-1]), None)
-        return (
-            LUTFormat(LUTEncoding.jangtq(bits, shape[-1], jang.seed if jang else 42), JANGTQ_PARTS)
-            if bits
-            else "jangtq"
-        )
+        seed = jang.seed if jang else 42
+        return LUTFormat(LUTEncoding.jangtq(bits, shape[-1], seed), JANGTQ_PARTS) if bits else "jangtq"
     if part == "tq2_packed":
         bits = 32 * info.shape[-1] // shape[-1]
-        return (
-            LUTFormat(LUTEncoding.jangtq2(bits, shape[-1], rotated=True), JANGTQ2_PARTS) if bits in CUBIC else "jangtq2"
-        )
+        known = bits in CUBIC
+        return LUTFormat(LUTEncoding.jangtq2(bits, shape[-1], rotated=True), JANGTQ2_PARTS) if known else "jangtq2"
     if part == "codes" and (book := sizes.get(f"{path}.codebook")) and len(book.shape) == 2:
         return f"codebook of {book.shape[0]} x {book.shape[1]}"
     if part == "qweight" and info.dtype == "U8":
@@ -135,9 +120,7 @@ def format_from_headers(
     return None
 
 
-def mlx_from_headers(
-    path: str, shape: Shape, sizes: Mapping[str, TensorInfo], jang: JangLabels | None
-) -> WeightFormat | None:
+def mlx_from_headers(path: str, shape: Shape, sizes: Infos, jang: JangLabels | None) -> WeightFormat | None:
     if f"{path}.scales" not in sizes:
         return None
     infos = {f"{path}.{part}": sizes.get(f"{path}.{part}") for part in ("weight", "scales", "biases")}
@@ -146,9 +129,7 @@ def mlx_from_headers(
     return with_input_transform(path, shape, fmt, {}, hadamard=jang is not None and jang.hadamard)
 
 
-def formats_from_headers(
-    shapes: Mapping[str, Shape], sizes: Mapping[str, TensorInfo], jang: JangLabels | None
-) -> dict[str, Described]:
+def formats_from_headers(shapes: Mapping[str, Shape], sizes: Infos, jang: JangLabels | None) -> dict[str, Described]:
     """Main tensor -> its format, for all quantised matrices. `shapes` are those of the model's parameters."""
     found = {}
     for name in sizes:
@@ -184,9 +165,7 @@ def describe_jang(found: Mapping[str, Described], jang: JangLabels | None) -> di
     }
 
 
-def header_contradictions(
-    found: Mapping[str, Described], config: Mapping[str, Any], jang: JangLabels | None
-) -> list[str]:
+def header_contradictions(found: dict[str, Described], config: Mapping[str, Any], jang: JangLabels | None) -> list[str]:
     """A line for every label that the headers contradict; `config` with our module names."""
     formats = {module_path(name): fmt for name, fmt in found.items() if isinstance(fmt, WeightFormat)}
     line = contradictions(config, {path: fmt for path, fmt in formats.items() if isinstance(fmt, MLXFormat)})

@@ -60,11 +60,10 @@ def download(repo: Repository, *, offline: bool, token: str | None, refresh: boo
         if folder is not None:
             log.info(f"{repo}: from the cache, commit {folder.name[:12]} (`mlxrt pull {repo}` looks for a newer one)")
         elif offline:
-            raise HubError(
-                f"{repo} is not (completely) in the cache and mlxrt is offline; run `mlxrt pull {repo}` online"
-            )
+            raise HubError(f"{repo} is not complete in the cache and mlxrt is offline; run `mlxrt pull {repo}` online")
         else:
-            log_download(repo, *list_files(repo, token))
+            endpoint, files = list_files(repo, token)
+            log.info(f"{repo}: fetching {len(files)} files, {sum(files.values()) / 1e6:.1f} MB in all, from {endpoint}")
             folder = snapshot(repo, token=token)
     return folder / repo.file if repo.file else folder
 
@@ -152,18 +151,12 @@ def check_weights(repo: Repository, files: dict[str, int], needed: dict[str, int
         return
     if ggufs:
         raise ModelNotFound(f"{repo} holds GGUF files; name one as {repo}:FILE, FILE one of: {list_some(ggufs)}")
-    raise UnsupportedModel(
-        f"{repo} has neither .safetensors nor .gguf, but {list_some(sorted(files))}; convert it first"
-    )
+    raise UnsupportedModel(f"{repo} has neither .safetensors nor .gguf, but {list_some(sorted(files))}; convert it")
 
 
 def list_some(names: list[str], limit: int = 12) -> str:
     rest = f" and {len(names) - limit} more" if len(names) > limit else ""
     return (", ".join(names[:limit]) or "none") + rest
-
-
-def log_download(repo: Repository, endpoint: str, files: dict[str, int]) -> None:
-    log.info(f"{repo}: fetching {len(files)} files, {sum(files.values()) / 1e6:.1f} MB in all, from {endpoint}")
 
 
 def verify(path: Path) -> None:
@@ -229,9 +222,7 @@ def http_error(repo: str, request: str, error: Exception, status: int) -> MlxrtE
     if isinstance(error, errors.RevisionNotFoundError):
         return ModelNotFound(f"{repo} has no such revision (requested: {request}); give a branch, a tag or a commit")
     if isinstance(error, errors.EntryNotFoundError):
-        return ModelNotFound(
-            f"the hub lists a file of {request} that it does not have: {first_line(error)}; run it again"
-        )
+        return ModelNotFound(f"the hub lists a file of {request} that it does not have: {first_line(error)}; try again")
     if status == 404:
         return ModelNotFound(f"the hub has no model {repo}; check the spelling, or {token} if it is private")
     if status == 401:

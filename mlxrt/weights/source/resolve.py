@@ -37,23 +37,14 @@ class FetchOptions:
 
 
 def resolve(
-    name: str,
-    *,
-    revision: str | None = None,
-    offline: bool = False,
-    token: str | None = None,
+    name: str, *, revision: str | None = None, offline: bool = False, token: str | None = None
 ) -> ResolvedModel:
     """Resolve a model, downloading it if it is not cached. A cached model needs no network."""
     return resolve_with(name, FetchOptions(revision, offline or offline_by_environment(), token))
 
 
 def fetch(
-    name: str,
-    *,
-    revision: str | None = None,
-    offline: bool = False,
-    token: str | None = None,
-    verify: bool = False,
+    name: str, *, revision: str | None = None, offline: bool = False, token: str | None = None, verify: bool = False
 ) -> tuple[Path, int]:
     """`mlxrt pull`: the newest version into the cache, with `verify` all digests checked; its path and size."""
     options = FetchOptions(revision, offline or offline_by_environment(), token, refresh=True, verify=verify)
@@ -106,9 +97,7 @@ def resolve_local(name: str, path: Path, options: FetchOptions) -> ResolvedModel
     if (path / "config.json").exists() or not ggufs:
         return ResolvedModel(name, "folder", path)
     if len(ggufs) > 1:
-        raise ModelNotFound(
-            f"{name} holds several GGUF files; give one: {hub.list_some([str(file) for file in ggufs])}"
-        )
+        raise ModelNotFound(f"{name} holds several GGUF files; give one: {hub.list_some(list(map(str, ggufs)))}")
     return ResolvedModel(name, "gguf", ggufs[0])
 
 

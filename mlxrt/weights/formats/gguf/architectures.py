@@ -36,10 +36,6 @@ GPT_OSS_NAMES = {
 NO_SUFFIX = {"self_attn.sinks"}  # a parameter, not a module
 
 
-def no_config(keys: ArchMetadata, tensors: Tensors) -> Config:
-    return {}
-
-
 @dataclass(frozen=True)
 class Architecture:
     """One GGUF architecture."""
@@ -48,12 +44,10 @@ class Architecture:
     hub_class: str
     names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES)
     extra_keys: frozenset[str] = frozenset()  # its own keys
-    config: Callable[[ArchMetadata, Tensors], Config] = no_config  # from its own keys
+    config: Callable[[ArchMetadata, Tensors], Config] = lambda keys, tensors: {}  # from its own keys
     permutes_qk: bool = False  # the converter reorders the rows of q and k
     norm_plus_one: bool = False  # the converter adds the 1 that the model adds to its norm weights
-    full_every: int | None = (
-        None  # full attention in every n-th layer if the file does not say; 0: never; None: unknown
-    )
+    full_every: int | None = None  # full attention in every n-th layer by default; 0: never; None: unknown
     needs_window: bool = False  # a window is required
     yarn_extras: Mapping[str, Any] | None = None  # more YaRN settings; with it, YaRN is the default
     rope_theta: float | None = 10000.0  # where the file has none; None: it must have one
@@ -137,8 +131,7 @@ def gemma3(keys: ArchMetadata, tensors: Tensors) -> Config:
 
 ARCHITECTURES = {
     "llama": Architecture(
-        "llama", "LlamaForCausalLM", LAYER_NAMES | EXPERTS, config=llama, permutes_qk=True,
-        full_every=0,
+        "llama", "LlamaForCausalLM", LAYER_NAMES | EXPERTS, config=llama, permutes_qk=True, full_every=0,
     ),
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM"),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM"),

@@ -56,9 +56,7 @@ class GgufCheckpoint(Checkpoint):
         tensors: Iterable[GGUFTensor] = self.tensors()
         if slow := Counter(r.ggml_type for r in tensors if needs_dequantizing(r)):
             types = ", ".join(f"{count} {name}" for name, count in slow.most_common())
-            log.info(
-                f"{self.name}: MLX has no kernel for these GGUF types: {types}; dequantising them to float16 on the CPU"
-            )
+            log.info(f"{self.name}: MLX has no kernel for {types}; dequantising them to float16 on the CPU")
             tensors = show_progress(tensors)
         arrays: dict[str, mx.array] = {}
         for tensor in tensors:
@@ -81,9 +79,7 @@ class GgufCheckpoint(Checkpoint):
         if len(tensor.shape) != (2 if found[2] == "weight" else 1) or (
             found[2] == "bias" and tensor.ggml_type not in PLAIN
         ):
-            raise BadCheckpoint(
-                f"{tensor.name} is {tensor.ggml_type} {list(tensor.shape)}, expected a matrix or a plain bias"
-            )
+            raise BadCheckpoint(f"{tensor.name} is {tensor.ggml_type} {list(tensor.shape)}, not a matrix or plain bias")
         heads = self.config["num_attention_heads" if found[1] == "q" else "num_key_value_heads"]
         if tensor.shape[0] != heads * self.config["head_dim"]:
             raise BadCheckpoint(
@@ -108,9 +104,7 @@ class GgufCheckpoint(Checkpoint):
         from ....text import Tokenizer
 
         if "tokenizer.ggml.model" not in self.metadata:
-            raise NoTokenizer(
-                f"{self.path} holds no tokenizer (no key tokenizer.ggml.model); give token ids instead of text"
-            )
+            raise NoTokenizer(f"{self.path} holds no tokenizer (no tokenizer.ggml.model); give token ids, not text")
         return Tokenizer.from_gguf(self.metadata)
 
     def save_tokenizer(self, folder: Path) -> None:
@@ -122,9 +116,7 @@ class GgufCheckpoint(Checkpoint):
             return
         for name in ("tokenizer.json", "tokenizer_config.json"):
             (folder / name).unlink(missing_ok=True)
-        log.warning(
-            f"{self.name}: its vocabulary cannot be written as tokenizer.json; copy the original tokenizer's files"
-        )
+        log.warning(f"{self.name}: its vocabulary cannot be written as tokenizer.json; copy the original files")
 
     def files(self) -> list[Path]:
         return [self.path]
@@ -133,9 +125,7 @@ class GgufCheckpoint(Checkpoint):
 def refuse_splits(path: Path, metadata: dict[str, Any]) -> None:
     count = metadata.get("split.count", 0)
     if count not in (0, 1):
-        raise UnsupportedModel(
-            f"{path} is one of {shown(count)} splits; merge them with `llama-gguf-split --merge` first"
-        )
+        raise UnsupportedModel(f"{path} is one of {shown(count)} splits; merge them with `llama-gguf-split --merge`")
 
 
 def show_progress(tensors: Iterable[GGUFTensor]) -> Iterable[GGUFTensor]:

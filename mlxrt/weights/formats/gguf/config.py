@@ -38,13 +38,9 @@ NEUTRAL_VALUES: dict[str, tuple] = {
 def read_architecture(metadata: Mapping[str, Any]) -> str:
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
-        raise BadCheckpoint(
-            f"general.architecture must be a string, found {shown(name)}; is this a complete GGUF model?"
-        )
+        raise BadCheckpoint(f"general.architecture must be a string, found {shown(name)}; is the GGUF complete?")
     if name not in ARCHITECTURES:
-        raise UnsupportedModel(
-            f"GGUF architecture {shown(name)} is not supported; supported: {', '.join(ARCHITECTURES)}"
-        )
+        raise UnsupportedModel(f"GGUF architecture {shown(name)} is unsupported; supported: {', '.join(ARCHITECTURES)}")
     return name
 
 
@@ -111,9 +107,7 @@ def read_head_dim(keys: ArchMetadata, hidden: int, heads: int) -> int:
         raise keys.wrong("attention.key_length", f"given: {hidden} does not divide by {heads} heads")
     for key in ("attention.value_length", "rope.dimension_count"):
         if keys.integer(key, size) != size:
-            raise UnsupportedModel(
-                f"{keys.architecture}.{key} is {keys.integer(key)}, the head size {size}: they must be equal"
-            )
+            raise UnsupportedModel(f"{keys.architecture}.{key} is {keys.integer(key)}, the head size {size}")
     return size
 
 
@@ -173,9 +167,7 @@ def read_special_tokens(metadata: Mapping[str, Any], vocab: int) -> dict[str, An
         if token is None:
             continue
         if type(token) is not int or not 0 <= token < vocab:
-            raise BadCheckpoint(
-                f"tokenizer.ggml.{role}_token_id must be a token id below {vocab}, found {shown(token)}"
-            )
+            raise BadCheckpoint(f"tokenizer.ggml.{role}_token_id must be an id below {vocab}, found {shown(token)}")
         found[role] = token
     stops = list(dict.fromkeys(found[role] for role in STOPS if role in found))
     return ({"bos_token_id": found["bos"]} if "bos" in found else {}) | ({"eos_token_id": stops} if stops else {})

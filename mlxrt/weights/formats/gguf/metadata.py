@@ -22,16 +22,12 @@ class ArchMetadata:
         if not isinstance(value, list) or not value:
             return value
         if any(v != value[0] for v in value):
-            raise UnsupportedModel(
-                f"{self.architecture}.{key} differs between layers, which mlxrt does not support yet"
-            )
+            raise UnsupportedModel(f"{self.architecture}.{key} differs between layers, which is not supported")
         return value[0]
 
     def wrong(self, key: str, expected: str) -> BadCheckpoint:
         found = "nothing" if self.find(key) is None else shown(self.find(key))
-        return BadCheckpoint(
-            f"the GGUF key {self.architecture}.{key} must be {expected}, found {found}; convert the model again"
-        )
+        return BadCheckpoint(f"GGUF key {self.architecture}.{key} must be {expected}, found {found}; convert it again")
 
     def integer(self, key: str, default: int | None = None, low: int = 1) -> int:
         value = self.uniform(key)

@@ -3,6 +3,7 @@
 Our own reader, because a damaged header kills `mx.load` with a segmentation fault and `gguf.GGUFReader` is slow.
 """
 
+import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -28,18 +29,8 @@ GGML_TYPES: dict[int, tuple[str, int, int]] = {
 
 # metadata value type id -> numpy type of a scalar
 SCALARS = {
-    0: "<u1",
-    1: "<i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
-    7: "|b1",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
-}
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "|b1", 10: "<u8", 11: "<i8", 12: "<f8",
+}  # fmt: skip
 STRING, ARRAY = 8, 9
 MAX_ARRAY_DEPTH = 4  # the format has no limit, the interpreter's stack does
 
@@ -215,10 +206,7 @@ def read_tensor_info(cursor: Cursor) -> GGUFTensor:
     label, block, width = GGML_TYPES[kind]
     if dims[0] % block:
         raise cursor.damaged(f"{what} has rows of {dims[0]}, not a multiple of {label}'s block of {block}")
-    elements = 1
-    for d in dims:
-        elements *= d
-    return GGUFTensor(name, tuple(reversed(dims)), label, offset, elements // block * width)
+    return GGUFTensor(name, tuple(reversed(dims)), label, offset, math.prod(dims) // block * width)
 
 
 def read_alignment(cursor: Cursor, metadata: dict[str, Any]) -> int:

@@ -99,6 +99,4 @@ def dequantize(tensor: GGUFTensor, rows: np.ndarray) -> mx.array:
 def check_finite(tensor: GGUFTensor, values: np.ndarray) -> np.ndarray:
     if np.isfinite(values).all():
         return values
-    raise BadCheckpoint(
-        f"the tensor {shown(tensor.name)} ({tensor.ggml_type}) holds values beyond float16; download the file again"
-    )
+    raise BadCheckpoint(f"{shown(tensor.name)} ({tensor.ggml_type}) holds values beyond float16; download it again")

@@ -43,9 +43,7 @@ def read_streams(arrays: Arrays, dtype: mx.Dtype) -> Arrays:
         for part in PARTS:
             arrays.pop(f"{path}.{part}", None)
     if plain:
-        log.info(
-            f"JANG 1: {len(plain)} matrices ({shown(plain[0])} ...) have blocks that cross rows; they are dequantised"
-        )
+        log.info(f"JANG 1: {len(plain)} matrices ({shown(plain[0])} ...) have blocks across rows; they are dequantised")
     if twice := sorted(made.keys() & arrays.keys()):
         raise BadCheckpoint(f"{shown(twice[0])} is in the checkpoint twice: as a stream and as itself")
     return arrays | made

@@ -12,16 +12,14 @@ import numpy as np
 from ....errors import BadCheckpoint, UnsupportedModel, shown
 from ....models.quantized.centroids import CUBIC, odd_cubic
 from ....models.quantized.lut_linear import HADAMARD32, LUTEncoding
-from ..weight_format import describe
+from ..weight_format import Arrays, describe
 from .jangtq import JANGTQ2_PARTS, LUTFormat, check_rows
 
 ROTATIONS = {"hadamard32": True, "none": False}
 SUPPORTED_VALUES = {"packing": "lsb-bitstream", "scale_dtype": "float16", "codebook_family": "odd-cubic"}
 
 
-def read_jangh(
-    path: str, shape: tuple[int, ...], arrays: Mapping[str, mx.array], config: Mapping[str, Any]
-) -> LUTFormat:
+def read_jangh(path: str, shape: tuple[int, ...], arrays: Arrays, config: Mapping[str, Any]) -> LUTFormat:
     """The format of the module at `path`; dense matrices may come as a stack of one."""
     packed, width = arrays.get(f"{path}.tq2_packed"), shape[-1]
     bits = 0 if packed is None or not packed.ndim else 32 * packed.shape[-1] // width
@@ -60,9 +58,7 @@ def read_rotation(path: str, bits: int, config: Mapping[str, Any]) -> bool:
     own = modules.get(path) if isinstance(modules, Mapping) else None
     rotation = (own if isinstance(own, Mapping) else {}).get("rotation", block.get("rotation"))
     if not isinstance(rotation, str) or rotation not in ROTATIONS:
-        raise UnsupportedModel(
-            f"config.json: the rotation of {path} is {shown(rotation)}; supported: {', '.join(ROTATIONS)}"
-        )
+        raise UnsupportedModel(f"config.json: {path} has rotation {shown(rotation)}; supported: {', '.join(ROTATIONS)}")
     return ROTATIONS[rotation]
 
 

@@ -17,7 +17,7 @@ from ....models.quantized.centroids import lloyd_max
 from ....models.quantized.lut_linear import LUTEncoding, LUTExpertLinear, LUTLinear
 from ....models.quantized.rotation import random_signs
 from ..hadamard import AwqScale, find_awq_scale
-from ..weight_format import FLOATS, WeightFormat, describe
+from ..weight_format import FLOATS, Arrays, WeightFormat, describe
 
 BITS = (1, 2, 3, 4, 8)
 MAX_WIDTH = 1 << 20  # no layer is wider, and a damaged number must not be computed with
@@ -87,15 +87,11 @@ def read_bits(path: str, arrays: Mapping[str, mx.array]) -> int:
     return bits
 
 
-def check_rows(
-    path: str, names: tuple[str, ...], shape: tuple[int, ...], coding: LUTEncoding, arrays: Mapping[str, mx.array]
-) -> None:
+def check_rows(path: str, names: tuple[str, ...], shape: tuple[int, ...], coding: LUTEncoding, arrays: Arrays) -> None:
     packed, norms = (arrays.get(f"{path}.{name}") for name in names[:2])
     expected = [*shape[:-1], coding.words]
     if packed is None or packed.dtype != mx.uint32 or list(packed.shape) != expected:
-        raise BadCheckpoint(
-            f"{path}.{names[0]}: {coding} of {shape[-1]} inputs is uint32 {expected}, found {describe(packed)}"
-        )
+        raise BadCheckpoint(f"{path}.{names[0]}: expected uint32 {expected} for {coding}, found {describe(packed)}")
     if norms is None or norms.dtype not in FLOATS or norms.shape != shape[:-1]:
         raise BadCheckpoint(f"{path}.{names[1]}: expected floats {list(shape[:-1])}, found {describe(norms)}")
     if not bool(mx.isfinite(norms).all()):
@@ -107,14 +103,10 @@ def check_sidecar(name: str, arrays: Mapping[str, mx.array]) -> int:
     for key, array in arrays.items():
         found = re.fullmatch(r"(signs|codebook)\.(\d{1,7})\.(\d{1,10})", key)
         if not found or int(found[2]) > MAX_WIDTH or (found[1] == "codebook" and int(found[3]) not in BITS):
-            raise BadCheckpoint(
-                f"{name}: {shown(key)} does not belong in such a file; remove the file, it is not needed"
-            )
+            raise BadCheckpoint(f"{name}: {shown(key)} does not belong there; remove the file, it is not needed")
         width, last = int(found[2]), int(found[3])
         expected = random_signs(width, last) if found[1] == "signs" else lloyd_max(width, last)
         values = np.array(array.astype(mx.float32))
         if values.shape != expected.shape or not np.allclose(values, expected, rtol=1e-5, atol=1e-7):
-            raise BadCheckpoint(
-                f"{name}: {shown(key)} is not what the format computes; the checkpoint is damaged or of another format"
-            )
+            raise BadCheckpoint(f"{name}: {shown(key)} is not what the format computes; the checkpoint is damaged")
     return len(arrays)
