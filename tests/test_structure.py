@@ -293,13 +293,7 @@ def test_exceptions_to_the_rules_still_exist():
 
 @pytest.mark.parametrize(
     "start",
-    [
-        "mlxrt.engine.scheduler",
-        "mlxrt.engine.request",
-        "mlxrt.cache.prefix_cache",
-        "mlxrt.text",
-        "mlxrt._openblas",
-    ],
+    ["mlxrt.engine.scheduler", "mlxrt.engine.request", "mlxrt.cache.prefix_cache", "mlxrt.text", "mlxrt._openblas"],
 )
 def test_no_way_leads_to_mlx(start):
     ways = PACKAGE.reached(start, without=("mlxrt",))  # the package's __init__ imports it for everybody
@@ -318,11 +312,7 @@ def test_import_of_mlxrt_is_light():
 
 
 FAULTS = {
-    wrong_directions: (
-        "cache/early.py",
-        "from ..engine import Engine\n",
-        "mlxrt.cache.early:1 imports mlxrt.engine",
-    ),
+    wrong_directions: ("cache/early.py", "from ..engine import Engine\n", "mlxrt.cache.early:1 imports mlxrt.engine"),
     import_cycles: ("engine.py", "from .models import f\n", "import cycle: mlxrt.engine, mlxrt.models"),
     private_reads: ("text/nosy.py", "from ..engine import _queue\n", "imports mlxrt.engine._queue"),
     third_party_imports: ("text/heavy.py", "import jinja2\n", "jinja2"),

@@ -107,11 +107,7 @@ def kernel_name(source: str, lines: list[str]) -> str:
     return f"{source}_of_{hashlib.sha256(''.join(lines).encode()).hexdigest()[:8]}" if lines else source
 
 
-def make_gpu(
-    name: str,
-    make: Factory | None = None,
-    folder: Path | None = None,
-) -> Gpu | None:
+def make_gpu(name: str, make: Factory | None = None, folder: Path | None = None) -> Gpu | None:
     """Launches kernels on `name`, metal or cuda; None for cpu. `folder`: where compiled CUDA kernels are kept for the next
     process. `make` stands in for MLX's factory in tests."""
     if name == "metal":

@@ -80,10 +80,7 @@ class MiniMaxMoE(nn.Module):
 
 class MiniMaxM2(Llama):
     Config = MiniMaxM2Config
-    IGNORED_TENSORS = (
-        *Llama.IGNORED_TENSORS,
-        (r"(^|\.)mtp(_modules?)?\.", "multi-token prediction is not used"),
-    )
+    IGNORED_TENSORS = (*Llama.IGNORED_TENSORS, (r"(^|\.)mtp(_modules?)?\.", "multi-token prediction is not used"))
     KEEP_FP32 = (r"\.mlp\.gate\.", r"\.e_score_correction_bias$")
     rename = staticmethod(rename_experts)
 

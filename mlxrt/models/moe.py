@@ -223,10 +223,7 @@ class Experts(FusedModule):
         if self.is_grouped(x):
             return self.launch_grouped(x, experts, weights, residual)
         return self.down(
-            self.kernels.run(moe_gate_up, x=x, experts=experts, **self.gate_up_args(norm)),
-            experts,
-            weights,
-            residual,
+            self.kernels.run(moe_gate_up, x=x, experts=experts, **self.gate_up_args(norm)), experts, weights, residual
         )
 
     def route_and_run(self, x, gate, k, *, norm=None, residual=None, **rules):

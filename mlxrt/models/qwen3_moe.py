@@ -42,10 +42,6 @@ class Qwen3MoE(Llama):
         if not c.sparse(i):
             return Block(c, self.attention(c, i), GatedMLP(c.hidden_size, c.intermediate_size))
         mlp = SparseMoE(
-            c.num_experts,
-            c.hidden_size,
-            c.moe_intermediate_size,
-            c.num_experts_per_tok,
-            normalise=c.norm_topk_prob,
+            c.num_experts, c.hidden_size, c.moe_intermediate_size, c.num_experts_per_tok, normalise=c.norm_topk_prob
         )
         return Block(c, self.attention(c, i), mlp)

@@ -34,11 +34,7 @@ class HybridConfig(ModelConfig):
     ignored_keys: ClassVar[frozenset[str]] = frozenset({"partial_rotary_factor"})
     supported: ClassVar[Mapping[str, tuple]] = {
         k: v for k, v in SUPPORTED_VALUES.items() if k != "partial_rotary_factor"
-    } | {
-        "attn_output_gate": (True,),
-        "use_sliding_window": (False, None),
-        "mlp_bias": (False, None),
-    }
+    } | {"attn_output_gate": (True,), "use_sliding_window": (False, None), "mlp_bias": (False, None)}
     linear_conv_kernel_dim: int = config_field(low=2, high=1 << 10)
     linear_num_key_heads: int
     linear_num_value_heads: int
@@ -160,10 +156,7 @@ class HybridBlock(FusedModule):
 class Hybrid(DecoderLM):
     """The families' common frame, dense."""
 
-    IGNORED_TENSORS = (
-        *CausalLM.IGNORED_TENSORS,
-        (r"^(language_model\.)?mtp\.", "multi-token prediction is not used"),
-    )
+    IGNORED_TENSORS = (*CausalLM.IGNORED_TENSORS, (r"^(language_model\.)?mtp\.", "multi-token prediction is not used"))
 
     def __init__(self, config):
         kinds = enumerate(config.layer_types)

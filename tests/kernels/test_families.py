@@ -41,11 +41,7 @@ FAMILIES = [
     ("qwen3-0.6b", DENSE, 4 * LAYERS + 3),
     ("qwen3-30b-a3b", SPARSE, 4 * LAYERS + 3),
     ("gpt-oss-20b", SPARSE, 4 * LAYERS + 3),
-    (
-        "gemma4-e2b",
-        {"qkv_attention", "qmv", "add_norm_qmv", "add_norm"},
-        7 * LAYERS + 6,
-    ),  # 3: the layers' own inputs
+    ("gemma4-e2b", {"qkv_attention", "qmv", "add_norm_qmv", "add_norm"}, 7 * LAYERS + 6),  # 3: the layers' own inputs
 ]
 
 

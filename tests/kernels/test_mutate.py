@@ -18,11 +18,7 @@ TEXT = """
     y[lane] = metal::min(simd_sum(t[0]), f(a, b)) + simd_shuffle_xor(v, 8);
 """
 EXPECTED = {
-    "barrier": [
-        ";",
-        "threadgroup_barrier(mem_flags::mem_none);",
-        "simdgroup_barrier(mem_flags::mem_threadgroup);",
-    ],
+    "barrier": [";", "threadgroup_barrier(mem_flags::mem_none);", "simdgroup_barrier(mem_flags::mem_threadgroup);"],
     "bound": ["lane <= uint(K)", "x[lane] > 0.0f", "lane < uint(K) || x", "(simd_sum(t[0])) + simd_shuffle"],
     "lane": [
         "uint lane = (thread_index_in_simdgroup + 1);",

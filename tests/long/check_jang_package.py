@@ -36,14 +36,8 @@ MODELS = {
         sources.qwen3_moe(hidden=192, inner=160, experts=6, used=2),
         [["JANG_2S"], ["JANG_4L"], ["JANG_3L", "--hadamard"]],
     ),
-    "odd": (
-        sources.qwen3(hidden=224, inner=352, head=56),
-        [["JANG_2L"], ["JANG_4M"], ["JANG_3M", "--hadamard"]],
-    ),
-    "tied": (
-        sources.llama(hidden=128, inner=320, tied=True),
-        [["JANG_1L"], ["JANG_6M"], ["JANG_4S", "--hadamard"]],
-    ),
+    "odd": (sources.qwen3(hidden=224, inner=352, head=56), [["JANG_2L"], ["JANG_4M"], ["JANG_3M", "--hadamard"]]),
+    "tied": (sources.llama(hidden=128, inner=320, tied=True), [["JANG_1L"], ["JANG_6M"], ["JANG_4S", "--hadamard"]]),
     "minimax": (sources.minimax(hidden=192, inner=80, experts=7, **SMALL), [["JANGTQ2"], ["JANGTQ4"]]),
     # the package pads experts to 32, but for this profile fails to
     "minimaxk": (sources.minimax(hidden=192, inner=112, experts=32, **SMALL), [["JANGTQ_K"]]),

@@ -83,14 +83,8 @@ HOSTILE = {
     "escape": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe|undefined|not safely"),
     "change of messages": ("{{ messages.append(1) }}", "unsafe|not safely"),
     "long range": ("{% for i in range(10**9) %}{% endfor %}", "OverflowError"),
-    "nested loops": (
-        "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
-        "runs too long",
-    ),
-    "calls": (
-        "{% macro f(n) %}{% if n %}{{ f(n-1) ~ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-        "runs too long",
-    ),
+    "nested loops": ("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", "runs too long"),
+    "calls": ("{% macro f(n) %}{% if n %}{{ f(n-1) ~ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}", "runs too long"),
     "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "nests too deep"),
     "long text": ("{{ 'a' * 10**9 }}", "product of more"),
     "long list": ("{{ 10**9 * [1] }}", "product of more"),

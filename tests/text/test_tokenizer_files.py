@@ -142,10 +142,7 @@ def test_where_chat_templates_live(where, bpe, make_folder):
             "tokenizer_config_json": FAST | {"bos_token": "<s>", "chat_template": "not this one"},
             "chat_template_jinja": CHAT,
         },
-        "json": {
-            "tokenizer_config_json": FAST | {"bos_token": "<s>"},
-            "chat_template_json": {"chat_template": CHAT},
-        },
+        "json": {"tokenizer_config_json": FAST | {"bos_token": "<s>"}, "chat_template_json": {"chat_template": CHAT}},
     }[where]
     folder = make_folder(bpe, **files)
     tok, messages = Tokenizer.from_folder(folder), [{"role": "user", "content": "Größe?"}]

@@ -52,11 +52,7 @@ def random_signs(width: int, seed: int) -> np.ndarray:
 
 
 def rotate(
-    x: mx.array,
-    blocks: tuple[int, ...],
-    signs: mx.array | None,
-    kernels: Kernels = PLAIN,
-    dtype: mx.Dtype = mx.float32,
+    x: mx.array, blocks: tuple[int, ...], signs: mx.array | None, kernels: Kernels = PLAIN, dtype: mx.Dtype = mx.float32
 ) -> mx.array:
     """x [..., width] rotated, computed in float32."""
     rows = x.reshape(-1, x.shape[-1])

@@ -13,10 +13,7 @@ TREE = (
     "        float v = simd_sum(acc[r]);",
     "        float v = acc[r];\n" + "".join(f"        v += simd_shuffle_down(v, {n});\n" for n in (16, 8, 4, 2, 1)),
 )
-REREAD = (
-    "            v += part[i][lane];",
-    "            v += part[i][lane] + 0.0f * part[0][(lane + 1) % ROWS];",
-)
+REREAD = ("            v += part[i][lane];", "            v += part[i][lane] + 0.0f * part[0][(lane + 1) % ROWS];")
 ADD_UP = (
     "        for (int i = 0; i < NSG; i++) {\n            v += part[i][lane];\n        }",
     "        if (sg == 0) y[b * M + row0 + lane] = static_cast<T>(0);\n"
