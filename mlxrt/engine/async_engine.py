@@ -207,6 +207,9 @@ class AsyncEngine:
             events: dict[int, list] = {id: [] for id in order}
             async for event in stream:
                 events[event.id].append(event)
+        for id in order:
+            if error := events[id][-1].error:
+                raise error
         done = [complete(events[id]) for id in order]
         return done if is_many(x) else done[0]
 

@@ -57,6 +57,9 @@ class Engine:
             order = list(stream.ids)
             for event in stream:
                 events.setdefault(event.id, []).append(event)
+        for id in order:
+            if error := events[id][-1].error:
+                raise error
         done = [complete(events[id]) for id in order]
         return done if is_many(x) else done[0]
 

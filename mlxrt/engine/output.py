@@ -261,10 +261,8 @@ class RequestStream(Iterator[Event]):
 
 
 def complete(events: list[Event]) -> Completion:
-    """Fold the events of one request; raises the error that ended it."""
+    """Fold the events of one request."""
     last = events[-1]
-    if last.error:
-        raise last.error
     assert last.finish_reason and last.timings
     chosen = [e for e in events if e.token is not None]
     return Completion(

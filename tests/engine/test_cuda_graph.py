@@ -157,7 +157,7 @@ def test_weights_that_moved_are_noticed(engines):
 
 
 def test_no_more_is_kept_than_allowed(engines, monkeypatch):
-    monkeypatch.setattr(replay, "HOLD", 1000)
+    monkeypatch.setattr(replay, "MAX_BYTES", 1000)
     _, device, said = both(engines, [ask(PROMPT, 8)], [ask(OTHER, 8)])
     assert not device.launched and "kernel by kernel" in said[-1] and "1 rows would keep" in said[-1]
 

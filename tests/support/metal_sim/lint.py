@@ -39,7 +39,7 @@ def bare_parameters(text: str) -> list[str]:
     for m in FUNCTION.finditer(text):
         if m["name"] in NO_FUNCTIONS:
             continue
-        for one in (p.strip() for p in m["parameters"].split(",")):
+        for one in (p.strip() for p in re.sub(r"<[^<>]*>", "", m["parameters"]).split(",")):
             if re.search(r"[\w>]\s*[*&]+\s*\w+$", one) and not SPACE.search(one):
                 found.append(f"parameter without an address space: {one!r}")
     return found

@@ -107,8 +107,8 @@ def test_rows_not_a_multiple_of_32_are_plain_and_logged(simulated):
     layer, x = filled(LUTLinear(LUTEncoding.jangtq(2, 40, 7), 24)), mx.random.normal((2, 40))
     kernels = Kernels("auto", gpu())
     agrees(layer, kernels, x)
-    assert logged == ["qmv runs as plain MLX: rows of 40 codes"] and "qmv" not in kernels.used
-    with pytest.raises(NoKernel, match="rows of 40 codes"):
+    assert logged == ["qmv runs as plain MLX: rows of 40 indices"] and "qmv" not in kernels.used
+    with pytest.raises(NoKernel, match="rows of 40 indices"):
         by(simulated, layer, x)
 
 
