@@ -10,7 +10,7 @@ class MlxrtError(Exception):
     exit_code = 1
 
 
-def shown(value: object) -> str:
+def quote(value: object) -> str:
     """A name or value from a file, for a message of one line: as it is, or escaped and truncated."""
     plain = isinstance(value, str) and value.isprintable() and 0 < len(value) <= 120
     return str(value) if plain else ascii(value)[:120]

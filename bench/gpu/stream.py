@@ -13,7 +13,7 @@ import mlxrt  # noqa: F401  before MLX
 import mlx.core as mx  # isort: skip
 
 from bench.gpu.clock import Clock
-from mlxrt.kernels.cuda.nvrtc import Launch, Library, compiled
+from mlxrt.kernels.cuda.nvrtc import Launch, Library, compile_cubin
 from mlxrt.weights.source.cache_dir import cache_root
 
 LOADS = {
@@ -52,7 +52,7 @@ def main() -> None:
             kernel = f"stream_{threads}_{loads}_{len(name)}"
             source = SOURCE.replace("NAME", kernel).replace("LOAD", load)
             source = f"#define T {threads}u\n#define U {loads}\n#define N {args.bytes // 16}u\n" + source
-            code = compiled(source, architecture)
+            code = compile_cubin(source, architecture)
             launches = [Launch(kernel, code, [b], [out], (groups, 1, 1), (threads, 1, 1)) for b in buffers]
             spent = [
                 clock.device_seconds(l) / len(l) for l in (launches[:30] * (1 + 20 // len(launches)), launches[:1] * 30)

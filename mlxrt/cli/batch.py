@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..engine.request import Event, Request, SamplingParams
-from ..errors import BadRequest, MlxrtError, shown
+from ..errors import BadRequest, MlxrtError, quote
 from .exit_status import FAILED, INTERRUPTED
 from .flags import Parser
 from .request import add_seed, chat_request, decode_utf8, load_engine, merge_defaults
@@ -94,9 +94,9 @@ def parse_job(number: int, line: str) -> Job:
         raise BadRequest(f"not JSON ({error})") from None
     found = {"prompt": value} if isinstance(value, str) else value
     if not isinstance(found, dict):
-        raise BadRequest(f"expected a string or an object, found {shown(json.dumps(value)[:60])}")
+        raise BadRequest(f"expected a string or an object, found {quote(json.dumps(value)[:60])}")
     if unknown := found.keys() - {*INPUTS, *REQUEST_FIELDS, *SAMPLING_FIELDS}:
-        raise BadRequest(f"unknown key {', '.join(map(shown, sorted(unknown)))}")
+        raise BadRequest(f"unknown key {', '.join(map(quote, sorted(unknown)))}")
     given = [name for name in INPUTS if name in found]
     if len(given) != 1:
         raise BadRequest(f"exactly one of prompt, messages, tokens is needed, found {given or 'none'}")

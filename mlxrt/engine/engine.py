@@ -10,7 +10,7 @@ import mlx.core as mx
 from ..cache import SequenceState
 from ..cache.storage.snapshot import load_state, save_state
 from ..config import EngineConfig
-from ..errors import BadRequest, NoTokenizer, PromptWontFit, shown
+from ..errors import BadRequest, NoTokenizer, PromptWontFit, quote
 from ..models import CausalLM
 from ..text import StopMatcher, Tokenizer
 from .core import EngineCore, Source
@@ -136,7 +136,7 @@ class Engine:
     def check_tokens(self, tokens: Many[int]) -> tuple[int, ...]:
         for t in tokens:
             if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < self.vocab_size:
-                raise BadRequest(f"tokens must be whole numbers in 0..{self.vocab_size - 1}, not {shown(t)}")
+                raise BadRequest(f"tokens must be whole numbers in 0..{self.vocab_size - 1}, not {quote(t)}")
         if not tokens:
             raise BadRequest("the prompt is empty: it gives no token")
         return tuple(tokens)

@@ -140,7 +140,7 @@ class LogitsRow:
         if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= self._view.vocab:
             raise BadRequest(f"top(n) takes a whole number in 1..{self._view.vocab}, not {n!r}")
         ids = best(self.logprobs[None], n)[0]
-        return ranked(ids.tolist(), self.logprobs[ids].tolist())
+        return rank_tokens(ids.tolist(), self.logprobs[ids].tolist())
 
     def edit(self, logits: mx.array) -> None:
         """Replace the row."""
@@ -193,6 +193,6 @@ def best(logits: mx.array, n: int) -> mx.array:
     return mx.argpartition(logits, -n, axis=-1)[:, -n:]
 
 
-def ranked(ids: Any, logprobs: Any) -> list[tuple[int, float]]:
+def rank_tokens(ids: Any, logprobs: Any) -> list[tuple[int, float]]:
     """Two lists as pairs, best first; equal ones by id, so that the order is the same on every device."""
     return sorted(zip(ids, logprobs), key=lambda pair: (-pair[1], pair[0]))

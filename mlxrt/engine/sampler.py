@@ -23,7 +23,7 @@ import mlx.core as mx
 
 from ..errors import BadLogits, BadRequest
 from ..kernels import PLAIN, Kernels, argmax
-from .logits import LogitsView, best, ranked
+from .logits import LogitsView, best, rank_tokens
 from .request import Logprobs, SamplingParams
 from .sampling_ops import filter_logits, pick, uniforms
 from .sequence import Sequence
@@ -99,7 +99,7 @@ class Sampled:
             return ()
         top, g = self.tops[i]
         chosen, ids, logprobs = top.host
-        others = [pair for pair in ranked(ids[g], logprobs[g]) if pair[0] != token]
+        others = [pair for pair in rank_tokens(ids[g], logprobs[g]) if pair[0] != token]
         return ((token, chosen[g]), *others)
 
     def failures(self) -> dict[int, Exception]:

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from ..errors import BadCheckpoint, shown
+from ..errors import BadCheckpoint, quote
 from .base import CausalLM
 
 # model_type -> (module, class). Imported when asked for: a run needs one family.
@@ -32,7 +32,7 @@ def find(raw: dict) -> type[CausalLM]:
     """The class that computes this config.json."""
     kind = raw.get("model_type")
     if not isinstance(kind, str):
-        raise BadCheckpoint(f"config.json has no model_type (found {shown(kind)})")
+        raise BadCheckpoint(f"config.json has no model_type (found {quote(kind)})")
     if kind not in FAMILIES:
         from .mlx_lm_adapter import find_adapter
 

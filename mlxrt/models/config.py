@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
-from ..errors import BadCheckpoint, UnsupportedModel, shown
+from ..errors import BadCheckpoint, UnsupportedModel, quote
 from .rope import RopeParams, read_rope
 
 log = logging.getLogger("mlxrt")
@@ -97,11 +97,11 @@ class ModelConfig:
         for key, allowed in supported.items():
             if key in raw and raw[key] not in allowed:
                 raise UnsupportedModel(
-                    f"config.json: {key} = {shown(raw[key])} is not supported (only {one_of(allowed)})"
+                    f"config.json: {key} = {quote(raw[key])} is not supported (only {one_of(allowed)})"
                 )
         known = {f.name for f in fields(cls)} - cls.derived | ROPE_KEYS | set(supported)
         for key in sorted(set(raw) - known - IGNORED_KEYS - cls.ignored_keys):
-            report(f"config.json: {shown(key)} is unknown to mlxrt and has no effect")
+            report(f"config.json: {quote(key)} is unknown to mlxrt and has no effect")
         return cls(**values, rope=None)._complete(raw)  # type: ignore[arg-type]
 
     def _complete(self, raw) -> Self:
@@ -135,7 +135,7 @@ class ModelConfig:
             for kind in self.layer_types:
                 if kind not in ("full_attention", "sliding_attention"):
                     raise UnsupportedModel(
-                        f"config.json: layer_types holds {shown(kind)}, which this family does not have"
+                        f"config.json: layer_types holds {quote(kind)}, which this family does not have"
                     )
             if "sliding_attention" in self.layer_types and self.sliding_window is None:
                 raise BadCheckpoint("config.json: layer_types has sliding_attention but sliding_window is missing")
@@ -178,7 +178,7 @@ def check_value(name: str, kind: str, value, low=None, high=None):
             return float(value)
     elif isinstance(value, str):
         return value
-    raise BadCheckpoint(f"config.json: {name} = {shown(value)} is not a usable {kind}")
+    raise BadCheckpoint(f"config.json: {name} = {quote(value)} is not a usable {kind}")
 
 
 def one_of(values) -> str:

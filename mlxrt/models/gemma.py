@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..cache.memory import PagedKV, PlainKV, WindowKV
-from ..errors import BadCheckpoint, shown
+from ..errors import BadCheckpoint, quote
 from .base import FusedModule
 from .config import SUPPORTED_VALUES, ModelConfig, config_field
 from .fused_linear import add_norm_linear, add_rms_norm, fused_linear
@@ -74,11 +74,11 @@ def rope_section(raw, kind: str, old: str) -> dict[str, Any]:
     sections = {} if sections is None else sections
     if not isinstance(sections, Mapping) or not set(sections) <= {FULL, SLIDING}:
         raise BadCheckpoint(
-            f"config.json: rope_parameters must hold {FULL} and {SLIDING} and nothing else, found {shown(sections)}"
+            f"config.json: rope_parameters must hold {FULL} and {SLIDING} and nothing else, found {quote(sections)}"
         )
     section = sections.get(kind)
     if section is not None and not isinstance(section, Mapping):
-        raise BadCheckpoint(f"config.json: rope_parameters.{kind} must be an object, not {shown(section)}")
+        raise BadCheckpoint(f"config.json: rope_parameters.{kind} must be an object, not {quote(section)}")
     theta = (section or {}).get("rope_theta", raw.get(old))
     if theta is None:
         raise BadCheckpoint(f"config.json has no {old} (nor rope_parameters.{kind}.rope_theta); it cannot be guessed")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..errors import BadCheckpoint, shown
+from ..errors import BadCheckpoint, quote
 from .base import CausalLM
 from .config import config_field
 from .gemma import (
@@ -52,7 +52,7 @@ class Gemma3Config(GemmaConfig):
         if self.sliding_window is None or type(every) is not int or every < 1:
             raise BadCheckpoint(
                 "config.json must say which layers slide: layer_types, or sliding_window and sliding_window_pattern; "
-                f"found {shown(self.sliding_window)} and {shown(every)}"
+                f"found {quote(self.sliding_window)} and {quote(every)}"
             )
         n = self.num_hidden_layers
         return tuple(None if (i + 1) % every == 0 else self.sliding_window for i in range(n))

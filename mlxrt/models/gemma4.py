@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..cache.memory import Shared
-from ..errors import BadCheckpoint, UnsupportedModel, shown
+from ..errors import BadCheckpoint, UnsupportedModel, quote
 from ..kernels import LazyQKV, QKVLayout, moe_router
 from .attention import attend
 from .base import CausalLM, FusedModule, KernelModule
@@ -142,13 +142,13 @@ def read_layers(given: Any, count: int) -> dict[int, dict[str, int]]:
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(own, Mapping) for own in given.values()):
-        raise BadCheckpoint(f"config.json: per_layer_config must be an object of objects, not {shown(given)}")
+        raise BadCheckpoint(f"config.json: per_layer_config must be an object of objects, not {quote(given)}")
     layers: dict[int, dict[str, int]] = {}
     for key, own in given.items():
         if not key.isdecimal() or len(key) > 5 or int(key) >= count:
-            raise BadCheckpoint(f"config.json: per_layer_config names {shown(key)}, which is none of {count} layers")
+            raise BadCheckpoint(f"config.json: per_layer_config names {quote(key)}, which is none of {count} layers")
         if strange := sorted(set(own) - set(OVERRIDES)):
-            raise UnsupportedModel(f"config.json: per_layer_config.{key} sets {shown(strange[0])}; only {OVERRIDES}")
+            raise UnsupportedModel(f"config.json: per_layer_config.{key} sets {quote(strange[0])}; only {OVERRIDES}")
         layers[int(key)] = {name: check_value(f"per_layer_config.{key}.{name}", "int", v) for name, v in own.items()}
     return layers
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..errors import BadCheckpoint, shown
+from ..errors import BadCheckpoint, quote
 from ..kernels.ops.activation import clamped
 from .base import KernelModule
 from .config import config_field
@@ -106,7 +106,7 @@ def rows_first(name: str, array: mx.array, kind: str) -> mx.array:
     """A published tensor as [E, out, ...]: a matrix as MLX has it, packed or not, a bias, or scales."""
     blocks = kind == "_blocks"
     if array.ndim != RANKS[kind] or (blocks and (array.dtype != mx.uint8 or array.shape[3] != 16)):
-        raise BadCheckpoint(f"{shown(name)}: not the layout of gpt_oss, found {array.dtype} {list(array.shape)}")
+        raise BadCheckpoint(f"{quote(name)}: not the layout of gpt_oss, found {array.dtype} {list(array.shape)}")
     if blocks:  # [E, out, in / 32, 16]: bytes of two numbers, low half first, as are MLX's words of eight
         return array.flatten(2).view(mx.uint32)
     return array.swapaxes(1, 2) if kind == "" else array

@@ -6,7 +6,7 @@ from typing import ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..errors import UnsupportedModel, shown
+from ..errors import UnsupportedModel, quote
 from ..kernels import compute_qkv
 from .config import SUPPORTED_VALUES
 from .layers import Attention, Block
@@ -41,7 +41,7 @@ class MiniMaxM2Config(MoEConfig):
         kinds = raw.get("attn_type_list")
         if kinds is not None and (not isinstance(kinds, list) or any(kind != 1 for kind in kinds)):
             raise UnsupportedModel(
-                f"config.json: attn_type_list = {shown(kinds)}: only 1, full attention, is in this family"
+                f"config.json: attn_type_list = {quote(kinds)}: only 1, full attention, is in this family"
             )
         return super().parse(raw, supported)
 

@@ -22,7 +22,7 @@ from mlx.utils import tree_flatten
 from ..cache.external import NO_LIMIT
 from ..cache.memory import ExternalKV
 from ..cache.memory.external import arrays_of
-from ..errors import BadCheckpoint, UnsupportedModel, shown
+from ..errors import BadCheckpoint, UnsupportedModel, quote
 from .base import CausalLM
 from .config import report
 
@@ -94,7 +94,7 @@ class MlxLm(CausalLM):
         kind = raw["model_type"]
         if raw.get("model_file") is not None:
             raise UnsupportedModel(
-                f"config.json: model_file = {shown(raw['model_file'])} asks to run code from the checkpoint, "
+                f"config.json: model_file = {quote(raw['model_file'])} asks to run code from the checkpoint, "
                 "which mlxrt does not"
             )
         context = next((n for key in CONTEXT_KEYS if is_count(n := first_value(raw, [key]), MAX_TOKENS)), None)
@@ -163,7 +163,7 @@ def find_adapter(kind: str, natives: str) -> type[MlxLm]:
     """The adapter, where mlx-lm has this model_type."""
     if not has_model(kind):
         raise UnsupportedModel(
-            f"model_type {shown(kind)} is not supported: mlxrt computes {natives}, "
+            f"model_type {quote(kind)} is not supported: mlxrt computes {natives}, "
             f"and mlx-lm {version()} has it not either"
         )
     return MlxLm
@@ -188,7 +188,7 @@ def import_model(kind: str) -> ModuleType:
         return import_module(f"mlx_lm.models.{name}")
     except (ImportError, SystemExit) as bad:  # olmo's module ends the process when its package is missing
         raise UnsupportedModel(
-            f"mlx-lm's module of {shown(kind)} cannot be imported here ({bad or 'it exits'})"
+            f"mlx-lm's module of {quote(kind)} cannot be imported here ({bad or 'it exits'})"
         ) from None
 
 
@@ -203,7 +203,7 @@ def construct(raw: Mapping[str, Any]) -> nn.Module:
     kind = raw["model_type"]
     for key in DEPTH_KEYS:
         if (depth := first_value(raw, [key])) is not None and not is_count(depth, MAX_LAYERS):
-            raise BadCheckpoint(f"config.json: {key} = {shown(depth)} is not a usable number of layers")
+            raise BadCheckpoint(f"config.json: {key} = {quote(depth)} is not a usable number of layers")
     parts = vars(import_model(kind))
     try:
         return parts["Model"](parts["ModelArgs"].from_dict(dict(raw)))
@@ -213,7 +213,7 @@ def construct(raw: Mapping[str, Any]) -> nn.Module:
 
 def build_error(kind: str, bad: BaseException) -> BadCheckpoint:
     said = " ".join(str(bad).split())[:160]
-    return BadCheckpoint(f"config.json: mlx-lm cannot build {shown(kind)} from it ({type(bad).__name__}: {said})")
+    return BadCheckpoint(f"config.json: mlx-lm cannot build {quote(kind)} from it ({type(bad).__name__}: {said})")
 
 
 def trim_limit(caches: list[Any]) -> int:
@@ -237,7 +237,7 @@ def trim_limit(caches: list[Any]) -> int:
 def read_vocab_size(raw: Mapping[str, Any]) -> int:
     size = first_value(raw, ["vocab_size"])
     if not is_count(size, 1 << 24):
-        raise BadCheckpoint(f"config.json: vocab_size = {shown(size)} is not a usable number of tokens")
+        raise BadCheckpoint(f"config.json: vocab_size = {quote(size)} is not a usable number of tokens")
     return size
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..errors import BadCheckpoint, shown
+from ..errors import BadCheckpoint, quote
 from ..kernels import (
     QuantizedMatrix,
     moe_combine,
@@ -64,7 +64,7 @@ def rename_keys(raw: Mapping[str, Any], spellings: Mapping[str, str]) -> dict[st
         value = same.pop(other)
         if name in same and same[name] != value:
             raise BadCheckpoint(
-                f"config.json: {other} = {shown(value)} contradicts {name} = {shown(same[name])}; remove one"
+                f"config.json: {other} = {quote(value)} contradicts {name} = {quote(same[name])}; remove one"
             )
         same[name] = value
     return same

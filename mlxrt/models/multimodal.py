@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import BadCheckpoint, shown
+from ..errors import BadCheckpoint, quote
 from .config import IGNORED_KEYS, report
 
 TOWERS = (
@@ -34,9 +34,9 @@ def read_text_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     inner = raw.get("text_config")
     if not isinstance(inner, Mapping):
         kind = raw.get("model_type")
-        raise BadCheckpoint(f"config.json: {shown(kind)} needs text_config, an object; found {shown(inner)}")
+        raise BadCheckpoint(f"config.json: {quote(kind)} needs text_config, an object; found {quote(inner)}")
     for key in sorted(set(raw) - OUTER_KEYS - IGNORED_KEYS):
-        report(f"config.json: {shown(key)} is unknown to mlxrt and has no effect")
+        report(f"config.json: {quote(key)} is unknown to mlxrt and has no effect")
     text = dict(inner)
     if "tie_word_embeddings" in raw:  # the outer value counts
         text["tie_word_embeddings"] = raw["tie_word_embeddings"]

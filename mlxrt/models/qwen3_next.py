@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..cache.memory import PagedKV, PlainKV
-from ..errors import BadCheckpoint, UnsupportedModel, shown
+from ..errors import BadCheckpoint, UnsupportedModel, quote
 from ..kernels import compute_qkv
 from .base import CausalLM, FusedModule
 from .config import SUPPORTED_VALUES, ModelConfig, config_field
@@ -65,7 +65,7 @@ class HybridConfig(ModelConfig):
         if len(self.layer_types) != n:
             raise BadCheckpoint(f"config.json: {len(self.layer_types)} layer_types for {n} layers")
         if other := [kind for kind in self.layer_types if kind not in (LINEAR, FULL)]:
-            raise UnsupportedModel(f"config.json: layer_types holds {shown(other[0])}, which this family does not have")
+            raise UnsupportedModel(f"config.json: layer_types holds {quote(other[0])}, which this family does not have")
         return self.layer_types
 
     def _windows(self, raw):

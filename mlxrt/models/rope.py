@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..errors import BadCheckpoint, UnsupportedModel, shown
+from ..errors import BadCheckpoint, UnsupportedModel, quote
 
 NO_ROTATION = 1e30  # a period that never rotates; infinity breaks a GPU's fast math
 
@@ -62,7 +62,7 @@ def read_rope(raw: Mapping[str, Any], dim: int, context: int, *, partial: bool =
     scaling = raw.get("rope_scaling")
     for name, value in (("rope_parameters", parameters), ("rope_scaling", scaling)):
         if value is not None and not isinstance(value, Mapping):
-            raise BadCheckpoint(f"config.json: {name} must be an object, not {shown(value)}")
+            raise BadCheckpoint(f"config.json: {name} must be an object, not {quote(value)}")
     if parameters is not None and scaling is not None and {**scaling} != {k: parameters.get(k) for k in scaling}:
         raise BadCheckpoint("config.json: rope_scaling and rope_parameters contradict each other; remove one")
     given = dict(scaling or {}) | dict(parameters or {})
@@ -81,7 +81,7 @@ def read_rope(raw: Mapping[str, Any], dim: int, context: int, *, partial: bool =
     kind = given.get("rope_type", given.get("type", "default"))
     if not isinstance(kind, str) or kind not in KINDS:
         raise UnsupportedModel(
-            f"config.json: rope scaling {shown(kind)} is not supported; supported: {', '.join(KINDS)}"
+            f"config.json: rope scaling {quote(kind)} is not supported; supported: {', '.join(KINDS)}"
         )
     return KINDS[kind](dim, theta, given, original_context(raw, given, context))
 
@@ -115,7 +115,7 @@ def read_number(given, key: str, default, *, low: float | None = None, required:
         return None
     fine = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e30
     if not fine or not math.isfinite(value) or (low is not None and value < low):
-        raise BadCheckpoint(f"config.json: {key} = {shown(value)} is not a usable number")
+        raise BadCheckpoint(f"config.json: {key} = {quote(value)} is not a usable number")
     return float(value)
 
 

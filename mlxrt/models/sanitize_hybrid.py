@@ -7,7 +7,7 @@ import re
 
 import mlx.core as mx
 
-from ..errors import BadCheckpoint, shown
+from ..errors import BadCheckpoint, quote
 
 Arrays = dict[str, mx.array]
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
@@ -35,7 +35,7 @@ def sanitize_hybrid(config, arrays: Arrays) -> Arrays:
         else:
             made = {name: array}
         if twice := made.keys() & sanitized.keys():
-            raise BadCheckpoint(f"the checkpoint holds {shown(min(twice))} twice, in two layouts; keep one")
+            raise BadCheckpoint(f"the checkpoint holds {quote(min(twice))} twice, in two layouts; keep one")
         sanitized |= made
     return sanitized
 
@@ -72,7 +72,7 @@ def ungroup(config, name: str, what: str, array: mx.array) -> list[tuple[str, mx
     values = each * c.linear_value_head_dim
     widths = [c.linear_key_head_dim] * 2 + [values] * 2 if what == "qkvz" else [each] * 2
     if array.ndim != 2 or array.shape[0] != heads * sum(widths):
-        raise BadCheckpoint(f"{shown(name)}: expected {heads * sum(widths)} rows, found shape {list(array.shape)}")
+        raise BadCheckpoint(f"{quote(name)}: expected {heads * sum(widths)} rows, found shape {list(array.shape)}")
     ends = [sum(widths[: i + 1]) for i in range(len(widths) - 1)]
     parts = mx.split(array.reshape(heads, sum(widths), array.shape[1]), ends, axis=1)
     *first, last = (part.flatten(0, 1) for part in parts)

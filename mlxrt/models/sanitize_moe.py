@@ -8,7 +8,7 @@ from collections import defaultdict
 
 import mlx.core as mx
 
-from ..errors import BadCheckpoint, UnsupportedModel, shown
+from ..errors import BadCheckpoint, UnsupportedModel, quote
 
 Arrays = dict[str, mx.array]
 
@@ -58,13 +58,13 @@ def split_gate_up(arrays: Arrays) -> Arrays:
 
 def put(sanitized: Arrays, name: str, array: mx.array) -> None:
     if name in sanitized:
-        raise BadCheckpoint(f"the checkpoint holds {shown(name)} twice, in two layouts; keep one")
+        raise BadCheckpoint(f"the checkpoint holds {quote(name)} twice, in two layouts; keep one")
     sanitized[name] = array
 
 
 def put_single(parts: dict[int, mx.array], name: str, number: int, array: mx.array) -> None:
     if number in parts:  # "7" and "07"
-        raise BadCheckpoint(f"the checkpoint holds expert {number} twice; one of them is {shown(name)}")
+        raise BadCheckpoint(f"the checkpoint holds expert {number} twice; one of them is {quote(name)}")
     parts[number] = array
 
 
@@ -72,7 +72,7 @@ def split_halves(name: str, array: mx.array) -> list[mx.array]:
     """Gate first, then up, along the rows of each expert."""
     if array.ndim not in (2, 3) or array.shape[1] % 2:
         raise BadCheckpoint(
-            f"{shown(name)}: expected [experts, 2 x width, ...], gate rows then up rows; found {list(array.shape)}"
+            f"{quote(name)}: expected [experts, 2 x width, ...], gate rows then up rows; found {list(array.shape)}"
         )
     return list(mx.split(array, 2, axis=1))
 
@@ -81,12 +81,12 @@ def stack(name: str, parts: dict[int, mx.array], count: int) -> mx.array:
     if sorted(parts) != list(range(count)):
         lost = sorted(set(range(count)) - set(parts))[:5]
         detail = f"expert {lost[0]} is missing" if lost else f"expert {max(parts)} is one too many"
-        raise BadCheckpoint(f"{shown(name)}: the config says {count} experts, the weights hold {len(parts)}: {detail}")
+        raise BadCheckpoint(f"{quote(name)}: the config says {count} experts, the weights hold {len(parts)}: {detail}")
     shapes = {parts[i].shape for i in range(count)}
     dtypes = {parts[i].dtype for i in range(count)}
     if len(shapes) > 1 or len(dtypes) > 1:
         raise UnsupportedModel(
-            f"{shown(name)}: the experts of one layer must be stored alike, "
+            f"{quote(name)}: the experts of one layer must be stored alike, "
             f"found shapes {sorted(shapes)} in {', '.join(sorted(str(d) for d in dtypes))}"
         )
     return mx.stack([parts.pop(i) for i in range(count)])

@@ -3,14 +3,14 @@
 import pytest
 
 from mlxrt.kernels import OPS, make_gpu
-from mlxrt.kernels.cuda.nvrtc import tool
+from mlxrt.kernels.cuda.nvrtc import find_nvrtc
 from mlxrt.kernels.selftest import list_cases
 
 from ..support.kernels.nvrtc import Compiled, complaints
 from .test_constant_buffer import constants, pack_constants
 
 pytestmark = pytest.mark.skipif(
-    tool() is None, reason="NVIDIA's compiler is not here: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"
+    find_nvrtc() is None, reason="NVIDIA's compiler is not here: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"
 )
 
 

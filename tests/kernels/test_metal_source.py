@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from mlxrt.kernels import OPS, Source, make_gpu, metal_source
-from mlxrt.kernels.cuda.nvrtc import tool
+from mlxrt.kernels.cuda.nvrtc import find_nvrtc
 from mlxrt.kernels.selftest import list_cases
 
 from ..support.kernels.nvrtc import Compiled
@@ -82,7 +82,7 @@ def test_an_error_names_the_file_and_line(files, path, old, new, named):
         launch(make_gpu("metal", Simulator().metal_kernel))
 
 
-@pytest.mark.skipif(tool() is None, reason="NVIDIA's compiler is not here")
+@pytest.mark.skipif(find_nvrtc() is None, reason="NVIDIA's compiler is not here")
 @pytest.mark.parametrize(("path", "old", "new", "named"), PLANTED)
 def test_nvidia_s_compiler_names_them_too(files, path, old, new, named):
     files[path] = files[path].replace(old, new)

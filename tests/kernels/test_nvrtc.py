@@ -7,12 +7,12 @@ import pytest
 
 from mlxrt.kernels import make_gpu
 from mlxrt.kernels.cuda import nvrtc as cuda_compiler
-from mlxrt.kernels.cuda.nvrtc import Library, compiled, cuda_text, tool
+from mlxrt.kernels.cuda.nvrtc import Library, compile_cubin, cuda_source, find_nvrtc
 
 from ..support.log_lines import capture_log
 
-needs_tool = pytest.mark.skipif(
-    tool() is None, reason="NVIDIA's compiler is not here: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"
+needs_nvrtc = pytest.mark.skipif(
+    find_nvrtc() is None, reason="NVIDIA's compiler is not here: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"
 )
 BODY = "y[threadIdx.x] = static_cast<T>(float(x[threadIdx.x]) + float(N));"
 
@@ -43,7 +43,7 @@ def compiler(monkeypatch):
         sources.append(text)
         return f"code of {len(sources)}".encode()
 
-    monkeypatch.setattr(cuda_compiler, "compiled", stand_in)
+    monkeypatch.setattr(cuda_compiler, "compile_cubin", stand_in)
     return sources
 
 
@@ -94,8 +94,8 @@ def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path, compiler):
 def test_where_compiled_kernels_do_not_run_mlx_compiles(tmp_path, monkeypatch):
     """No GPU here: the trial raises, and mx.fast.cuda_kernel is taken."""
     monkeypatch.setattr(mx, "device_info", lambda: {"architecture": "sm_90"})
-    monkeypatch.setattr(cuda_compiler, "tool", lambda: ("there", tmp_path))
-    monkeypatch.setattr(cuda_compiler, "compiled", lambda text, architecture: b"code")
+    monkeypatch.setattr(cuda_compiler, "find_nvrtc", lambda: ("there", tmp_path))
+    monkeypatch.setattr(cuda_compiler, "compile_cubin", lambda text, architecture: b"code")
     said = capture_log()
     assert make_gpu("cuda", folder=tmp_path)._make is mx.fast.cuda_kernel
     assert len(said) == 1 and said[0].startswith("MLX compiles kernels anew in every process: ")
@@ -103,8 +103,8 @@ def test_where_compiled_kernels_do_not_run_mlx_compiles(tmp_path, monkeypatch):
 
 def test_a_wrong_trial_is_not_trusted(tmp_path, monkeypatch):
     monkeypatch.setattr(mx, "device_info", lambda: {"architecture": "sm_90"})
-    monkeypatch.setattr(cuda_compiler, "tool", lambda: ("there", tmp_path))
-    monkeypatch.setattr(cuda_compiler, "compiled", lambda text, architecture: b"code")
+    monkeypatch.setattr(cuda_compiler, "find_nvrtc", lambda: ("there", tmp_path))
+    monkeypatch.setattr(cuda_compiler, "compile_cubin", lambda text, architecture: b"code")
     for right in (False, True):
 
         def run(*, inputs, right=right, **rest):
@@ -114,13 +114,13 @@ def test_a_wrong_trial_is_not_trusted(tmp_path, monkeypatch):
         assert (cuda_compiler.library(tmp_path) is not None) == right
 
 
-@needs_tool
+@needs_nvrtc
 def test_the_compiler_makes_machine_code():
-    text = cuda_text("plus", [("x", mx.bfloat16)], [("y", mx.bfloat16)], BODY, "", [("T", mx.bfloat16), ("N", 3)], 32)
-    code = compiled(text, "sm_90")
+    text = cuda_source("plus", [("x", mx.bfloat16)], [("y", mx.bfloat16)], BODY, "", [("T", mx.bfloat16), ("N", 3)], 32)
+    code = compile_cubin(text, "sm_90")
     assert code.startswith(b"\x7fELF") and b"plus" in code
     with pytest.raises(RuntimeError, match="identifier"):
-        compiled(text.replace("threadIdx", "noSuchThing"), "sm_90")
+        compile_cubin(text.replace("threadIdx", "noSuchThing"), "sm_90")
 
 
 def test_what_a_thread_launches_is_recorded_for_it_alone(tmp_path, compiler):

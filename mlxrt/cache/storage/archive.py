@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ...errors import BadRequest, BadSnapshot, shown
+from ...errors import BadRequest, BadSnapshot, quote
 from ...weights.json_object import parse_object
 from ..files import atomic_write, remove_partial_files
 
@@ -114,7 +114,7 @@ class Archive:
 
 
 def format_names(entries: dict[str, SavedState]) -> str:
-    names = [shown(name) for name in entries]
+    names = [quote(name) for name in entries]
     return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "") if names else "none"
 
 
@@ -122,14 +122,14 @@ def check_name(folder: Path, name: str | None) -> None:
     if name is None:
         raise BadRequest(f"{folder} is a folder: give the state a name in it, or name a file")
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= MAX_NAME_LENGTH:
-        raise BadRequest(f"a state's name is 1..{MAX_NAME_LENGTH} printable characters, not {shown(name)}")
+        raise BadRequest(f"a state's name is 1..{MAX_NAME_LENGTH} printable characters, not {quote(name)}")
 
 
 def parse_saved_state(path: Path, name: str, raw: Any) -> SavedState:
     kinds = {field.name: field.type for field in fields(SavedState)}
     if not isinstance(raw, dict) or set(raw) != set(kinds) or any(type(raw[k]) is not t for k, t in kinds.items()):
-        raise BadSnapshot(f"{path}: the state {shown(name)} is described by {shown(raw)}")
+        raise BadSnapshot(f"{path}: the state {quote(name)} is described by {quote(raw)}")
     # Only plain names: an index must not make us read, or remove, anything outside its folder.
     if not FILE_NAME.fullmatch(raw["file"]):
-        raise BadSnapshot(f"{path}: the state {shown(name)} lies in {shown(raw['file'])}, no name that mlxrt gives")
+        raise BadSnapshot(f"{path}: the state {quote(name)} lies in {quote(raw['file'])}, no name that mlxrt gives")
     return SavedState(**raw)

@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...errors import BadSnapshot, shown
+from ...errors import BadSnapshot, quote
 from .. import LayerState
 from .checksummed import read_checksummed, write_checksummed
 
@@ -89,7 +89,7 @@ def read_record(path: Path, key: NodeKey, identity: Mapping[str, str], empty: Se
     file = read_checksummed(path)
     for field, value in header_fields(key, identity).items():
         if file.header.get(field) != value:
-            raise BadSnapshot(f"{path}: its {field} is {shown(file.header.get(field))}, not {shown(value)}")
+            raise BadSnapshot(f"{path}: its {field} is {quote(file.header.get(field))}, not {quote(value)}")
     return Record(check_groups(path, file.header.get("groups"), key, empty), file.arrays)
 
 
@@ -101,7 +101,7 @@ def check_groups(path: Path, raw: Any, key: NodeKey, empty: Sequence[LayerState]
     for g in groups:
         own = raw[str(g)]
         if not isinstance(own, dict) or set(own) != set(empty[g].describe()):
-            raise BadSnapshot(f"{path}: group {g} is described by {shown(own)}")
+            raise BadSnapshot(f"{path}: group {g} is described by {quote(own)}")
         if any(type(v) is not int or not 0 <= v <= key.end for v in own.values()):
-            raise BadSnapshot(f"{path}: group {g} is described by {shown(own)}, beyond its {key.end} tokens")
+            raise BadSnapshot(f"{path}: group {g} is described by {quote(own)}, beyond its {key.end} tokens")
     return {g: raw[str(g)] for g in groups}

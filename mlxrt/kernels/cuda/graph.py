@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .nvrtc import Launch, Library, cuda_text
+from .nvrtc import Launch, Library, cuda_source
 
 ADDRESS_BATCH = 64  # arrays that are asked for their addresses at once
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads go on with their own work
@@ -157,4 +157,4 @@ def asking() -> str:
     lines = [
         f"out[{2 * i}] = (unsigned int)(size_t){n}; out[{2 * i + 1}] = (size_t){n} >> 32;" for i, n in enumerate(names)
     ]
-    return cuda_text("NAME", [(n, mx.uint8) for n in names], [("out", mx.uint32)], "\n".join(lines), "", [], 1)
+    return cuda_source("NAME", [(n, mx.uint8) for n in names], [("out", mx.uint32)], "\n".join(lines), "", [], 1)

@@ -29,12 +29,12 @@ TYPES = {
     mx.int16: "short", mx.int64: "long long", mx.bool_: "bool",
 }  # fmt: skip
 INCLUDES = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
-NO_TOOL = "NVIDIA's compiler is not here: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"
-Tool = tuple[ctypes.CDLL, Path]  # the compiler, and the folder of CUDA's headers
+NO_NVRTC = "NVIDIA's compiler is not here: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"
+Nvrtc = tuple[ctypes.CDLL, Path]  # the compiler, and the folder of CUDA's headers
 
 
 @cache
-def tool() -> Tool | None:
+def find_nvrtc() -> Nvrtc | None:
     """NVIDIA's run-time compiler: from its wheels, else from an installed toolkit; None where there is neither."""
     found = importlib.util.find_spec("nvidia")
     roots = [Path(folder) for folder in (found.submodule_search_locations or () if found else ())]
@@ -50,7 +50,7 @@ def tool() -> Tool | None:
     return None
 
 
-def cuda_text(
+def cuda_source(
     name: str,
     inputs: Sequence[tuple[str, mx.Dtype]],
     outputs: Sequence[tuple[str, mx.Dtype]],
@@ -76,11 +76,11 @@ def cuda_text(
     return f'{INCLUDES}{header}\nextern "C" __global__ void {bounds} {name}({", ".join(takes)}) {{\n{body}\n}}\n'
 
 
-def compiled(text: str, architecture: str) -> bytes:
+def compile_cubin(text: str, architecture: str) -> bytes:
     """Machine code for such a device; RuntimeError with what the compiler said against the text."""
-    there = tool()
+    there = find_nvrtc()
     if there is None:
-        raise RuntimeError(NO_TOOL)
+        raise RuntimeError(NO_NVRTC)
     nvrtc, headers = there
     program = ctypes.c_void_p()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
@@ -88,13 +88,13 @@ def compiled(text: str, architecture: str) -> bytes:
         said = (f"--gpu-architecture={architecture}", f"-I{headers}", "--std=c++17", "-default-device")
         options = (ctypes.c_char_p * len(said))(*(option.encode() for option in said))
         if nvrtc.nvrtcCompileProgram(program, len(said), options):
-            raise RuntimeError(got(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode())
-        return got(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+            raise RuntimeError(read_output(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode())
+        return read_output(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def got(size_of: Any, read: Any, program: ctypes.c_void_p) -> bytes:
+def read_output(size_of: Any, read: Any, program: ctypes.c_void_p) -> bytes:
     size = ctypes.c_size_t()
     size_of(program, ctypes.byref(size))
     out = ctypes.create_string_buffer(size.value)
@@ -143,7 +143,7 @@ class Library:
             key = (threadgroup[0], kinds, tuple(output_dtypes), *((k, type(v), v) for k, v in template))
             if key not in known:
                 takes, gives = zip(input_names, kinds, strict=True), zip(output_names, output_dtypes, strict=True)
-                text = cuda_text("NAME", list(takes), list(gives), source, header, list(template), threadgroup[0])
+                text = cuda_source("NAME", list(takes), list(gives), source, header, list(template), threadgroup[0])
                 known[key] = self.find(text, name)
             own, code = known[key]
             made = self.run(
@@ -175,7 +175,7 @@ class Library:
             try:
                 code = path.read_bytes()
             except OSError:
-                code = compiled(text.replace(" NAME(", f" {own}("), self.architecture)
+                code = compile_cubin(text.replace(" NAME(", f" {own}("), self.architecture)
                 self.keep(path, code)
             self._ready[text] = own, code
         return self._ready[text]
@@ -195,9 +195,9 @@ class Library:
 def library(folder: Path) -> Library | None:
     """Where compiled kernels are found to run here, by one that is tried; None: leave compiling to MLX, and say so."""
     architecture = str(mx.device_info().get("architecture", ""))
-    if tool() is None or not architecture.startswith("sm_"):
+    if find_nvrtc() is None or not architecture.startswith("sm_"):
         log.info(
-            f"MLX compiles kernels anew in every process: {NO_TOOL if tool() is None else f'device {architecture!r}'}"
+            f"MLX compiles kernels anew in every process: {NO_NVRTC if find_nvrtc() is None else f'device {architecture!r}'}"
         )
         return None
     made = Library(folder, architecture)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import BadRequest, shown
+from ...errors import BadRequest, quote
 from ..formats.quantized import AFFINE_BITS, AFFINE_GROUPS
 
 FORMATS = ("mlx", "jang", "jangtq", "codebook")
@@ -51,7 +51,7 @@ class Recipe:
     codebook_size: int = 1 << 14  # maximum number of codebook vectors
 
     def __post_init__(self) -> None:
-        require(self.format in FORMATS, f"--format must be one of {', '.join(FORMATS)}, not {shown(self.format)}")
+        require(self.format in FORMATS, f"--format must be one of {', '.join(FORMATS)}, not {quote(self.format)}")
         allowed = {"mlx": AFFINE_BITS, "jang": (), "jangtq": (1, 2, 3, 4, 8), "codebook": ()}[self.format]
         if self.bits is not None:
             require(bool(allowed), f"--bits does not apply to {self.format}; see --profile")
@@ -65,7 +65,7 @@ class Recipe:
             require(bool(known), f"--profile does not apply to {self.format}; see --bits")
             require(
                 self.profile in known,
-                f"--profile {shown(self.profile)} is unknown; {self.format} has {', '.join(known)}",
+                f"--profile {quote(self.profile)} is unknown; {self.format} has {', '.join(known)}",
             )
         require(self.bits is None or self.profile is None, "give --bits or --profile, not both")
         require(2 <= self.codebook_size <= 1 << 16, f"--codes must be between 2 and 65536, not {self.codebook_size}")
@@ -137,15 +137,15 @@ def read_rules(given: Mapping[str, Any]) -> tuple[tuple[str, Mapping[str, Any] |
         try:
             re.compile(pattern)
         except re.error as bad:
-            raise BadRequest(f"rules: {shown(pattern)} is not a regular expression ({bad})") from None
+            raise BadRequest(f"rules: {quote(pattern)} is not a regular expression ({bad})") from None
         if rule is not None:
             valid = (
                 isinstance(rule, Mapping) and set(rule) <= {"bits", "group_size"} and rule.get("bits") in AFFINE_BITS
             )
             if not valid or rule.get("group_size", 64) not in AFFINE_GROUPS:
                 raise BadRequest(
-                    f"rules: {shown(pattern)} must be null or have bits {list(AFFINE_BITS)} and group_size "
-                    f"{list(AFFINE_GROUPS)}, found {shown(rule)}"
+                    f"rules: {quote(pattern)} must be null or have bits {list(AFFINE_BITS)} and group_size "
+                    f"{list(AFFINE_GROUPS)}, found {quote(rule)}"
                 )
         rules.append((pattern, rule))
     return tuple(rules)

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...errors import BadCheckpoint, UnsupportedModel, shown
+from ...errors import BadCheckpoint, UnsupportedModel, quote
 from ...models import CausalLM, find
 from ...models.config import ModelConfig, suppress_reports
 from ...models.moe import MoEConfig
@@ -69,7 +69,7 @@ def open_source(checkpoint: Checkpoint) -> SourceModel:
     """Lazy: tensors are read when they are used."""
     family = find(checkpoint.config)
     if family.is_adapter:
-        kind = shown(checkpoint.config.get("model_type"))
+        kind = quote(checkpoint.config.get("model_type"))
         raise UnsupportedModel(f"{kind} is computed by mlx-lm's module; convert it with mlx_lm.convert")
     refuse_methods(checkpoint.config)
     with suppress_reports():
@@ -91,12 +91,12 @@ def open_source(checkpoint: Checkpoint) -> SourceModel:
         formats[path] = read_mlx(path, quantized[path], arrays, hints)
     shapes = {name: array.shape for name, array in without_formats(arrays, formats).items()}
     if packed := [name for name in shapes if name.endswith((".scales", "_packed", ".codes"))]:
-        raise UnsupportedModel(f"{shown(packed[0])} is packed in an unknown order; convert from the unquantised model")
+        raise UnsupportedModel(f"{quote(packed[0])} is packed in an unknown order; convert from the unquantised model")
     shapes |= {f"{path}.weight": shape for path, shape in quantized.items()}
     return SourceModel(family, config, checkpoint.config, arrays, formats, shapes, dtype)
 
 
 def check_finite(name: str, array: mx.array) -> mx.array:
     if array.dtype in FLOATS and not bool(mx.isfinite(array).all()):
-        raise BadCheckpoint(f"{shown(name)} holds NaN, infinities or values beyond {array.dtype}; it cannot be stored")
+        raise BadCheckpoint(f"{quote(name)} holds NaN, infinities or values beyond {array.dtype}; it cannot be stored")
     return array

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...errors import BadCheckpoint, UnsupportedModel, shown
+from ...errors import BadCheckpoint, UnsupportedModel, quote
 from ...kernels.ops.codebook import dequantize_codebook
 from ...models.moe import ExpertLinear
 from ...models.quantized.codebook_linear import CodebookExpertLinear, CodebookLinear
@@ -90,7 +90,7 @@ def module_path(file: str, indices: tuple[int, ...]) -> str:
 def tensor_names(file: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     """The tensors of such a file -> their names in the checkpoint."""
     if set(shapes) != {"codebook", "indices"}:
-        raise BadCheckpoint(f"{file}: expected the tensors codebook and indices, found {shown(sorted(shapes))}")
+        raise BadCheckpoint(f"{file}: expected the tensors codebook and indices, found {quote(sorted(shapes))}")
     path = module_path(file, shapes["indices"])
     return {"codebook": f"{path}.codebook", "indices": f"{path}.codes"}
 
@@ -101,10 +101,10 @@ def apply_codebook_config(config: Mapping[str, Any], arrays: Arrays) -> Arrays:
     if listing is None:
         return arrays
     if not isinstance(listing, Mapping) or listing.get("type") != "codebook" or listing.get("format", "vq") != "vq":
-        raise UnsupportedModel(f"{CONFIG}: expected type codebook and format vq, found {shown(listing)}")
+        raise UnsupportedModel(f"{CONFIG}: expected type codebook and format vq, found {quote(listing)}")
     items = listing.get("tensors")
     if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
-        raise BadCheckpoint(f"{CONFIG}: tensors must be a list of objects, found {shown(items)}")
+        raise BadCheckpoint(f"{CONFIG}: tensors must be a list of objects, found {quote(items)}")
     made: Arrays = {}
     used: set[str] = set()
     for item in items:
@@ -117,11 +117,11 @@ def apply_codebook_config(config: Mapping[str, Any], arrays: Arrays) -> Arrays:
 def find_matrix(item: Mapping[str, Any], arrays: Arrays) -> tuple[str, mx.array, mx.array, set[str]]:
     name = item.get("name")
     if not isinstance(name, str) or not name:
-        raise BadCheckpoint(f"{CONFIG}: a tensor needs a name, found {shown(name)}")
+        raise BadCheckpoint(f"{CONFIG}: a tensor needs a name, found {quote(name)}")
     names = [item.get(part, f"{name}.{part}") for part in ("codes", "codebook")]
     found = [arrays.get(n) if isinstance(n, str) else None for n in names]
     if (missing := [n for n, array in zip(names, found) if array is None]) or found[0] is None or found[1] is None:
-        raise BadCheckpoint(f"{CONFIG}: {shown(name)} is in {shown(missing[0])}, which the weights do not hold")
+        raise BadCheckpoint(f"{CONFIG}: {quote(name)} is in {quote(missing[0])}, which the weights do not hold")
     return name.removesuffix(".weight"), found[0], found[1], set(names)
 
 
@@ -129,7 +129,7 @@ def read_shape(path: str, item: Mapping[str, Any]) -> tuple[int, int]:
     shape = item.get("shape")
     sizes = shape if isinstance(shape, list) else []
     if len(sizes) != 2 or not all(type(n) is int and 0 < n <= LARGEST_DIMENSION for n in sizes):
-        raise BadCheckpoint(f"{CONFIG}: the shape of {shown(path)} must be [out, in], found {shown(shape)}")
+        raise BadCheckpoint(f"{CONFIG}: the shape of {quote(path)} must be [out, in], found {quote(shape)}")
     return sizes[0], sizes[1]
 
 

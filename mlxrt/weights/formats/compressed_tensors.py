@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...errors import BadCheckpoint, UnsupportedModel, shown
+from ...errors import BadCheckpoint, UnsupportedModel, quote
 from ...kernels.ops.bitpack import unpack_bits
 from .int_matrix import Arrays, IntMatrix, check_groups, find_packed, find_scales, require
 from .weight_format import FLOATS, describe
@@ -73,7 +73,7 @@ def configured_bits(config: Mapping[str, Any]) -> set[int]:
         weights = group.get("weights") if isinstance(group, Mapping) else None
         bits = weights.get("num_bits") if isinstance(weights, Mapping) else None
         if type(bits) is not int:
-            raise BadCheckpoint(f"config.json: quantization_config.config_groups: num_bits is {shown(bits)}")
+            raise BadCheckpoint(f"config.json: quantization_config.config_groups: num_bits is {quote(bits)}")
         found.add(bits)
     return found
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
-from ...errors import BadCheckpoint, ModelNotFound, UnsupportedModel, shown
+from ...errors import BadCheckpoint, ModelNotFound, UnsupportedModel, quote
 from ..json_object import read_json
 from . import codebook
 from .checkpoint import Checkpoint, TensorInfo
@@ -57,7 +57,7 @@ class FolderCheckpoint(Checkpoint):
         shards = {name: read_header(self.path / name) for name in names}
         for tensor, name in weight_map.items():
             if tensor not in shards[name]:
-                raise BadCheckpoint(f"{self.path / find_index(self.path)}: {shown(tensor)} is not in {name}")
+                raise BadCheckpoint(f"{self.path / find_index(self.path)}: {quote(tensor)} is not in {name}")
         return shards | {name: self.codebook_header(name) for name in self.codebook_files() if name not in shards}
 
     def codebook_files(self) -> list[str]:
@@ -72,7 +72,7 @@ class FolderCheckpoint(Checkpoint):
         sizes: dict[str, TensorInfo] = {}
         for name, tensors in self.shards.items():
             if twice := sizes.keys() & tensors.keys():
-                raise BadCheckpoint(f"{self.path / name}: {shown(min(twice))} is in another shard too")
+                raise BadCheckpoint(f"{self.path / name}: {quote(min(twice))} is in another shard too")
             sizes |= tensors
         return sizes
 
@@ -82,9 +82,9 @@ class FolderCheckpoint(Checkpoint):
             if info.dtype == "F8_E4M3" and (tensor + SCALE in sizes or f"{tensor}_scale" in sizes):
                 continue
             if info.dtype.startswith(("F8", "F6", "F4")):
-                raise UnsupportedModel(f"{shown(tensor)} is stored as {info.dtype}, which mlxrt does not read yet")
+                raise UnsupportedModel(f"{quote(tensor)} is stored as {info.dtype}, which mlxrt does not read yet")
             if info.dtype in ("F64", "C64"):
-                raise UnsupportedModel(f"{shown(tensor)} is stored as {info.dtype}; convert it to F32, F16 or BF16")
+                raise UnsupportedModel(f"{quote(tensor)} is stored as {info.dtype}; convert it to F32, F16 or BF16")
         arrays: dict[str, mx.array] = {}
         for name in self.shards:
             found = self.load_file(name)
@@ -138,7 +138,7 @@ def read_index(folder: Path) -> dict[str, str]:
     for shard in weight_map.values():
         # Plain names only: an index must not make us read outside its folder.
         if not isinstance(shard, str) or not re.fullmatch(r"[\w][\w.+-]*\.safetensors", shard):
-            raise BadCheckpoint(f"{index}: {shown(shard)} is not the name of a safetensors file")
+            raise BadCheckpoint(f"{index}: {quote(shard)} is not the name of a safetensors file")
     shards = set(weight_map.values())
     if SINGLE not in shards and (folder / SINGLE).is_file():
         return {}  # a stale index, from before the shards were merged; Hugging Face takes the single file too

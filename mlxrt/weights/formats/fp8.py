@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ...errors import BadCheckpoint, UnsupportedModel, shown
+from ...errors import BadCheckpoint, UnsupportedModel, quote
 from .weight_format import FLOATS, describe, dtype_name
 
 log = logging.getLogger("mlxrt")
@@ -51,24 +51,24 @@ def read_block_size(config: Mapping[str, Any]) -> tuple[int, int]:
     quantization = config.get("quantization_config")
     quantization = quantization if isinstance(quantization, Mapping) else {}
     if quantization.get("fmt") not in FORMATS:
-        raise UnsupportedModel(f"config.json: quantization_config.fmt = {shown(quantization['fmt'])}; e4m3 is read")
+        raise UnsupportedModel(f"config.json: quantization_config.fmt = {quote(quantization['fmt'])}; e4m3 is read")
     sizes = quantization.get("weight_block_size")
     if sizes is None:
         return BLOCK
     if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and 0 < n <= 1 << 20 for n in sizes):
-        raise BadCheckpoint(f"config.json: weight_block_size = {shown(sizes)}, expected [rows, columns]")
+        raise BadCheckpoint(f"config.json: weight_block_size = {quote(sizes)}, expected [rows, columns]")
     return sizes[0], sizes[1]
 
 
 def check_matrix(name: str, values: mx.array | None, scale: mx.array, block: tuple[int, int]) -> None:
     if values is None or values.dtype != mx.uint8 or values.ndim not in (2, 3):
-        raise BadCheckpoint(f"{shown(name)} has FP8 scales: it must be an FP8 matrix; found {describe(values)}")
+        raise BadCheckpoint(f"{quote(name)} has FP8 scales: it must be an FP8 matrix; found {describe(values)}")
     if scale.dtype not in FLOATS:
-        raise UnsupportedModel(f"{shown(name + SCALE)}: expected float scales, found {dtype_name(scale)}")
+        raise UnsupportedModel(f"{quote(name + SCALE)}: expected float scales, found {dtype_name(scale)}")
     expected = (*values.shape[:-2], *(-(-n // b) for n, b in zip(values.shape[-2:], block)))
     if scale.size != 1 and scale.shape != expected:
         raise BadCheckpoint(
-            f"{shown(name + SCALE)}: expected {list(expected)} scales for {list(values.shape)} in blocks of "
+            f"{quote(name + SCALE)}: expected {list(expected)} scales for {list(values.shape)} in blocks of "
             f"{list(block)}, or one for all; found {list(scale.shape)}"
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...errors import BadCheckpoint, UnsupportedModel, shown
+from ...errors import BadCheckpoint, UnsupportedModel, quote
 from ...kernels.ops.bitpack import unpack_bits
 from .int_matrix import Arrays, IntMatrix, check_groups, find_packed, find_scales, require
 from .weight_format import describe
@@ -26,7 +26,7 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the nibble of each of eight outputs
 def read_gptq(path: str, config: Mapping[str, Any], arrays: Arrays) -> IntMatrix:
     bits, offset = config.get("bits"), zero_offset(config)
     if type(bits) is not int or bits not in GPTQ_BITS:
-        raise UnsupportedModel(f"config.json: quantization_config.bits = {shown(bits)}; GPTQ has {list(GPTQ_BITS)}")
+        raise UnsupportedModel(f"config.json: quantization_config.bits = {quote(bits)}; GPTQ has {list(GPTQ_BITS)}")
     packed, scale = find_packed(path, "qweight", arrays), find_scales(path, "scales", arrays)
     rows, out = packed.shape
     require(rows * 32 % bits == 0, path, f"{rows} rows of qweight do not hold a whole number of {bits}-bit inputs")
@@ -43,7 +43,7 @@ def zero_offset(config: Mapping[str, Any]) -> int:
     form = config.get("checkpoint_format", "gptq")
     if form not in ("gptq", "gptq_v2") or config.get("is_marlin_format"):
         raise UnsupportedModel(
-            f"config.json: quantization_config.checkpoint_format = {shown(form)}; gptq and gptq_v2 are read"
+            f"config.json: quantization_config.checkpoint_format = {quote(form)}; gptq and gptq_v2 are read"
         )
     dynamic = config.get("dynamic") or {}
     if not isinstance(dynamic, Mapping) or any(not str(rule).startswith("-:") for rule in dynamic):
@@ -71,7 +71,7 @@ def read_groups(path, config, arrays, columns, groups) -> mx.array | None:
         return check_groups(path, index, groups)
     size = config.get("group_size", -1)
     if type(size) is not int or (size < 1 and size != -1):
-        raise BadCheckpoint(f"config.json: quantization_config.group_size = {shown(size)} must be -1 or >= 1")
+        raise BadCheckpoint(f"config.json: quantization_config.group_size = {quote(size)} must be -1 or >= 1")
     size = columns if size == -1 else size
     require(-(-columns // size) == groups, path, f"{groups} groups of {size} for {columns} inputs")
     return check_groups(path, mx.arange(columns) // size, groups)
@@ -81,7 +81,7 @@ def read_awq(path: str, config: Mapping[str, Any], arrays: Arrays) -> IntMatrix:
     bits, version = config.get("bits", AWQ_BITS), config.get("version", "gemm")
     if bits != AWQ_BITS or str(version).lower() != "gemm":
         raise UnsupportedModel(
-            f"config.json: quantization_config has bits {shown(bits)} and version {shown(version)}; "
+            f"config.json: quantization_config has bits {quote(bits)} and version {quote(version)}; "
             "AWQ is read with 4 and gemm"
         )
     packed, zeros = find_packed(path, "qweight", arrays), find_packed(path, "qzeros", arrays)

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...errors import BadCheckpoint, UnsupportedModel, shown
+from ...errors import BadCheckpoint, UnsupportedModel, quote
 from ...models.moe import ExpertLinear
 from .weight_format import FLOATS, WeightFormat, describe, dtype_name
 
@@ -104,13 +104,13 @@ def refuse_methods(config: Mapping[str, Any]) -> None:
     """Refuse unknown quantisation methods before anything is loaded."""
     for key in ("quantization", "quantization_config"):
         if config.get(key) is not None and not isinstance(config[key], Mapping):
-            raise BadCheckpoint(f"config.json: {key} must be an object, found {shown(config[key])}")
+            raise BadCheckpoint(f"config.json: {key} must be an object, found {quote(config[key])}")
     if config.get("quantization") is not None:
         return  # converted to MLX's formats; quantization_config is of the original model
     quantization = config.get("quantization_config")
     if isinstance(quantization, Mapping) and quantization.get("quant_method") not in (None, *METHODS):
         raise UnsupportedModel(
-            f"config.json: quantization_config.quant_method = {shown(quantization['quant_method'])} is not supported; "
+            f"config.json: quantization_config.quant_method = {quote(quantization['quant_method'])} is not supported; "
             "take a checkpoint in MLX format (affine, mxfp4, mxfp8, nvfp4) or an unquantised one"
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...errors import BadCheckpoint, UnsupportedModel, shown
+from ...errors import BadCheckpoint, UnsupportedModel, quote
 from . import compressed_tensors
 from .gptq_awq import AWQ_PARTS, GPTQ_PARTS, read_awq, read_gptq
 from .int_matrix import Arrays, IntMatrix
@@ -49,7 +49,7 @@ def repack(arrays: Arrays, config: Mapping[str, Any], dtype: mx.Dtype) -> Arrays
     unpacked = []
     for path in [name.removesuffix(first) for name in arrays if name.endswith(first)]:
         if f"{path}.weight" in arrays:
-            raise BadCheckpoint(f"{shown(path)} is in the checkpoint twice: as {parts[0]} and as weight")
+            raise BadCheckpoint(f"{quote(path)} is in the checkpoint twice: as {parts[0]} and as weight")
         matrix = read(path, quantization, arrays)
         if (packed := matrix.to_affine()) is not None:
             made |= dict(zip((f"{path}.weight", f"{path}.scales", f"{path}.biases"), packed))
@@ -61,7 +61,7 @@ def repack(arrays: Arrays, config: Mapping[str, Any], dtype: mx.Dtype) -> Arrays
             arrays.pop(f"{path}.{part}", None)
     if unpacked:
         log.info(
-            f"{method}: {len(unpacked)} matrices ({shown(unpacked[0])} ...) use act-order or group sizes "
+            f"{method}: {len(unpacked)} matrices ({quote(unpacked[0])} ...) use act-order or group sizes "
             "that MLX has no format for; they are dequantised"
         )
     return arrays | made
@@ -71,7 +71,7 @@ def check_format(quantization: Mapping[str, Any]) -> None:
     known = compressed_tensors.PACKED_FORMATS + compressed_tensors.BYTE_FORMATS
     if quantization.get("format") not in known:
         raise UnsupportedModel(
-            f"config.json: quantization_config.format = {shown(quantization.get('format'))}; "
+            f"config.json: quantization_config.format = {quote(quantization.get('format'))}; "
             f"compressed-tensors is read in {', '.join(known)}"
         )
 

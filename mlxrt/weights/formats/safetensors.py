@@ -6,7 +6,7 @@ MLX trusts what it reads; the library refuses bad JSON, unknown dtypes, gaps, ov
 import math
 from pathlib import Path
 
-from ...errors import BadCheckpoint, shown
+from ...errors import BadCheckpoint, quote
 from .checkpoint import LARGEST_DIMENSION, TensorInfo
 
 BITS = {
@@ -44,7 +44,7 @@ def read_file(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
 def tensor_info(path: Path, name: str, shape: list[int], dtype: str) -> TensorInfo:
     if any(d > LARGEST_DIMENSION for d in shape):  # which only an empty tensor can have
         raise BadCheckpoint(
-            f"{path}: the tensor {shown(name)} has the shape {shown(shape)}; MLX has dimensions up to "
+            f"{path}: the tensor {quote(name)} has the shape {quote(shape)}; MLX has dimensions up to "
             f"{LARGEST_DIMENSION}"
         )
     return TensorInfo(tuple(shape), dtype, math.prod(shape) * BITS[dtype] // 8)

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ...errors import BadCheckpoint, shown
+from ...errors import BadCheckpoint, quote
 from ...models import CausalLM
 from ..formats.checkpoint import Checkpoint
 from ..formats.codebook import apply_codebook_config
@@ -74,7 +74,7 @@ def select_tensors(family: type[CausalLM], arrays: Arrays, ignored: tuple[tuple[
             continue
         name = family.rename(key)
         if name in kept:
-            raise BadCheckpoint(f"two tensors of the checkpoint are {shown(name)}; one of them is {shown(key)}")
+            raise BadCheckpoint(f"two tensors of the checkpoint are {quote(name)}; one of them is {quote(key)}")
         kept[name] = array
     return kept
 
@@ -131,7 +131,7 @@ def assign(model: CausalLM, arrays: Arrays, dtype: mx.Dtype) -> None:
 
 
 def list_names(names: Iterable[str]) -> str:
-    names = [shown(name) for name in names]
+    names = [quote(name) for name in names]
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return f"{len(names)} tensors ({', '.join(names[:5])}{more})"
 

@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ...errors import BadCheckpoint, shown
+from ...errors import BadCheckpoint, quote
 from ...models import CausalLM, find
 from ..formats.checkpoint import Checkpoint
 from ..formats.fp8 import has_fp8, unpack_fp8
@@ -94,7 +94,7 @@ def drop_tied_head(model: nn.Module, arrays: Arrays) -> None:
         other = arrays.get(f"{embedding}.{name.removeprefix(HEAD)}")
         if other is None or other.shape != array.shape or not mx.array_equal(other, array, equal_nan=True).item():
             raise BadCheckpoint(
-                f"config.json ties the head to the embedding, but the checkpoint's {shown(name)} differs from "
+                f"config.json ties the head to the embedding, but the checkpoint's {quote(name)} differs from "
                 f"{embedding}; set tie_word_embeddings to false if the head is meant to be used"
             )
         del arrays[name]

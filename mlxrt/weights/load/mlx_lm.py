@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ...errors import BadCheckpoint, UnsupportedModel, shown
+from ...errors import BadCheckpoint, UnsupportedModel, quote
 from ...models.mlx_lm_adapter import REFUSALS, MlxLm
 from ..formats.checkpoint import Checkpoint
 from ..formats.hadamard import HadamardFormat, with_input_transform
@@ -57,7 +57,7 @@ def check_tensors(checkpoint: Checkpoint, arrays: Arrays) -> Arrays:
     """The tensors without JANG's extras; an error where mlx-lm's module cannot compute with them."""
     if lut := sorted(name for name in arrays if name.endswith(LUT_SUFFIXES)):
         raise UnsupportedModel(
-            f"{shown(lut[0])} is JANGTQ or codebook VQ, and {shown(checkpoint.config.get('model_type'))} is "
+            f"{quote(lut[0])} is JANGTQ or codebook VQ, and {quote(checkpoint.config.get('model_type'))} is "
             "computed by mlx-lm's module, which has no such layers; take an affine JANG or MLX version"
         )
     if read_labels(checkpoint.config) is None:
@@ -80,7 +80,7 @@ def check_multipliers(checkpoint: Checkpoint, arrays: Arrays) -> None:
     if original == folded:
         what = "twice" if folded else "never"
         raise BadCheckpoint(
-            f"{checkpoint.name}: {shown(factors[0])} would be applied {what}: config.json "
+            f"{checkpoint.name}: {quote(factors[0])} would be applied {what}: config.json "
             f"{'has' if folded else 'lacks'} jang_mup_folded; take a checkpoint of a newer converter"
         )
 

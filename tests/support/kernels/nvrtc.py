@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrt.kernels.cuda.nvrtc import compiled, cuda_text
+from mlxrt.kernels.cuda.nvrtc import compile_cubin, cuda_source
 
 ARCHITECTURE = "sm_90"
 REGISTERS = 65536  # of a multiprocessor: a threadgroup that wants more is not launched
@@ -20,7 +20,7 @@ COUNT = bytes((0x04, 0x2F, 0x08, 0x00))  # stands before a function's number and
 def complaints(text: str, threads: int = 32) -> str:
     """What the compiler says against a text, or would be said at its launch; nothing if it runs."""
     try:
-        code = compiled(text, ARCHITECTURE)
+        code = compile_cubin(text, ARCHITECTURE)
     except RuntimeError as said:
         return str(said)
     wanted = -(-registers(code) // 8) * 8 * threads
@@ -43,7 +43,7 @@ class Compiled:
         def launch(*, inputs, grid, threadgroup, output_shapes, output_dtypes, template):
             takes = [(n, a.dtype) for a, n in zip(inputs, input_names, strict=True)]
             gives = list(zip(output_names, output_dtypes, strict=True))
-            text = cuda_text(name, takes, gives, source, header, template, threadgroup[0])
+            text = cuda_source(name, takes, gives, source, header, template, threadgroup[0])
             if text not in self.errors:
                 self.errors[text] = complaints(text, threadgroup[0])
             return [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 
-from ....errors import BadCheckpoint, NoTokenizer, UnsupportedModel, shown
+from ....errors import BadCheckpoint, NoTokenizer, UnsupportedModel, quote
 from ..checkpoint import Checkpoint, TensorInfo
 from .architectures import ARCHITECTURES
 from .config import build_config
@@ -65,7 +65,7 @@ class GgufCheckpoint(Checkpoint):
                 if self.arch.norm_plus_one and name.endswith("norm.weight"):
                     array = array.astype(mx.float32) - 1
                 if name in arrays:
-                    raise BadCheckpoint(f"two tensors of {self.path} are {name}; one of them is {shown(tensor.name)}")
+                    raise BadCheckpoint(f"two tensors of {self.path} are {name}; one of them is {quote(tensor.name)}")
                 arrays[name] = array
         return arrays
 
@@ -125,7 +125,7 @@ class GgufCheckpoint(Checkpoint):
 def refuse_splits(path: Path, metadata: dict[str, Any]) -> None:
     count = metadata.get("split.count", 0)
     if count not in (0, 1):
-        raise UnsupportedModel(f"{path} is one of {shown(count)} splits; merge them with `llama-gguf-split --merge`")
+        raise UnsupportedModel(f"{path} is one of {quote(count)} splits; merge them with `llama-gguf-split --merge`")
 
 
 def show_progress(tensors: Iterable[GGUFTensor]) -> Iterable[GGUFTensor]:

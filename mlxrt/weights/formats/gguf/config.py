@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ....errors import BadCheckpoint, UnsupportedModel, shown
+from ....errors import BadCheckpoint, UnsupportedModel, quote
 from .architectures import ARCHITECTURES, EXPERTS, Architecture, read_windows
 from .metadata import ArchMetadata
 from .reader import GGUFTensor
@@ -38,9 +38,9 @@ NEUTRAL_VALUES: dict[str, tuple] = {
 def read_architecture(metadata: Mapping[str, Any]) -> str:
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
-        raise BadCheckpoint(f"general.architecture must be a string, found {shown(name)}; is the GGUF complete?")
+        raise BadCheckpoint(f"general.architecture must be a string, found {quote(name)}; is the GGUF complete?")
     if name not in ARCHITECTURES:
-        raise UnsupportedModel(f"GGUF architecture {shown(name)} is unsupported; supported: {', '.join(ARCHITECTURES)}")
+        raise UnsupportedModel(f"GGUF architecture {quote(name)} is unsupported; supported: {', '.join(ARCHITECTURES)}")
     return name
 
 
@@ -79,7 +79,7 @@ def refuse_unsupported(keys: ArchMetadata, arch: Architecture) -> None:
     for key, neutral in NEUTRAL_VALUES.items():
         value = keys.find(key)
         if value is not None and value not in neutral and key not in arch.extra_keys:
-            raise UnsupportedModel(f"the GGUF key {keys.architecture}.{key} = {shown(value)} is not supported")
+            raise UnsupportedModel(f"the GGUF key {keys.architecture}.{key} = {quote(value)} is not supported")
     if not arch.names.keys() >= EXPERTS.keys() and keys.integer("expert_count", 0, low=0):
         raise UnsupportedModel(
             f"the GGUF key {keys.architecture}.expert_count = {keys.integer('expert_count')}: {keys.architecture} with "
@@ -118,7 +118,7 @@ def read_vocab_size(metadata: Mapping[str, Any], tensors: Mapping[str, GGUFTenso
         raise BadCheckpoint("the GGUF file has no matrix token_embd.weight; is it a vocabulary or an adapter only?")
     tokens = metadata.get("tokenizer.ggml.tokens", [])
     if not isinstance(tokens, list) or len(tokens) > table.shape[0]:
-        found = f"{len(tokens)} tokens" if isinstance(tokens, list) else shown(tokens)
+        found = f"{len(tokens)} tokens" if isinstance(tokens, list) else quote(tokens)
         raise BadCheckpoint(f"tokenizer.ggml.tokens has {found}, the embedding {table.shape[0]} rows")
     return table.shape[0]
 
@@ -131,7 +131,7 @@ def read_rope_scaling(keys: ArchMetadata, context: int, arch: Architecture) -> d
     if kind in (None, "none"):
         return None if arch.yarn_extras is None else {"rope_type": "default"}
     if kind not in ("linear", "yarn"):
-        raise UnsupportedModel(f"rope scaling {shown(kind)} is not supported in GGUF; supported: none, linear, yarn")
+        raise UnsupportedModel(f"rope scaling {quote(kind)} is not supported in GGUF; supported: none, linear, yarn")
     scaling: dict[str, Any] = {"rope_type": kind, "factor": keys.number("rope.scaling.factor")}
     return scaling | read_yarn(keys, context, scaling["factor"], arch) if kind == "yarn" else scaling
 
@@ -167,7 +167,7 @@ def read_special_tokens(metadata: Mapping[str, Any], vocab: int) -> dict[str, An
         if token is None:
             continue
         if type(token) is not int or not 0 <= token < vocab:
-            raise BadCheckpoint(f"tokenizer.ggml.{role}_token_id must be an id below {vocab}, found {shown(token)}")
+            raise BadCheckpoint(f"tokenizer.ggml.{role}_token_id must be an id below {vocab}, found {quote(token)}")
         found[role] = token
     stops = list(dict.fromkeys(found[role] for role in STOPS if role in found))
     return ({"bos_token_id": found["bos"]} if "bos" in found else {}) | ({"eos_token_id": stops} if stops else {})

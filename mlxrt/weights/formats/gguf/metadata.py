@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ....errors import BadCheckpoint, UnsupportedModel, shown
+from ....errors import BadCheckpoint, UnsupportedModel, quote
 
 
 class ArchMetadata:
@@ -26,7 +26,7 @@ class ArchMetadata:
         return value[0]
 
     def wrong(self, key: str, expected: str) -> BadCheckpoint:
-        found = "nothing" if self.find(key) is None else shown(self.find(key))
+        found = "nothing" if self.find(key) is None else quote(self.find(key))
         return BadCheckpoint(f"GGUF key {self.architecture}.{key} must be {expected}, found {found}; convert it again")
 
     def integer(self, key: str, default: int | None = None, low: int = 1) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import BadCheckpoint, ModelNotFound, UnsupportedModel, shown
+from ....errors import BadCheckpoint, ModelNotFound, UnsupportedModel, quote
 from ..checkpoint import LARGEST_DIMENSION
 
 # ggml type id -> (name, elements in a block, bytes in a block)
@@ -185,15 +185,15 @@ def read_metadata(cursor: Cursor, count: int) -> dict[str, Any]:
     for _ in range(count):
         key = cursor.string("a metadata key")
         if key in metadata:
-            raise cursor.damaged(f"the key {shown(key)} appears twice")
-        metadata[key] = cursor.value(cursor.u32(f"the type of {shown(key)}"), f"the value of {shown(key)}")
+            raise cursor.damaged(f"the key {quote(key)} appears twice")
+        metadata[key] = cursor.value(cursor.u32(f"the type of {quote(key)}"), f"the value of {quote(key)}")
     return metadata
 
 
 def read_tensor_info(cursor: Cursor) -> GGUFTensor:
     """A tensor info, with its offset from the start of the data."""
     name = cursor.string("a tensor name")
-    what = f"the tensor {shown(name)}"
+    what = f"the tensor {quote(name)}"
     rank = cursor.u32(what)
     if not name or not 1 <= rank <= 4:
         raise cursor.damaged(f"{what} has {rank} dimensions, expected a named tensor with 1 to 4")
@@ -212,7 +212,7 @@ def read_tensor_info(cursor: Cursor) -> GGUFTensor:
 def read_alignment(cursor: Cursor, metadata: dict[str, Any]) -> int:
     value = metadata.get("general.alignment", 32)  # the format's default
     if type(value) is not int or not 1 <= value <= 2**20 or value & (value - 1):
-        raise cursor.damaged(f"general.alignment is {shown(value)}, expected a power of two")
+        raise cursor.damaged(f"general.alignment is {quote(value)}, expected a power of two")
     return value
 
 
@@ -222,15 +222,15 @@ def resolve_offsets(cursor: Cursor, infos: list[GGUFTensor], alignment: int) -> 
     tensors: dict[str, GGUFTensor] = {}
     for r in infos:
         if r.name in tensors:
-            raise cursor.damaged(f"the tensor {shown(r.name)} appears twice")
+            raise cursor.damaged(f"the tensor {quote(r.name)} appears twice")
         if r.offset % alignment:
-            raise cursor.damaged(f"the tensor {shown(r.name)} is at {r.offset}, not a multiple of {alignment}")
+            raise cursor.damaged(f"the tensor {quote(r.name)} is at {r.offset}, not a multiple of {alignment}")
         tensors[r.name] = GGUFTensor(r.name, r.shape, r.ggml_type, start + r.offset, r.nbytes)
     end, before = start, "the header"
     for r in sorted(tensors.values(), key=lambda r: r.offset):
         if r.offset < end:
-            raise cursor.damaged(f"the tensors {shown(before)} and {shown(r.name)} overlap")
+            raise cursor.damaged(f"the tensors {quote(before)} and {quote(r.name)} overlap")
         end, before = r.offset + r.nbytes, r.name
     if end > len(cursor.data) and tensors:
-        raise cursor.damaged(f"{shown(before)} ends at byte {end}, the file has {len(cursor.data)}: it is truncated")
+        raise cursor.damaged(f"{quote(before)} ends at byte {end}, the file has {len(cursor.data)}: it is truncated")
     return tensors

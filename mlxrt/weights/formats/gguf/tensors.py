@@ -3,7 +3,7 @@
 import mlx.core as mx
 import numpy as np
 
-from ....errors import BadCheckpoint, UnsupportedModel, shown
+from ....errors import BadCheckpoint, UnsupportedModel, quote
 from .reader import GGUFFile, GGUFTensor
 
 PLAIN = ("F32", "F16", "BF16")
@@ -90,7 +90,7 @@ def dequantize(tensor: GGUFTensor, rows: np.ndarray) -> mx.array:
         values = dequantize_blocks(np.ascontiguousarray(rows), GGMLQuantizationType[tensor.ggml_type])
     except (NotImplementedError, KeyError):
         raise UnsupportedModel(
-            f"the tensor {shown(tensor.name)} has the GGUF type {tensor.ggml_type}, which neither MLX nor PyPI's gguf "
+            f"the tensor {quote(tensor.name)} has the GGUF type {tensor.ggml_type}, which neither MLX nor PyPI's gguf "
             "can unpack; take another quantisation of the model"
         ) from None
     return mx.array(check_finite(tensor, values.astype(np.float16)).reshape(tensor.shape))
@@ -99,4 +99,4 @@ def dequantize(tensor: GGUFTensor, rows: np.ndarray) -> mx.array:
 def check_finite(tensor: GGUFTensor, values: np.ndarray) -> np.ndarray:
     if np.isfinite(values).all():
         return values
-    raise BadCheckpoint(f"{shown(tensor.name)} ({tensor.ggml_type}) holds values beyond float16; download it again")
+    raise BadCheckpoint(f"{quote(tensor.name)} ({tensor.ggml_type}) holds values beyond float16; download it again")

@@ -9,7 +9,7 @@ import logging
 import mlx.core as mx
 import numpy as np
 
-from ....errors import BadCheckpoint, shown
+from ....errors import BadCheckpoint, quote
 from ....kernels.ops.bitpack import pack_bits
 from ..checkpoint import LARGEST_DIMENSION
 from ..int_matrix import Arrays
@@ -43,9 +43,9 @@ def read_streams(arrays: Arrays, dtype: mx.Dtype) -> Arrays:
         for part in PARTS:
             arrays.pop(f"{path}.{part}", None)
     if plain:
-        log.info(f"JANG 1: {len(plain)} matrices ({shown(plain[0])} ...) have blocks across rows; they are dequantised")
+        log.info(f"JANG 1: {len(plain)} matrices ({quote(plain[0])} ...) have blocks across rows; they are dequantised")
     if twice := sorted(made.keys() & arrays.keys()):
-        raise BadCheckpoint(f"{shown(twice[0])} is in the checkpoint twice: as a stream and as itself")
+        raise BadCheckpoint(f"{quote(twice[0])} is in the checkpoint twice: as a stream and as itself")
     return arrays | made
 
 

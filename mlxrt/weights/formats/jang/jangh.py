@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ....errors import BadCheckpoint, UnsupportedModel, shown
+from ....errors import BadCheckpoint, UnsupportedModel, quote
 from ....models.quantized.centroids import CUBIC, odd_cubic
 from ....models.quantized.lut_linear import HADAMARD32, LUTEncoding
 from ..weight_format import Arrays, describe
@@ -49,16 +49,16 @@ def read_rotation(path: str, bits: int, config: Mapping[str, Any]) -> bool:
     block = config.get("jangtq")
     if not isinstance(block, Mapping) or block.get("version") != 2:
         found = block.get("version") if isinstance(block, Mapping) else block
-        raise UnsupportedModel(f"config.json: {path} is of JANGTQ version 2, jangtq.version is {shown(found)}")
+        raise UnsupportedModel(f"config.json: {path} is of JANGTQ version 2, jangtq.version is {quote(found)}")
     for key, value in SUPPORTED_VALUES.items():
         if block.get(key, value) != value:
-            raise UnsupportedModel(f"config.json: jangtq.{key} = {shown(block[key])}; only {value} is supported")
+            raise UnsupportedModel(f"config.json: jangtq.{key} = {quote(block[key])}; only {value} is supported")
     check_centroids(bits, block)
     modules = config.get("quantization")
     own = modules.get(path) if isinstance(modules, Mapping) else None
     rotation = (own if isinstance(own, Mapping) else {}).get("rotation", block.get("rotation"))
     if not isinstance(rotation, str) or rotation not in ROTATIONS:
-        raise UnsupportedModel(f"config.json: {path} has rotation {shown(rotation)}; supported: {', '.join(ROTATIONS)}")
+        raise UnsupportedModel(f"config.json: {path} has rotation {quote(rotation)}; supported: {', '.join(ROTATIONS)}")
     return ROTATIONS[rotation]
 
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ....errors import BadCheckpoint, shown
+from ....errors import BadCheckpoint, quote
 from ....models.moe import ExpertLinear
 from ....models.quantized.centroids import lloyd_max
 from ....models.quantized.lut_linear import LUTEncoding, LUTExpertLinear, LUTLinear
@@ -103,10 +103,10 @@ def check_sidecar(name: str, arrays: Mapping[str, mx.array]) -> int:
     for key, array in arrays.items():
         found = re.fullmatch(r"(signs|codebook)\.(\d{1,7})\.(\d{1,10})", key)
         if not found or int(found[2]) > MAX_WIDTH or (found[1] == "codebook" and int(found[3]) not in BITS):
-            raise BadCheckpoint(f"{name}: {shown(key)} does not belong there; remove the file, it is not needed")
+            raise BadCheckpoint(f"{name}: {quote(key)} does not belong there; remove the file, it is not needed")
         width, last = int(found[2]), int(found[3])
         expected = random_signs(width, last) if found[1] == "signs" else lloyd_max(width, last)
         values = np.array(array.astype(mx.float32))
         if values.shape != expected.shape or not np.allclose(values, expected, rtol=1e-5, atol=1e-7):
-            raise BadCheckpoint(f"{name}: {shown(key)} is not what the format computes; the checkpoint is damaged")
+            raise BadCheckpoint(f"{name}: {quote(key)} is not what the format computes; the checkpoint is damaged")
     return len(arrays)

@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ....errors import BadCheckpoint, shown
+from ....errors import BadCheckpoint, quote
 from ..weight_format import FLOATS, WeightFormat
 from .jangtq import LUTFormat
 
@@ -43,14 +43,14 @@ class JangLabels:
         given = self.quantization.get("hadamard_rotation")
         if given is None or isinstance(given, bool):
             return bool(given)
-        raise BadCheckpoint(f"jang_config.json: hadamard_rotation = {shown(given)}, expected true or false")
+        raise BadCheckpoint(f"jang_config.json: hadamard_rotation = {quote(given)}, expected true or false")
 
     @property
     def seed(self) -> int:
         """Of the signs of JANGTQ."""
         given = [source["mxtq_seed"] for source in (self.labels, self.config) if source.get("mxtq_seed") is not None]
         if not all(type(seed) is int and 0 <= seed < 1 << 63 for seed in given) or len(set(given)) > 1:
-            raise BadCheckpoint(f"mxtq_seed must be one integer; the checkpoint says {shown(given)}")
+            raise BadCheckpoint(f"mxtq_seed must be one integer; the checkpoint says {quote(given)}")
         return given[0] if given else SEED
 
     @property
@@ -69,9 +69,9 @@ class JangLabels:
         jangtq = {p: x for p, x in formats.items() if isinstance(x, LUTFormat) and x.coding.name == "jangtq"}
         claimed = self.format
         if jangtq and claimed not in (None, "jangtq", "mxtq", "jang", "jang_v2", "jang-v2"):
-            yield f"the labels say {shown(claimed)}, {len(jangtq)} modules are JANGTQ; the tensors are used"
+            yield f"the labels say {quote(claimed)}, {len(jangtq)} modules are JANGTQ; the tensors are used"
         if claimed in ("jangtq", "mxtq") and not jangtq:
-            yield f"the labels say {shown(claimed)}, no module is JANGTQ; the tensors are used"
+            yield f"the labels say {quote(claimed)}, no module is JANGTQ; the tensors are used"
         claimed_bits = expert_bits(self.config.get("mxtq_bits", self.labels.get("mxtq_bits")))
         found = Counter((path.rpartition(".")[2], fmt.bits) for path, fmt in jangtq.items())
         for (name, bits), count in sorted(found.items()):
@@ -94,7 +94,7 @@ def read_labels(config: Mapping[str, Any]) -> JangLabels | None:
     for key in EMBEDDED:
         if key in config:
             if not isinstance(config[key], Mapping):
-                raise BadCheckpoint(f"config.json: {key} must be an object, found {shown(config[key])}")
+                raise BadCheckpoint(f"config.json: {key} must be an object, found {quote(config[key])}")
             return JangLabels(config[key], config)
     return None
 
@@ -105,4 +105,4 @@ def check_finite(arrays: Mapping[str, mx.array]) -> None:
     finite = {name: mx.isfinite(array).all() for name, array in floats.items()}
     mx.eval(finite)
     if bad := sorted(name for name, ok in finite.items() if not ok.item()):
-        raise BadCheckpoint(f"{shown(bad[0])} holds NaN or infinities; the file is damaged, download it again")
+        raise BadCheckpoint(f"{quote(bad[0])} holds NaN or infinities; the file is damaged, download it again")
