@@ -99,7 +99,7 @@ def chunks(state, q, k, v, g, beta, size: int = CHUNK):
     within, read = (q @ kt) * fade, q * faded
     write = (k * fade[..., -1, :, None]).swapaxes(-1, -2)
     ys = []
-    for u_i, w_i, read_i, within_i, write_i, left in each(u, w, read, within, write, faded[..., -1:, :]):
+    for u_i, w_i, read_i, within_i, write_i, left in iterate_chunks(u, w, read, within, write, faded[..., -1:, :]):
         new = u_i - w_i @ state
         ys.append(read_i @ state + within_i @ new)
         state = left * state + write_i @ new
@@ -114,8 +114,8 @@ def blocks(x, size: int):
     return x.reshape(*x.shape[:-2], -1, size, x.shape[-1])
 
 
-def each(*arrays):
-    """Chunk after chunk."""
+def iterate_chunks(*arrays):
+    """The arrays of one chunk after another."""
     return zip(*(mx.moveaxis(x, -3, 0) for x in arrays), strict=True)
 
 
