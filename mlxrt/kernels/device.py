@@ -1,13 +1,17 @@
 """The device MLX runs on: its backend, its memory, and the profile that launch shapes are chosen by."""
 
 import ctypes
+import logging
 import os
 from dataclasses import dataclass
 
 import mlx.core as mx
 
+log = logging.getLogger("mlxrt")
+
 TUNED_CORES = 132  # of the H200 that launch shapes were measured on
 MIN_THREADGROUP_MEMORY = 32768  # bytes that every GPU has
+CUDA_SHARED_MEMORY = 49152  # bytes that every CUDA device gives a block
 # Cores by the last letter of Apple's architecture, "applegpu_g13s": phones, base and Pro chips, Max, Ultra.
 APPLE_CORES = {"p": 6, "g": 10, "s": 40, "d": 80}
 MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
@@ -36,27 +40,35 @@ def backend() -> str:
 def profile(name: str) -> DeviceProfile:
     """Of this machine where `name` is its backend; where kernels are only simulated, of the device that was measured."""
     if name == "cuda":
-        cores, memory = cuda_attributes() if backend() == "cuda" else (TUNED_CORES, 49152)
-        return DeviceProfile(cores, memory)
+        found = cuda_attributes() if backend() == "cuda" else None
+        return DeviceProfile(*(found or (TUNED_CORES, CUDA_SHARED_MEMORY)))
     if backend() != name:
         return DeviceProfile()
     architecture = str(mx.device_info().get("architecture", ""))
-    return DeviceProfile(APPLE_CORES.get(architecture[-1:], TUNED_CORES), MIN_THREADGROUP_MEMORY)
+    if architecture[-1:] not in APPLE_CORES:
+        log.warning(f"GPU architecture {architecture!r} is unknown: launch shapes are for {TUNED_CORES} cores")
+    return DeviceProfile(APPLE_CORES.get(architecture[-1:], TUNED_CORES))
 
 
-def cuda_attributes() -> tuple[int, int]:
-    """Multiprocessors, and bytes of shared memory that a block has without asking for more."""
+def cuda_attributes() -> tuple[int, int] | None:
+    """Multiprocessors, and bytes of shared memory that a block has without asking for more; None, logged, if unknown."""
+    device, found = ctypes.c_int(), []
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return TUNED_CORES, 49152
-    device, found = ctypes.c_int(), []
-    failed = cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0)
-    for attribute in (MULTIPROCESSOR_COUNT, SHARED_MEMORY):
-        value = ctypes.c_int()
-        failed = failed or cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
-        found.append(value.value)
-    return (TUNED_CORES, 49152) if failed else (found[0], found[1])
+        failed = cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0)
+        for attribute in (MULTIPROCESSOR_COUNT, SHARED_MEMORY):
+            value = ctypes.c_int()
+            failed = failed or cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+            found.append(value.value)
+        reason = f"CUDA error {failed}" if failed else ""
+    except OSError as error:
+        reason = str(error)
+    if reason:
+        log.warning(
+            f"CUDA's driver does not tell the device's size ({reason}): launch shapes are for {TUNED_CORES} cores"
+        )
+        return None
+    return found[0], found[1]
 
 
 def memory() -> tuple[int, int]:

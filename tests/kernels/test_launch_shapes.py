@@ -9,6 +9,8 @@ from mlxrt.kernels.device import APPLE_CORES, profile
 from mlxrt.kernels.ops import moe_fused, moe_qmv, paged_attention, qmm, qmv
 from mlxrt.kernels.ops.attention_layout import QKVLayout
 
+from ..support.log_lines import capture_log
+
 H200 = DeviceProfile(132, 49152)
 QMV = [  # rows, width, quantized, rows of x, pair -> simdgroups, rows at once, loops, tile, threadgroups of a core
     ((40, 128, True, 1, False), (8, 1, 1, 1024, 1)),
@@ -149,5 +151,18 @@ def test_simulated_kernels_have_the_shapes_that_were_measured():
 def test_apple_devices_are_known_by_their_architecture(monkeypatch, architecture, cores):
     monkeypatch.setattr("mlxrt.kernels.device.backend", lambda: "metal")
     monkeypatch.setattr("mlx.core.device_info", lambda: {"architecture": architecture})
+    lines = capture_log()
     assert profile("metal") == DeviceProfile(cores, 32768)
+    assert len(lines) == (architecture == "other")
     assert sorted(APPLE_CORES) == ["d", "g", "p", "s"]
+
+
+def test_a_driver_that_does_not_answer_is_logged(monkeypatch):
+    def no_driver(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr("mlxrt.kernels.device.backend", lambda: "cuda")
+    monkeypatch.setattr("ctypes.CDLL", no_driver)
+    lines = capture_log()
+    assert profile("cuda") == H200
+    assert len(lines) == 1 and "libcuda.so.1" in lines[0]
