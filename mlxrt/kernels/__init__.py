@@ -5,11 +5,12 @@ from .dispatch import MODES, PLAIN, Gpu, Kernels, make_gpu
 from .ops.add_norm import add_norm
 from .ops.add_norm_qmv import add_norm_qmv
 from .ops.argmax import argmax
-from .ops.attention_layout import KVQuantLayout, PackedKV, Pages, QKVLayout, QuantizedPages
+from .ops.attention_layout import PackedKV, Pages, QKVLayout, QuantizedPages
 from .ops.codebook import codebook_rows
 from .ops.embedding import embed_rows
 from .ops.gated_delta import gated_delta_step
 from .ops.hadamard import hadamard
+from .ops.kv_codec import KV_GROUPS, Codec, PlainKV, QuantizedKV
 from .ops.linear import linear
 from .ops.lut_dequantize import lut_dequantize
 from .ops.lut_matrix import LUTMatrix
@@ -22,13 +23,14 @@ from .ops.qkv_attention import LazyQKV, compute_qkv, decode_attention, qkv_atten
 from .ops.qmm import qmm
 from .ops.qmv import qmv
 from .ops.quantized import QuantizedMatrix
+from .ops.rope import apply_rope
 from .registry import OPS, Case, Op, Source
 
 __all__ = [
-    "MODES", "OPS", "PLAIN", "Case", "DeviceProfile", "Gpu", "KVQuantLayout", "Kernels", "LUTMatrix", "LazyQKV",
-    "Op", "PackedKV", "Pages", "QKVLayout", "QuantizedMatrix", "QuantizedPages", "Source", "add_norm",
-    "add_norm_qmv", "argmax", "attention_op", "backend", "codebook_rows", "compute_qkv", "decode_attention",
-    "embed_rows", "gated_delta_step", "hadamard", "linear", "lut_dequantize", "make_gpu", "moe_combine", "moe_down",
+    "KV_GROUPS", "MODES", "OPS", "PLAIN", "Case", "Codec", "DeviceProfile", "Gpu", "Kernels",
+    "LUTMatrix", "LazyQKV", "Op", "PackedKV", "Pages", "PlainKV", "QKVLayout", "QuantizedKV", "QuantizedMatrix",
+    "QuantizedPages", "Source", "add_norm", "add_norm_qmv", "apply_rope", "argmax", "attention_op", "backend", "codebook_rows", "compute_qkv", "decode_attention", "embed_rows",
+    "gated_delta_step", "hadamard", "linear", "lut_dequantize", "make_gpu", "moe_combine", "moe_down",
     "moe_gate_up", "moe_grouped", "moe_router", "moe_router_gate_up", "moe_sort", "paged_attention",
     "qkv_attention", "qmm", "qmv", "quantized_paged_attention",
 ]  # fmt: skip

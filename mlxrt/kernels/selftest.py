@@ -139,7 +139,7 @@ def flatten_outputs(x: Any) -> list[tuple[str, mx.array]]:
 def split_packed(x: Any) -> Any:
     """Quantized values beside their scales and biases: those must be equal, these may round differently."""
     if isinstance(x, PackedKV):
-        return x.layout.unpack(x.words)
+        return x.codec.unpack(x.words)
     return type(x)(map(split_packed, x)) if isinstance(x, (list, tuple)) else x
 
 

@@ -15,12 +15,11 @@ import mlx.nn as nn
 from ..cache.memory import Shared
 from ..errors import BadCheckpoint, UnsupportedModel, quote
 from ..kernels import LazyQKV, QKVLayout, moe_router
-from .attention import attend
 from .base import CausalLM, FusedModule, KernelModule
 from .config import check_value, config_field, report
 from .fused_linear import add_norm_linear, add_rms_norm, embed, fused_linear, lazy_qkv, matrix_of
 from .gemma import FULL, GEMMA_VALUES, SLIDING, Gemma, GemmaBlock, GemmaConfig, GemmaDecoder, GemmaMLP, rope_section
-from .layers import concat_linears
+from .layers import attend, concat_linears
 from .moe import Experts, topk_softmax
 from .multimodal import TOWERS, read_text_config, rename_text_tensor
 from .rope import RoPE

@@ -5,8 +5,7 @@ from dataclasses import replace
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..kernels import LazyQKV, QKVLayout
-from .attention import attend
+from ..kernels import Kernels, LazyQKV, QKVLayout, compute_qkv, decode_attention
 from .base import CausalLM, FusedModule, KernelModule
 from .fused_linear import embed, fused_linear, lazy_qkv
 from .rope import RoPE
@@ -29,6 +28,31 @@ def concat_linears(linears: list[nn.Module]) -> nn.Module | None:
     for name in linears[0]:
         merged[name] = mx.concatenate([m[name] for m in linears])
     return merged
+
+
+def attend(
+    qkv: mx.array | LazyQKV,
+    kv,
+    layout: QKVLayout,
+    rope: RoPE,
+    kernels: Kernels,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """qkv [N, heads * D], of any number of sequences, over the layer's view `kv` -> [N, Hq * D].
+
+    By the paged kernel where a decode step can use it, else by plain MLX.
+    """
+    params = {"scale": scale, "softcap": softcap, "sinks": sinks}
+    pages = kv.pages() if kernels.gpu is not None else None
+    if pages is not None:
+        y, tail = decode_attention(kernels, qkv, pages, layout=layout, window=kv.spec.window, **params)
+        kv.replace_tail(tail)
+        return y
+    q, *new = layout.prepare(compute_qkv(qkv, kernels), kv.positions, rope)  # [N, heads, D] each
+    return kv.attend(q, *new, **params).flatten(1)
 
 
 class Attention(FusedModule):

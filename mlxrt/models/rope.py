@@ -13,6 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import BadCheckpoint, UnsupportedModel, quote
+from ..kernels import apply_rope
 
 NO_ROTATION = 1e30  # a period that never rotates; infinity breaks a GPU's fast math
 
@@ -37,17 +38,9 @@ class RoPE(nn.Module):
         self._periods = None if rope.periods is None else mx.array(rope.periods, mx.float32)
 
     def __call__(self, x, positions):
-        """x [N, H, D], each token at its own position: tokens are the batch of MLX's rope."""
-        r = self._rope
-        if r.magnitude != 1.0 and r.dim == x.shape[-1]:
-            x = x * r.magnitude  # a Python float keeps the dtype
-        elif r.magnitude != 1.0:
-            x = mx.concatenate([x[..., : r.dim] * r.magnitude, x[..., r.dim :]], axis=-1)
-        base = None if self._periods is not None else r.theta
-        turned = mx.fast.rope(
-            x[:, :, None], r.dim, traditional=False, base=base, scale=r.scale, offset=positions, freqs=self._periods
-        )
-        return turned[:, :, 0]
+        """x [N, H, D], each token at its own position."""
+        r, periods = self._rope, self._periods
+        return apply_rope(x, positions, r.dim, theta=r.theta, periods=periods, scale=r.scale, magnitude=r.magnitude)
 
     def constants(self) -> dict[str, Any]:
         """What a kernel needs to apply it: fields of a QKVLayout."""

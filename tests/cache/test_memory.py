@@ -4,9 +4,9 @@ import mlx.core as mx
 import pytest
 
 from mlxrt import Engine, EngineConfig, Request, SamplingParams
-from mlxrt.cache.memory import quantized
-from mlxrt.cache.memory.quantized import QuantizedKV
 from mlxrt.cache.memory.slices import bucket, extend, pad_table, update
+from mlxrt.kernels.ops import kv_codec
+from mlxrt.kernels.ops.kv_codec import QuantizedKV
 from tests.support.ahead_memory import measure_peak
 from tests.support.oracle import truth
 from tests.support.toy_models import make
@@ -50,7 +50,7 @@ def test_kv_is_dequantized_where_mlx_cannot_multiply_it(bits, monkeypatch):
     parts = [a.swapaxes(0, 1)[None] for a in kept.encode(*mx.random.normal((2, 40, 3, 64)))]  # [1, heads, 40, width]
     q, weights = mx.random.normal((1, 3, 2, 64)), mx.softmax(mx.random.normal((1, 3, 2, 40)), axis=-1)
     expected = kept.score(q, parts), kept.mix(weights, parts)
-    monkeypatch.setattr(quantized, "backend", lambda: "cuda")
+    monkeypatch.setattr(kv_codec, "backend", lambda: "cuda")
     monkeypatch.setattr(mx, "quantized_matmul", None)
     for a, b in zip(expected, (kept.score(q, parts), kept.mix(weights, parts))):
         assert a.shape == b.shape and a.dtype == b.dtype and mx.allclose(a, b, atol=1e-4)

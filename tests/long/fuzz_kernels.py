@@ -17,7 +17,8 @@ import mlx.core as mx  # isort: skip
 
 from mlxrt.kernels import OPS, Case, QuantizedMatrix, make_gpu
 from mlxrt.kernels.device import MIN_THREADGROUP_MEMORY
-from mlxrt.kernels.ops.attention_layout import KVQuantLayout, PackedKV, Pages, QKVLayout, QuantizedPages
+from mlxrt.kernels.ops.attention_layout import PackedKV, Pages, QKVLayout, QuantizedPages
+from mlxrt.kernels.ops.kv_codec import QuantizedKV
 from mlxrt.kernels.ops.paged_attention import MAX_SHORT_TOKENS
 from mlxrt.kernels.ops.qkv_attention import fuse_case, threadgroup_bytes
 from mlxrt.kernels.selftest import DTYPES, check_case, compute_reference
@@ -94,7 +95,7 @@ def heads_of(rng: random.Random, dtype: mx.Dtype, dims: list[int]) -> QKVLayout:
     keys, group, dim = rng.choice([1, 2]), rng.choice([1, 2, 3, 4, 8]), rng.choice(dims)
     norms = [normal(dtype, dim) for _ in range(2)] if rng.random() < 0.5 else [None, None]
     pairs = rng.choice([None, dim // 2, dim // 4])
-    inv_freq = None if pairs is None else 10000.0 ** -(mx.arange(pairs) / pairs)
+    inv_freq = None if pairs is None else 1 / 10000.0 ** (mx.arange(pairs) / pairs)
     return QKVLayout(keys * group, keys, dim, norms[0], norms[1], False, 1e-6, inv_freq, rng.choice([1.0, 1.3]))
 
 
@@ -125,11 +126,11 @@ def draw_pages(rng: random.Random, dtype: mx.Dtype) -> Case:
 
 def draw_packed(rng: random.Random, dtype: mx.Dtype) -> Case:
     at, heads = rows_of(rng), heads_of(rng, dtype, [64, 128])
-    layout = KVQuantLayout(rng.choice([2, 4, 8]), rng.choice([2, 4, 8]), rng.choice([32, 64]), dtype)
+    codec = QuantizedKV(rng.choice([2, 4, 8]), rng.choice([2, 4, 8]), rng.choice([32, 64]), dtype)
 
     def random_kv(count: int, slots: int) -> PackedKV:
         both = [normal(dtype, count, heads.num_kv_heads, slots, heads.head_dim) for _ in range(2)]
-        return PackedKV(layout.quantize(*both), layout)
+        return PackedKV(*codec.encode(*both), codec)
 
     pool, tail = random_kv(at["rows"] * at["blocks"] + 1, at["size"]), random_kv(at["rows"], 32)
     return attention(rng, dtype, heads, at, QuantizedPages(pool, tail, *table_and_ranges(at)))

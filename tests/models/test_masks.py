@@ -4,8 +4,8 @@ import mlx.core as mx
 import pytest
 
 from mlxrt import EngineConfig, Request, SamplingParams
-from mlxrt.cache.memory.attention import AttentionParams
 from mlxrt.engine.engine import Engine, Source
+from mlxrt.kernels.ops.attention import AttentionParams
 from mlxrt.models import find
 from mlxrt.weights.random_models import random_weights, shape_config
 

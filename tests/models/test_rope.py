@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
+from mlxrt.kernels import QKVLayout
+from mlxrt.kernels.ops import rope as rope_op
 from mlxrt.models.rope import RoPE, RopeParams, read_rope
 
 CASES = json.loads((Path(__file__).parent / "rope.json").read_text())
@@ -48,6 +50,43 @@ def test_the_dtype_is_kept():
     rope = read_rope({"rope_parameters": CASES[2]["rope_parameters"]}, CASES[2]["dim"], 4096)
     assert rope.magnitude != 1
     assert RoPE(rope)(mx.ones((1, 1, rope.dim), mx.bfloat16), mx.array([3])).dtype == mx.bfloat16
+
+
+@pytest.mark.parametrize("dim", [2, 4, 6, 8, 12, 16, 30, 32, 64])
+@pytest.mark.parametrize("rows", [3, 64, 300])
+def test_cuda_can_launch_it(dim, rows, monkeypatch):
+    """CUDA allows 64 threads of a block in z. MLX doubles x, y and z in turn while they fit, up to 1,024 threads."""
+    blocks, plain_rope = [], mx.fast.rope
+
+    def spy(x, dims, **options):
+        sizes, block = (dims // 2, x.shape[2], x.shape[0] * -(-x.shape[1] // 4)), [1, 1, 1]
+        while (larger := [i for i in range(3) if sizes[i] >= 2 * block[i]]) and math.prod(block) < 1024:
+            for i in larger:
+                block[i] *= 2 if math.prod(block) < 1024 else 1
+        blocks.append(block)
+        return plain_rope(x, dims, **options)
+
+    monkeypatch.setattr(mx.fast, "rope", spy)
+    mx.random.seed(dim)
+    x, positions = mx.random.normal((rows, 6, 64)), mx.arange(rows) + 5
+    expected = RoPE(RopeParams(dim, 100.0))(x, positions)
+    monkeypatch.setattr(rope_op, "backend", lambda: "cuda")
+    got = RoPE(RopeParams(dim, 100.0))(x, positions)
+    assert mx.array_equal(got, expected) and got.shape == x.shape
+    assert max(block[2] for block in blocks[1:]) <= 64
+    assert dim > 16 or rows < 64 or blocks[0][2] > 64, "no case of the defect"
+
+
+def test_layouts_rotate_as_models_do():
+    """The reference of the kernels, in float32 with one rounding."""
+    rope = RoPE(read_rope({"rope_parameters": CASES[2]["rope_parameters"]}, CASES[2]["dim"], 4096))
+    layout = QKVLayout(3, 0, 128, **rope.constants())
+    x, positions = mx.random.normal((5, 3, 128)), mx.array([0, 1, 5, 100, 1000])
+    for dtype in (mx.float32, mx.bfloat16):
+        got = layout.rotate(x.astype(dtype), positions)
+        assert got.dtype == dtype
+        expected = rope(x.astype(dtype).astype(mx.float32), positions).astype(dtype)
+        assert mx.allclose(got, expected, atol=1e-4, rtol=0 if dtype == mx.float32 else 2**-8)
 
 
 def test_dynamic_ends_where_it_would_change_the_past():

@@ -1,12 +1,12 @@
 """KV cache on the device: specs and arrays per kind of cache, pools, and the views that models see."""
 
+from ...kernels import Codec, PlainKV, QuantizedKV
 from .external import ExternalKV
 from .kv_options import KV, apply_kv_options
 from .layer_spec import TAIL, Arrays, Batch, Group, LayerSpec, LayerView, Shared
 from .paged import PagedKV, WindowKV
 from .pool_sizing import PoolSizes, size_pools
 from .pools import KVPools
-from .quantized import Codec, PlainKV, QuantizedKV
 from .recurrent import Recurrent
 from .rotating import RotatingKV
 

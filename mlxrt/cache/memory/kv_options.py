@@ -9,9 +9,9 @@ from dataclasses import replace
 import mlx.core as mx
 
 from ...errors import BadRequest
+from ...kernels import KV_GROUPS, QuantizedKV
 from .layer_spec import LayerSpec, Shared
 from .paged import PagedKV
-from .quantized import GROUPS, QuantizedKV
 from .rotating import RotatingKV
 
 log = logging.getLogger("mlxrt")
@@ -44,7 +44,7 @@ def apply_kv_options(specs: Specs, kv: str, max_kv_size: int | None, dtype: mx.D
 
 
 def quantize(spec: PagedKV, key: int, value: int, dtype: mx.Dtype) -> PagedKV:
-    group = next((g for g in sorted(GROUPS, reverse=True) if g <= 64 and spec.dim % g == 0), GROUPS[0])
+    group = next((g for g in sorted(KV_GROUPS, reverse=True) if g <= 64 and spec.dim % g == 0), KV_GROUPS[0])
     return replace(spec, codec=QuantizedKV(key, value, group, dtype))
 
 

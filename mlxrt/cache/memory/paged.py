@@ -9,12 +9,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...kernels import PackedKV, Pages, QuantizedPages
+from ...kernels import Codec, PackedKV, Pages, PlainKV, QuantizedKV, QuantizedPages
+from ...kernels.ops.attention import AttentionParams, attend_decode, attend_prefill
 from ..blocks import BlockPool
 from ..layer_state import BlockTable, LayerState
-from .attention import AttentionParams, attend_decode, attend_prefill
 from .layer_spec import TAIL, Arrays, Batch, LayerSpec, LayerView
-from .quantized import Codec, PlainKV, QuantizedKV
 from .slices import ArrayCache, bucket, pad_table, slice1, slice2, slice4, update
 
 
@@ -38,7 +37,7 @@ class KVView(LayerView):
             return None
         table = self.index["table"], self.index["where"]
         if isinstance(codec := self.spec.codec, QuantizedKV):
-            return QuantizedPages(PackedKV(self.pool[0], codec.layout), PackedKV(self.live[0], codec.layout), *table)
+            return QuantizedPages(PackedKV(self.pool[0], codec), PackedKV(self.live[0], codec), *table)
         return Pages(self.pool[0], self.live[0], *table)
 
     def replace_tail(self, tail: mx.array) -> None:
@@ -72,11 +71,10 @@ class KVView(LayerView):
     def _decode_mask(self, params):
         """Which slots each row of one token sees, [s, slots]."""
         s = self.batch.singles
-        keys = slice2(self.spec.key_positions(self.index), 0, s)
+        keys, queries = slice2(self.spec.key_positions(self.index), 0, s), slice1(self.batch.positions, 0, s)
         if self.live:
-            start = self.batch.start[:, None]
-            keys = mx.concatenate([mx.where(keys < start, keys, -1), start + mx.arange(TAIL)], axis=1)
-        return params.mask(keys, slice1(self.batch.positions, 0, s)[:, None])
+            return params.mask_decode(keys, self.batch.start, TAIL, queries)
+        return params.mask(keys, queries[:, None])
 
     def _decode(self, q, s, params):
         mask = self._once("mask", lambda: self._decode_mask(params))

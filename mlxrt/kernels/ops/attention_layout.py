@@ -1,18 +1,12 @@
-"""The inputs of paged attention: how q, k and v lie in a projection, and the pages of the KV cache, plain or quantised.
-
-A quantised key and value are one run of uint32 a head, so that a layer's KV cache is one array, as each array of a launch
-costs its time:
-
-    packed key | packed value | key's scales, key's biases, value's scales, value's biases
-"""
+"""The inputs of paged attention: how q, k and v lie in a projection, and the pages of the KV cache, plain or quantised."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import mlx.core as mx
 
-Affine = tuple[mx.array, mx.array, mx.array]  # packed values, scales and biases, as mx.quantize gives them
+from .kv_codec import Codec, PlainKV, QuantizedKV
+from .rope import apply_rope
 
 
 @dataclass(frozen=True)
@@ -43,31 +37,29 @@ class QKVLayout:
         return [q, k, *(v or [k])]
 
     def prepare(self, qkv: mx.array, positions: mx.array, rope: Callable | None = None) -> list[mx.array]:
-        """q, k, v [N, heads, dim] after norms and RoPE; q alone where there is no more. `rope`: by MLX's own op."""
-        apply_rope = self.apply_rope if rope is None else rope  # a module without parameters is falsy
+        """q, k, v [N, heads, dim] after norms and RoPE; q alone where there is no more. `rope`: in the dtype of qkv."""
+        rotate = self.rotate if rope is None else rope  # a module without parameters is falsy
         q, *kv = self.split(qkv)
         if not kv:
-            return [apply_rope(self.norm(q, self.q_norm), positions)]
+            return [rotate(self.norm(q, self.q_norm), positions)]
         k, v = kv
         if self.q_norm is None and self.k_norm is None:
             qk = qkv.reshape(qkv.shape[0], -1, self.head_dim)[:, : self.num_heads + self.num_kv_heads]
         else:
             qk = mx.concatenate([self.norm(q, self.q_norm), self.norm(k, self.k_norm)], axis=1)
-        q, k = mx.split(apply_rope(qk, positions), [self.num_heads], axis=1)  # one call for all heads
+        q, k = mx.split(rotate(qk, positions), [self.num_heads], axis=1)  # one call for all heads
         return [q, k, mx.fast.rms_norm(v, None, self.eps) if self.v_norm else v]
 
     def norm(self, x: mx.array, weight: mx.array | None) -> mx.array:
         return x if weight is None else mx.fast.rms_norm(x, weight, self.eps)
 
-    def apply_rope(self, x: mx.array, positions: mx.array) -> mx.array:
-        """x [N, heads, dim], rotated in float32, as the kernels do."""
+    def rotate(self, x: mx.array, positions: mx.array) -> mx.array:
+        """x [N, heads, dim] after RoPE in float32, rounded once, as by the kernels."""
         if self.inv_freq is None:
             return x
-        half = self.inv_freq.shape[0]
-        angle = positions.astype(mx.float32)[:, None, None] * self.inv_freq
-        c, s = mx.cos(angle) * self.magnitude, mx.sin(angle) * self.magnitude
-        a, b, rest = mx.split(x.astype(mx.float32), [half, 2 * half], axis=-1)
-        return mx.concatenate([a * c - b * s, a * s + b * c, rest], axis=-1).astype(x.dtype)
+        dim, periods = 2 * self.inv_freq.shape[0], 1 / self.inv_freq
+        y = apply_rope(x.astype(mx.float32), positions, dim, periods=periods, magnitude=self.magnitude)
+        return y.astype(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -77,9 +69,12 @@ class Pages:
     pool: mx.array  # [blocks, 2 KV heads, block size, dim]
     tail: mx.array  # [R, 2 KV heads, tail size, dim]
     table: mx.array  # [R, blocks of a row]
-    row_range: (
-        mx.array
-    )  # [R, 3] position of the table's first slot, position of the tail's first slot, tokens in the tail
+    # [R, 3] position of the table's first slot, position of the tail's first slot, tokens in the tail
+    row_range: mx.array
+
+    @property
+    def codec(self) -> Codec:
+        return PlainKV(self.pool.dtype)
 
     def constants(self) -> dict[str, int]:
         return {"K_BITS": 16, "V_BITS": 16, "KV_GROUP": self.pool.shape[-1]}
@@ -98,74 +93,22 @@ class Pages:
 
 
 @dataclass(frozen=True)
-class KVQuantLayout:
-    """Affine quantisation of keys and values, as mx.quantize does it, and how a token's vector lies in uint32."""
-
-    key_bits: int
-    value_bits: int
-    group: int
-    dtype: mx.Dtype  # of scales and biases, and of what comes out
-
-    def packed_words(self, dim: int) -> int:
-        """Words of both packed values."""
-        return dim * (self.key_bits + self.value_bits) // 32
-
-    def vector_words(self, dim: int) -> int:
-        return self.packed_words(dim) + dim // self.group * self.dtype.size
-
-    def head_dim(self, words: int) -> int:
-        """Of the head whose vector takes so many words."""
-        group_bits = self.group * (self.key_bits + self.value_bits) + 32 * self.dtype.size
-        return 32 * words // group_bits * self.group
-
-    def quantize(self, k: mx.array, v: mx.array) -> mx.array:
-        """k and v [..., dim] -> words [..., vector_words]."""
-        made: list[Any] = [
-            mx.quantize(x.astype(self.dtype), self.group, bits)
-            for x, bits in ((k, self.key_bits), (v, self.value_bits))
-        ]
-        return self.pack(*made)
-
-    def pack(self, key: Affine, value: Affine) -> mx.array:
-        affine = mx.concatenate([*key[1:], *value[1:]], axis=-1)
-        return mx.concatenate([key[0], value[0], affine.view(mx.uint32)], axis=-1)
-
-    def unpack(self, words: mx.array) -> tuple[Affine, Affine]:
-        """Those of the key and of the value."""
-        dim = self.head_dim(words.shape[-1])
-        middle, end, n = dim * self.key_bits // 32, self.packed_words(dim), dim // self.group
-        # Not mx.split: a compiled step that uses only some of what it gives cannot be replayed (MLX 0.32.4).
-        affine = words[..., end:].view(self.dtype)
-        ks, kb, vs, vb = (affine[..., i * n : (i + 1) * n] for i in range(4))
-        return (words[..., :middle], ks, kb), (words[..., middle:end], vs, vb)
-
-    def dequantize(self, words: mx.array) -> tuple[mx.array, mx.array]:
-        """k and v [..., dim]."""
-        key, value = self.unpack(words)
-        return mx.dequantize(*key, self.group, self.key_bits), mx.dequantize(*value, self.group, self.value_bits)
-
-
-@dataclass(frozen=True)
 class PackedKV:
-    """Quantised keys and values [..., slots, vector_words] with their layout."""
+    """Quantised keys and values [..., slots, words] with their codec."""
 
     words: mx.array
-    layout: KVQuantLayout
-
-    def dequantize(self) -> mx.array:
-        """[.., 2 KV heads, slots, dim], as Pages has them."""
-        return mx.concatenate([*self.layout.dequantize(self.words)], axis=1)
+    codec: QuantizedKV
 
     def to_float32(self) -> "PackedKV":
         """The same packed values, with scales and biases in float32."""
-        wide = replace(self.layout, dtype=mx.float32)
-        key, value = ((w, s.astype(mx.float32), b.astype(mx.float32)) for w, s, b in self.layout.unpack(self.words))
+        wide = replace(self.codec, dtype=mx.float32)
+        key, value = ((w, s.astype(mx.float32), b.astype(mx.float32)) for w, s, b in self.codec.unpack(self.words))
         return PackedKV(wide.pack(key, value), wide)
 
 
 @dataclass(frozen=True)
 class QuantizedPages:
-    """A batch's KV cache in quantised form; pool and tail are [blocks or R, KV heads, slots, vector_words]."""
+    """A batch's KV cache in quantised form; pool and tail are [blocks or R, KV heads, slots, words]."""
 
     pool: PackedKV
     tail: PackedKV
@@ -173,8 +116,8 @@ class QuantizedPages:
     row_range: mx.array
 
     @property
-    def layout(self) -> KVQuantLayout:
-        return self.pool.layout
+    def codec(self) -> QuantizedKV:
+        return self.pool.codec
 
     @property
     def raw(self) -> Pages:
@@ -186,7 +129,7 @@ class QuantizedPages:
         return self.raw.max_tokens
 
     def wrap_tail(self, tail: mx.array) -> PackedKV:
-        return PackedKV(tail, self.layout)
+        return PackedKV(tail, self.codec)
 
     def constants(self) -> dict[str, int]:
-        return {"K_BITS": self.layout.key_bits, "V_BITS": self.layout.value_bits, "KV_GROUP": self.layout.group}
+        return {"K_BITS": self.codec.key_bits, "V_BITS": self.codec.value_bits, "KV_GROUP": self.codec.group}

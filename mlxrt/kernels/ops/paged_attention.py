@@ -13,11 +13,13 @@ import mlx.core as mx
 from ..device import DeviceProfile
 from ..dispatch import Gpu
 from ..registry import Case, Op, Source, op
-from .attention_layout import KVQuantLayout, PackedKV, Pages, QKVLayout, QuantizedPages
+from .attention import AttentionParams, attend_decode
+from .attention_layout import PackedKV, Pages, QKVLayout, QuantizedPages
+from .kv_codec import PlainKV, QuantizedKV
 from .qmv import bits_of
 
 HEAD_DIMS = (64, 128, 256, 512)
-KV_BITS = (2, 4, 8)  # of which sixteen values are full words
+FULL_WORD_BITS = (2, 4, 8)  # of keys and values: sixteen are full words
 MAX_TILED_HEAD_DIM = 256  # up to which matrix units hold queries and results in a lane's registers
 # Threadgroups that fill the tuned device (DeviceProfile) once and twice. On an H200 at 32,768 tokens (32 heads of 128) 40.0 us with 128
 # of them and 43.2 with 256 for bfloat16, but 35.0 and 33.6 for 8 bit, 32.1 and 29.7 for 4 bit.
@@ -63,7 +65,7 @@ def paged_case(
     h, kv, dim = heads
     norms = [1 + 0.2 * mx.random.normal((dim,)).astype(dtype) for _ in range(2)] if extra.get("norms") else [None] * 2
     pairs = extra.get("rope_pairs")
-    inv_freq = None if pairs is None else 10000.0 ** -(mx.arange(pairs) / pairs)
+    inv_freq = None if pairs is None else 1 / 10000.0 ** (mx.arange(pairs) / pairs)
     more = (bool(extra.get("v_norm")), 1e-6, inv_freq, extra.get("magnitude", 1.0), bool(extra.get("tied")))
     width = h if extra.get("read") else h + kv if extra.get("tied") else h + 2 * kv
     arrays = {"qkv": mx.random.normal((rows, width * dim)).astype(dtype)}
@@ -98,17 +100,8 @@ def attention_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (64, 8, 2, 64, 8, 1, [3, 6], 1, {"rope_pairs": 32}),
         (8, 1, 1, 64, 32, 14, [440, 5, 201], 2, {}),  # simdgroups take keys several times
         (1, 2, 1, 64, 32, 40, [1270], 9, {"window": 4}),  # a window within the tail, in parts
-        (
-            1,
-            2,
-            1,
-            64,
-            32,
-            9,
-            [280],
-            15,
-            {"rope_pairs": 32},
-        ),  # simdgroups take keys twice, the last ones at the tail's end
+        # Simdgroups take keys twice, the last ones at the tail's end.
+        (1, 2, 1, 64, 32, 9, [280], 15, {"rope_pairs": 32}),
         (1, 32, 8, 128, 32, 1024, [32000], 9, {"norms": True, "rope_pairs": 64, "large": True}),
     ]
     for rows, h, kv, dim, size, blocks, start, used, extra in shapes:
@@ -141,9 +134,9 @@ def quantized_cases(dtype: mx.Dtype) -> Iterator[Case]:
     for rows, h, kv, dim, size, blocks, start, used, bits, group, extra in shapes:
         mx.random.seed(dim + blocks)
         start = [start[i % len(start)] for i in range(rows)]
-        layout = KVQuantLayout(bits[0], bits[1], group, dtype)
+        codec = QuantizedKV(bits[0], bits[1], group, dtype)
         pool, tail = (
-            PackedKV(layout.quantize(*(mx.random.normal((count, kv, slots, dim)) for _ in range(2))), layout)
+            PackedKV(codec.encode(*(mx.random.normal((count, kv, slots, dim)) for _ in range(2)))[0], codec)
             for count, slots in ((rows * blocks + 1, size), (rows, 16))
         )
         pages = QuantizedPages(pool, tail, *table_and_ranges(rows, size, blocks, start, used))
@@ -153,45 +146,28 @@ def quantized_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 @op(attention_cases)
 def paged_attention(qkv, layout, pages, scale, window=None, softcap=None, sinks=None):
-    """(out [R, heads * dim], tail with the new token): each row's token attends to its row's positions up to its own."""
-    base, start, used = pages.row_range.T
-    at = start + used
-    q, *new = layout.prepare(qkv, at)
-    tail, rows = pages.tail, qkv.shape[0]
+    """(out [R, heads * dim], tail with the new token): each row's token attends to its row's positions up to its own.
+
+    In float32, rounded once. From a quantised KV cache the new token, too, reads its key and value as they are kept.
+    """
+    raw, codec = pages.raw, pages.codec
+    base, start, used = raw.row_range.T
+    q, *new = layout.prepare(qkv, start + used)
+    tail = raw.tail
     if new:
         here = (mx.arange(tail.shape[2]) == used[:, None])[:, None, :, None]
-        tail = mx.where(here, mx.concatenate(new, axis=1)[:, :, None], tail)
-    past = pages.pool[pages.table].transpose(0, 2, 1, 3, 4).flatten(2, 3)  # [R, 2 KV heads, tokens, dim]
-    positions = base[:, None] + mx.arange(past.shape[2])
-    positions = mx.where(positions < start[:, None], positions, mx.array(1 << 30))
-    positions = mx.concatenate([positions, start[:, None] + mx.arange(tail.shape[2])], axis=1)
-    k, v = mx.split(mx.concatenate([past, tail], axis=2).astype(mx.float32), 2, axis=1)
-    visible = positions <= at[:, None]
-    if window is not None:
-        visible = visible & (positions > at[:, None] - window)
-    scores = q.reshape(rows, layout.num_kv_heads, -1, layout.head_dim).astype(mx.float32) * scale @ k.swapaxes(-1, -2)
-    if softcap is not None:
-        scores = mx.tanh(scores / softcap) * softcap
-    scores = mx.where(visible[:, None, None], scores, -mx.inf)
-    if sinks is not None:
-        sink = mx.broadcast_to(sinks.astype(mx.float32).reshape(1, layout.num_kv_heads, -1, 1), (*scores.shape[:-1], 1))
-        scores = mx.concatenate([scores, sink], axis=-1)
-    weights = mx.softmax(scores, axis=-1)[..., : k.shape[2]]
-    return (weights @ v).reshape(rows, -1).astype(qkv.dtype), tail
+        tail = mx.where(here, codec.encode(*new)[0][:, :, None], tail)
+    params = AttentionParams(scale, window, softcap=softcap, sinks=sinks)
+    mask = params.mask_decode(base[:, None] + mx.arange(pages.max_tokens), start, tail.shape[2], start + used)
+    blocks, newest = ([mx.concatenate(codec.decode([x]), axis=-3)] for x in (raw.pool[raw.table], tail))
+    out = attend_decode(q.astype(mx.float32), PlainKV(), blocks, newest, mask, layout.num_kv_heads, params)
+    return out.flatten(1).astype(qkv.dtype), pages.wrap_tail(tail)
 
 
 @op(quantized_cases)
 def quantized_paged_attention(qkv, layout, pages, scale, window=None, softcap=None, sinks=None):
-    """`paged_attention` over a quantised KV cache: the new token, too, reads its key and value as they are kept."""
-    used, tail = pages.row_range[:, 2], pages.tail
-    q, *new = layout.prepare(qkv, pages.row_range[:, 1] + used)
-    if new:
-        here = (mx.arange(tail.words.shape[2]) == used[:, None])[:, None, :, None]
-        tail = PackedKV(mx.where(here, pages.layout.quantize(*new)[:, :, None], tail.words), pages.layout)
-    plain = Pages(pages.pool.dequantize(), tail.dequantize(), pages.table, pages.row_range)
-    ready = QKVLayout(layout.num_heads, layout.num_kv_heads, layout.head_dim)  # q has its norm and its RoPE
-    out, _ = paged_attention.reference(q.flatten(1), ready, plain, scale, window, softcap, sinks)
-    return out, tail
+    """`paged_attention` over a quantised KV cache."""
+    return paged_attention.reference(qkv, layout, pages, scale, window, softcap, sinks)
 
 
 def attention_op(pages: Pages | QuantizedPages) -> Op:
@@ -203,8 +179,8 @@ def unsupported(qkv, layout, pages, **rest) -> str | None:
     if layout.head_dim not in HEAD_DIMS:
         return f"heads of {layout.head_dim}: {', '.join(map(str, HEAD_DIMS))} are built"
     if isinstance(pages, QuantizedPages):
-        quant = pages.layout
-        if {quant.key_bits, quant.value_bits} - set(KV_BITS):
+        quant = pages.codec
+        if {quant.key_bits, quant.value_bits} - set(FULL_WORD_BITS):
             return f"keys and values of {quant.key_bits} and {quant.value_bits} bits"
         return f"scales are {quant.dtype}, activations {qkv.dtype}" if quant.dtype != qkv.dtype else None
     if qkv.dtype != pages.pool.dtype:

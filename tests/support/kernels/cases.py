@@ -8,7 +8,8 @@ from itertools import chain
 import mlx.core as mx
 
 from mlxrt.kernels import OPS, Case, Op, QuantizedMatrix
-from mlxrt.kernels.ops.attention_layout import KVQuantLayout, PackedKV, Pages, QKVLayout, QuantizedPages
+from mlxrt.kernels.ops.attention_layout import PackedKV, Pages, QKVLayout, QuantizedPages
+from mlxrt.kernels.ops.kv_codec import QuantizedKV
 from mlxrt.kernels.selftest import DTYPES, list_cases
 from mlxrt.kernels.testing import sample
 
@@ -118,7 +119,7 @@ def odd_parts(dtype: mx.Dtype) -> Iterator[Case]:
 def odd_groups(dtype: mx.Dtype) -> Iterator[Case]:
     """Values to encode whose ends are equally far from zero, the upper one where a lane's second number is; and none
     but zeros."""
-    base = next(c for c in OPS["quantized_paged_attention"].cases(dtype) if c.options["pages"].layout.group == 64)
+    base = next(c for c in OPS["quantized_paged_attention"].cases(dtype) if c.options["pages"].codec.group == 64)
     qkv = mx.array(base.arrays["qkv"])
     values = mx.clip(qkv[:, -128:-64], -1, 1)
     values[:, 5], values[:, 32] = -2, 2
@@ -130,7 +131,7 @@ def odd_packed_parts(dtype: mx.Dtype) -> Iterator[Case]:
     """A row that has nothing but its tail beside one whose keys are split: its other parts are empty. Rows that a
     simdgroup meets in several rounds, and heads that go together. Tokens are so differently loud that none can be
     mistaken for another."""
-    layout = KVQuantLayout(8, 8, 32, dtype)
+    codec = QuantizedKV(8, 8, 32, dtype)
     shapes = [  # heads, tokens in the pool, those in the tail and how loud they are
         ((2, 1), [2500, 0], 80, 2, 4.0),
         ((1, 1), [440, 5, 201, 192, 384, 207, 208, 199], 14, 28, 4.0),
@@ -141,7 +142,7 @@ def odd_packed_parts(dtype: mx.Dtype) -> Iterator[Case]:
 
         def random_kv(loud: mx.array, keys: int = keys) -> PackedKV:
             loud = loud[:, None, :, None] * mx.exp(normal(mx.float32, loud.shape[0], keys, 32, 1))
-            return PackedKV(layout.quantize(*(loud * normal(dtype, *loud.shape[:3], 64) for _ in range(2))), layout)
+            return PackedKV(*codec.encode(*(loud * normal(dtype, *loud.shape[:3], 64) for _ in range(2))), codec)
 
         table = mx.random.permutation(mx.arange(1, rows * blocks + 1)).reshape(rows, blocks).astype(mx.int32)
         where = mx.array([[0, s, used] for s in start])

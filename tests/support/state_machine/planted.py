@@ -82,7 +82,7 @@ FAULTS = (
     ),
     fault(
         "a window sees one token too many",
-        "cache/memory/attention.py",
+        "kernels/ops/attention.py",
         "keys > queries - self.window",
         "keys >= queries - self.window",
     ),

@@ -7,13 +7,15 @@ quantized KV cache is never dequantized in full; on CUDA, plain MLX dequantizes 
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
 from ...errors import UnsupportedModel
-from ...kernels import KVQuantLayout, backend
+from ..device import backend
 
 Parts = list[mx.array] | tuple[mx.array, ...]
+Affine = tuple[mx.array, mx.array, mx.array]  # packed values, scales and biases, as mx.quantize gives them
 
 
 class Codec(ABC):
@@ -72,53 +74,82 @@ class PlainKV(Codec):
         return weights @ self.decode(parts)[1]
 
 
-BITS, GROUPS = (2, 3, 4, 6, 8), (32, 64, 128)
+KV_BITS, KV_GROUPS = (2, 3, 4, 6, 8), (32, 64, 128)
 
 
 @dataclass(frozen=True)
 class QuantizedKV(Codec):
-    """Affine quantization as MLX packs it, `key` and `value` bits in groups of `group` elements; one uint32 array."""
+    """Affine quantization as mx.quantize does it, in groups of `group` elements.
 
-    key: int = 8
-    value: int = 8
+    A key and value are one run of uint32 a head, so that a layer's KV cache is one array, as each array of a launch costs
+    its time:
+
+        packed key | packed value | key's scales, key's biases, value's scales, value's biases
+    """
+
+    key_bits: int = 8
+    value_bits: int = 8
     group: int = 32
     dtype: mx.Dtype = mx.float32  # of scales, biases and dequantized values
 
     def __post_init__(self):
-        for bits in (self.key, self.value):
-            if bits not in BITS:
-                raise UnsupportedModel(f"keys and values can be kept in {BITS} bits, not {bits}")
-        if self.group not in GROUPS:
-            raise UnsupportedModel(f"keys and values can be quantised in groups of {GROUPS}, not {self.group}")
+        for bits in (self.key_bits, self.value_bits):
+            if bits not in KV_BITS:
+                raise UnsupportedModel(f"keys and values can be kept in {KV_BITS} bits, not {bits}")
+        if self.group not in KV_GROUPS:
+            raise UnsupportedModel(f"keys and values can be quantised in groups of {KV_GROUPS}, not {self.group}")
 
     @property
     def signature(self):
-        return f"Quantised(key={self.key}, value={self.value}, group={self.group}, dtype={self.dtype})"
+        return f"Quantised(key={self.key_bits}, value={self.value_bits}, group={self.group}, dtype={self.dtype})"
 
     def shapes(self, heads, dim):
         if dim % self.group:
             raise UnsupportedModel(f"head_dim {dim} is no multiple of the quantisation group {self.group}")
-        return [(heads, self.layout.vector_words(dim), mx.uint32)]
+        return [(heads, self.packed_words(dim) + dim // self.group * self.dtype.size, mx.uint32)]
 
-    @property
-    def layout(self) -> KVQuantLayout:
-        return KVQuantLayout(self.key, self.value, self.group, self.dtype)
+    def packed_words(self, dim: int) -> int:
+        """Words of both packed values."""
+        return dim * (self.key_bits + self.value_bits) // 32
+
+    def head_dim(self, words: int) -> int:
+        """Of the head whose vector takes so many words."""
+        group_bits = self.group * (self.key_bits + self.value_bits) + 32 * self.dtype.size
+        return 32 * words // group_bits * self.group
 
     def encode(self, k, v):
-        return (self.layout.quantize(k, v),)
+        made: list[Any] = [
+            mx.quantize(x.astype(self.dtype), self.group, bits)
+            for x, bits in ((k, self.key_bits), (v, self.value_bits))
+        ]
+        return (self.pack(*made),)
+
+    def pack(self, key: Affine, value: Affine) -> mx.array:
+        affine = mx.concatenate([*key[1:], *value[1:]], axis=-1)
+        return mx.concatenate([key[0], value[0], affine.view(mx.uint32)], axis=-1)
+
+    def unpack(self, words: mx.array) -> tuple[Affine, Affine]:
+        """Those of the key and of the value."""
+        dim = self.head_dim(words.shape[-1])
+        middle, end, n = dim * self.key_bits // 32, self.packed_words(dim), dim // self.group
+        # Not mx.split: a compiled step that uses only some of what it gives cannot be replayed (MLX 0.32.4).
+        affine = words[..., end:].view(self.dtype)
+        ks, kb, vs, vb = (affine[..., i * n : (i + 1) * n] for i in range(4))
+        return (words[..., :middle], ks, kb), (words[..., middle:end], vs, vb)
 
     def decode(self, parts):
-        return self.layout.dequantize(parts[0])
+        key, value = self.unpack(parts[0])
+        return mx.dequantize(*key, self.group, self.key_bits), mx.dequantize(*value, self.group, self.value_bits)
 
     def score(self, q, parts):
         if backend() == "cuda":  # whose quantized_matmul refuses most batches
             return q @ self.decode(parts)[0].swapaxes(-1, -2)
-        return self._matmul(q, self.layout.unpack(parts[0])[0], self.key, True)
+        return self._matmul(q, self.unpack(parts[0])[0], self.key_bits, True)
 
     def mix(self, weights, parts):
         if backend() == "cuda":
             return weights @ self.decode(parts)[1]
-        return self._matmul(weights, self.layout.unpack(parts[0])[1], self.value, False)
+        return self._matmul(weights, self.unpack(parts[0])[1], self.value_bits, False)
 
     def _matmul(self, x, parts, bits, transpose):
         if x.shape[:-2] != parts[0].shape[:-2]:  # quantized_matmul does not broadcast batches

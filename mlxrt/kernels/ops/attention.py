@@ -1,4 +1,5 @@
-"""Attention over the KV cache in plain MLX: decode rows as a batch, prefill chunks one by one.
+"""Attention over the KV cache in plain MLX: decode rows as a batch, prefill chunks one by one. What steps compute where no
+kernel does, and what the kernels are compared with.
 
 Keys and values are copied only once, by the gather of a row's blocks; what is rearranged after that are the scores,
 which are small.
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from .quantized import Codec, Parts
+from .kv_codec import Codec, Parts
 
 CPU_TILE = 64  # queries per call on a CPU, where MLX computes the masked half of a causal product too
 MAX_FUSED_DIM = 128  # head_dim up to which MLX's GPU kernels are causal without a mask array
@@ -31,6 +32,12 @@ class AttentionParams:
             return causal
         near = keys > queries - self.window
         return causal & (near | (keys < self.keep) if self.keep else near)
+
+    def mask_decode(self, keys: mx.array, start: mx.array, tail: int, queries: mx.array) -> mx.array:
+        """Which slots of the blocks, with positions `keys` [R, slots], and then of a tail of `tail` tokens the token of each
+        row sees, [R, slots + tail]; tails begin at `start` [R], where the blocks end."""
+        keys = mx.where(keys < start[:, None], keys, -1)
+        return self.mask(mx.concatenate([keys, start[:, None] + mx.arange(tail)], axis=1), queries[:, None])
 
     def softmax(self, scores: mx.array, mask: mx.array) -> mx.array:
         """Scores [..., H, G, T] to weights of the same shape."""
