@@ -24,9 +24,8 @@ class Sequence:
     length: int = 0  # tokens inside the parts
     cached: int = 0
     finish: Finish | None = None
-    pending: list[tuple[Any, int]] = field(
-        default_factory=list
-    )  # sampled, still on the device: (tokens of a step, row)
+    # Sampled, still on the device: (tokens of a step, row).
+    pending: list[tuple[Any, int]] = field(default_factory=list)
     checkpoints: list[tuple[LayerState, ...]] = field(default_factory=list)  # whose tokens may not be known yet
     stored: Any = None  # the prefix cache's node up to which this sequence is stored
     queue_key: float = 0.0  # its rank in the waiting queue, see queue.py

@@ -98,8 +98,8 @@ class CausalLM(KernelModule):
         """Our name of a checkpoint's tensor."""
         return key
 
-    @classmethod
-    def sanitize(cls, config: ModelConfig, arrays: dict[str, mx.array]) -> dict[str, mx.array]:
+    @staticmethod
+    def sanitize(config: ModelConfig, arrays: dict[str, mx.array]) -> dict[str, mx.array]:
         """Convert other checkpoint layouts to ours: stack experts, split fused matrices. Names are already ours.
 
         May modify `arrays`. A quantised X is X.weight, X.scales and, when affine, X.biases.

@@ -10,8 +10,8 @@ import mlx.nn as nn
 
 from ..kernels import Kernels, LazyQKV, QuantizedMatrix, add_norm, add_norm_qmv, embed_rows
 from ..kernels import linear as kernel_linear
-from ..kernels.ops.activation import activate
 from ..kernels.ops.qmm import MAX_QMM_ROWS
+from ..kernels.ops.qmv import apply_epilogue
 
 
 def matrix_of(linear: nn.Module) -> QuantizedMatrix | None:
@@ -20,9 +20,18 @@ def matrix_of(linear: nn.Module) -> QuantizedMatrix | None:
         return QuantizedMatrix(linear["weight"])
     if type(linear) is not nn.QuantizedLinear and not isinstance(linear, nn.QuantizedEmbedding):
         return None
-    return QuantizedMatrix(
-        linear["weight"], linear["scales"], linear.get("biases"), linear.bits, linear.group_size, linear.mode
-    )
+    return packed_matrix(linear)
+
+
+def packed_matrix(linear: nn.Module) -> QuantizedMatrix:
+    """The weights of a module in one of MLX's quantised layouts."""
+    packed = linear["weight"], linear["scales"], linear.get("biases")
+    return QuantizedMatrix(*packed, linear.bits, linear.group_size, linear.mode)
+
+
+def norm_arguments(norm: nn.RMSNorm | None) -> dict[str, Any]:
+    """The norm before a product, as ops take it."""
+    return {} if norm is None else {"norm": norm.weight, "eps": norm.eps}
 
 
 def kernel_matrix(linear: nn.Module, x: mx.array, kernels: Kernels) -> QuantizedMatrix | None:
@@ -46,26 +55,19 @@ def fused_linear(
 
     `softcap`: y = softcap * tanh(y / softcap).
     """
-    after = {"activation": activation, "pair": pair, "times": times, "residual": residual, "softcap": softcap}
+    after: Any = {"activation": activation, "pair": pair, "times": times, "residual": residual, "softcap": softcap}
     matrix = kernel_matrix(linear, x, kernels)
     if matrix is not None:
-        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-        return kernel_linear(kernels, x, matrix, norm=weight, eps=eps, bias=linear.get("bias"), **after)
+        return kernel_linear(kernels, x, matrix, bias=linear.get("bias"), **norm_arguments(norm), **after)
     h = x if norm is None else norm(x)
-    y = plain_linear(linear, h, dequantize=kernels.gpu is not None)
-    if activation is not None:
-        gate, up = mx.split(y, 2, axis=-1) if pair else (y, times)
-        y = activate(activation, gate, up)
-    y = y if residual is None else residual + y
-    return y if softcap is None else mx.tanh(y / softcap) * softcap
+    return apply_epilogue(plain_linear(linear, h, dequantize=kernels.gpu is not None), **after)
 
 
 def lazy_qkv(linear: nn.Module, x: mx.array, kernels: Kernels, norm: nn.RMSNorm | None) -> LazyQKV | mx.array:
     """linear(norm(x)), left for attention to compute in its own launch where a kernel can fuse them."""
     if (matrix := kernel_matrix(linear, x, kernels)) is None:
         return fused_linear(linear, x, kernels, norm=norm)
-    weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-    return LazyQKV(x, matrix, weight, eps, linear.get("bias"))
+    return LazyQKV(x, matrix, bias=linear.get("bias"), **norm_arguments(norm))
 
 
 def add_norm_linear(
@@ -85,9 +87,8 @@ def add_norm_linear(
     if (matrix := kernel_matrix(linear, x, kernels)) is None:
         h = add_rms_norm(post, x, residual, kernels)
         return fused_linear(linear, h, kernels, norm=norm, **after), h
-    weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
     given = {"x": x, "residual": residual, "post": post.weight, "post_eps": post.eps, "bias": linear.get("bias")}
-    return kernels.run(add_norm_qmv, matrix=matrix, norm=weight, eps=eps, **given, **after)
+    return kernels.run(add_norm_qmv, matrix=matrix, **norm_arguments(norm), **given, **after)
 
 
 def plain_linear(linear: nn.Module, x: mx.array, *, dequantize: bool) -> mx.array:

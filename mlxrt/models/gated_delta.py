@@ -12,7 +12,7 @@ from ..kernels import gated_delta_step
 from ..kernels.ops.gated_delta import gated_delta_layer
 from .base import FusedModule
 from .fused_linear import fused_linear
-from .layers import concat_linears
+from .layers import merge_linears
 
 CHUNK = 64  # tokens whose corrections are solved for at once, and tokens between two checkpoints
 
@@ -41,10 +41,7 @@ class GatedDeltaNet(FusedModule):
         self.out_proj = nn.Linear(values, c.hidden_size, bias=False)
 
     def fuse(self):
-        if whole := concat_linears([self[name] for name in PROJECTIONS]):
-            self.in_proj = whole
-            for name in PROJECTIONS:
-                del self[name]
+        merge_linears(self, PROJECTIONS, "in_proj")
         self.pack_constants(self, self.conv1d, self.norm)  # what one step reads besides the token and the memory
 
     @property

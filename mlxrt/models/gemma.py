@@ -162,7 +162,7 @@ class Gemma(DecoderLM):
         ]
 
 
-def add_one_to_norms(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
+def add_one_to_norms(config: ModelConfig, arrays: dict[str, mx.array]) -> dict[str, mx.array]:
     """Norms of Gemma 2 and 3 are stored as what is added to one. In float32: the sum is rounded once, when placed."""
     for name, array in arrays.items():
         if re.search(r"norm\.weight$", name) and mx.issubdtype(array.dtype, mx.floating):

@@ -10,9 +10,8 @@ from .gemma import Gemma, GemmaAttention, GemmaBlock, GemmaConfig, GemmaMLP, add
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma2Config(GemmaConfig):
-    ignored_keys: ClassVar[frozenset[str]] = frozenset(
-        {"sliding_window_size"}
-    )  # an older name, always beside the new one
+    # An older name, always beside the new one.
+    ignored_keys: ClassVar[frozenset[str]] = frozenset({"sliding_window_size"})
     query_pre_attn_scalar: float = config_field(high=1e6)
     attn_logit_softcapping: float | None = config_field(high=1e6)
     final_logit_softcapping: float | None = config_field(high=1e6)
@@ -25,11 +24,8 @@ class Gemma2Config(GemmaConfig):
 
 class Gemma2(Gemma):
     Config = Gemma2Config
+    sanitize = staticmethod(add_one_to_norms)
 
     def block(self, c, i):
         attention = GemmaAttention(c, i, softcap=c.attn_logit_softcapping)
         return GemmaBlock(c, attention, GemmaMLP(c.hidden_size, c.intermediate_size))
-
-    @classmethod
-    def sanitize(cls, config, arrays):
-        return add_one_to_norms(arrays)

@@ -61,7 +61,7 @@ class Gemma3Config(GemmaConfig):
 class Gemma3(Gemma):
     Config = Gemma3Config
     IGNORED_TENSORS = (*CausalLM.IGNORED_TENSORS, *TOWERS)
-    rename = staticmethod(rename_text_tensor)
+    rename, sanitize = staticmethod(rename_text_tensor), staticmethod(add_one_to_norms)
 
     @classmethod
     def parse(cls, raw):
@@ -74,7 +74,3 @@ class Gemma3(Gemma):
 
     def block(self, c, i):
         return GemmaBlock(c, GemmaAttention(c, i, qk_norm=True), GemmaMLP(c.hidden_size, c.intermediate_size))
-
-    @classmethod
-    def sanitize(cls, config, arrays):
-        return add_one_to_norms(arrays)

@@ -19,7 +19,7 @@ from .base import CausalLM, FusedModule, KernelModule
 from .config import check_value, config_field, report
 from .fused_linear import add_norm_linear, add_rms_norm, embed, fused_linear, lazy_qkv, matrix_of
 from .gemma import FULL, GEMMA_VALUES, SLIDING, Gemma, GemmaBlock, GemmaConfig, GemmaDecoder, GemmaMLP, rope_section
-from .layers import attend, concat_linears
+from .layers import attend, merge_linears
 from .moe import Experts, topk_softmax
 from .multimodal import TOWERS, read_text_config, rename_text_tensor
 from .rope import RoPE
@@ -174,11 +174,7 @@ class Gemma4Attention(FusedModule):
         self.rope = RoPE(c.ropes[i])
 
     def fuse(self):
-        names = [name for name in ("q_proj", "k_proj", "v_proj") if name in self]
-        if len(names) > 1 and (merged := concat_linears([self[name] for name in names])):
-            self.qkv_proj = merged
-            for name in names:
-                del self[name]
+        merge_linears(self, [name for name in ("q_proj", "k_proj", "v_proj") if name in self], "qkv_proj")
         if self.kernels.gpu is not None:
             self.layout = replace(self.qkv_layout(), **self.rope.constants())
 
@@ -313,8 +309,8 @@ class Gemma4(Gemma):
     def rename(key):
         return rename_text_tensor(key).replace(".experts.switch_glu.", ".experts.")  # mlx-lm's name for the stacks
 
-    @classmethod
-    def sanitize(cls, config, arrays):
+    @staticmethod
+    def sanitize(config, arrays):
         """Published checkpoints keep keys and values of layers that read those of others; they are not used."""
         reading = {str(i) for i, j in enumerate(config.sources) if j is not None}
         used = {n: a for n, a in arrays.items() if not ((m := KEYS_AND_VALUES.fullmatch(n)) and m[1] in reading)}

@@ -83,8 +83,8 @@ class GptOss(Llama):
     def block(self, c, i):
         return Block(c, SinkAttention(c), GptOssMoE(c))
 
-    @classmethod
-    def sanitize(cls, config, arrays):
+    @staticmethod
+    def sanitize(config, arrays):
         """The published layouts: mxfp4 blocks, or plain [E, in, out]; gate and up rows take turns in both."""
         sanitized: dict[str, mx.array] = {}
         for name in list(arrays):

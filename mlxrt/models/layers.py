@@ -1,5 +1,6 @@
 """Blocks that several families share. A family that needs something else writes it in its own file."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -28,6 +29,14 @@ def concat_linears(linears: list[nn.Module]) -> nn.Module | None:
     for name in linears[0]:
         merged[name] = mx.concatenate([m[name] for m in linears])
     return merged
+
+
+def merge_linears(module: nn.Module, names: Sequence[str], merged: str) -> None:
+    """One linear called `merged` in place of those called `names`, where their formats allow it."""
+    if len(names) > 1 and (linear := concat_linears([module[name] for name in names])):
+        module[merged] = linear
+        for name in names:
+            del module[name]
 
 
 def attend(
@@ -74,10 +83,7 @@ class Attention(FusedModule):
         self.rope = RoPE(c.rope)
 
     def fuse(self):
-        if merged := concat_linears([self.q_proj, self.k_proj, self.v_proj]):
-            self.qkv_proj = merged
-            for name in ("q_proj", "k_proj", "v_proj"):
-                del self[name]
+        merge_linears(self, ("q_proj", "k_proj", "v_proj"), "qkv_proj")
         if self.kernels.gpu is not None:
             self.layout = replace(self.qkv_layout(), **self.rope.constants())
 
@@ -117,9 +123,7 @@ class GatedMLP(FusedModule):
         self.down_proj = nn.Linear(hidden, dim, bias=bias)
 
     def fuse(self):
-        if merged := concat_linears([self.gate_proj, self.up_proj]):
-            self.gate_up_proj = merged
-            del self["gate_proj"], self["up_proj"]
+        merge_linears(self, ("gate_proj", "up_proj"), "gate_up_proj")
 
     @property
     def input_linear(self) -> nn.Module | None:
@@ -135,20 +139,23 @@ class GatedMLP(FusedModule):
 
 
 class Block(FusedModule):
-    """Pre-norm block: norms and residual sums are fused into the linear layers next to them."""
+    """Pre-norm block: norms and residual sums are fused into the linear layers next to them.
 
-    def __init__(self, c, mixer, mlp):
+    `name`: of the mixer (attention, or what is in its place) in checkpoints.
+    """
+
+    def __init__(self, c, mixer, mlp, name="self_attn"):
         super().__init__()
-        self.self_attn, self.mlp = mixer, mlp
+        self[name], self.mlp, self._mixer = mixer, mlp, name
         self.input_layernorm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
 
     def fuse(self):
-        self.pack_norms(self.input_layernorm, into=self.self_attn)
+        self.pack_norms(self.input_layernorm, into=self[self._mixer])
         self.pack_norms(self.post_attention_layernorm, into=self.mlp)
 
     def __call__(self, x, memory):
-        h = self.self_attn(x, memory, norm=self.input_layernorm, residual=x)
+        h = self[self._mixer](x, memory, norm=self.input_layernorm, residual=x)
         return self.mlp(h, norm=self.post_attention_layernorm, residual=h)
 
 

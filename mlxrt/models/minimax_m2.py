@@ -13,7 +13,7 @@ from .layers import Attention, Block
 from .llama import Llama
 from .moe import ROUTING_KEYS, Experts, MoEConfig, sigmoid_topk
 from .rope import read_rope
-from .sanitize_moe import rename_experts, stack_experts
+from .sanitize_moe import rename_experts, sanitize_experts
 
 # What the published configs switch on (or off): other values are another architecture.
 SWITCHES = {
@@ -82,11 +82,7 @@ class MiniMaxM2(Llama):
     Config = MiniMaxM2Config
     IGNORED_TENSORS = (*Llama.IGNORED_TENSORS, (r"(^|\.)mtp(_modules?)?\.", "multi-token prediction is not used"))
     KEEP_FP32 = (r"\.mlp\.gate\.", r"\.e_score_correction_bias$")
-    rename = staticmethod(rename_experts)
-
-    @classmethod
-    def sanitize(cls, config, arrays):
-        return stack_experts(arrays, config.num_experts)
+    rename, sanitize = staticmethod(rename_experts), staticmethod(sanitize_experts)
 
     def block(self, c, i):
         return Block(c, WideNormAttention(c), MiniMaxMoE(c))

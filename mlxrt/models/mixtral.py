@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from .layers import Block
 from .llama import Llama
 from .moe import MoEConfig, SparseMoE
-from .sanitize_moe import rename_experts, stack_experts
+from .sanitize_moe import rename_experts, sanitize_experts
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,7 @@ class MixtralConfig(MoEConfig):
 
 class Mixtral(Llama):
     Config = MixtralConfig
-    rename = staticmethod(rename_experts)
-
-    @classmethod
-    def sanitize(cls, config, arrays):
-        return stack_experts(arrays, config.num_experts)
+    rename, sanitize = staticmethod(rename_experts), staticmethod(sanitize_experts)
 
     def block(self, c, i):
         mlp = SparseMoE(c.num_experts, c.hidden_size, c.intermediate_size, c.num_experts_per_tok, normalise=True)

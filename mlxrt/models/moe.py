@@ -23,7 +23,7 @@ from ..kernels.ops.gather import gather_mm
 from ..kernels.ops.moe_qmv import MAX_QMV_TOKENS
 from .base import FusedModule, KernelModule
 from .config import SUPPORTED_VALUES, ModelConfig
-from .fused_linear import matrix_of, rms_norm
+from .fused_linear import matrix_of, norm_arguments, packed_matrix, rms_norm
 from .quantized.lut_linear import LUTExpertLinear
 
 GROUPED = 8  # tokens from which an expert is likely to have more than one of them
@@ -128,9 +128,7 @@ def expert_matrix(linear: nn.Module) -> QuantizedMatrix | None:
         return linear.matrix
     if type(linear) is not QuantizedExpertLinear:
         return None
-    return QuantizedMatrix(
-        linear.weight, linear.scales, linear.get("biases"), linear.bits, linear.group_size, linear.mode
-    )
+    return packed_matrix(linear)
 
 
 def same_format(a: nn.Module, b: nn.Module) -> bool:
@@ -236,15 +234,9 @@ class Experts(FusedModule):
 
     def gate_up_args(self, norm):
         """The arguments of the gate-up ops."""
-        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-        bias = self.gate_up_proj.get("bias")
-        return {
-            "matrix": expert_matrix(self.gate_up_proj),
-            "activation": self.kernel,
-            "norm": weight,
-            "eps": eps,
-            "bias": bias,
-        }
+        first = self.gate_up_proj
+        product = {"matrix": expert_matrix(first), "activation": self.kernel, "bias": first.get("bias")}
+        return product | norm_arguments(norm)
 
     def down(self, h, experts, weights, residual):
         last = self.down_proj
@@ -295,9 +287,8 @@ class SparseMoE(KernelModule):
 
 def route_tokens(owner: KernelModule, gate: nn.Module, x: mx.array, k: int, *, norm: nn.RMSNorm | None = None, **rules):
     """(experts, weights) by the kernel that fuses norm, router and top-k."""
-    weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-    what = {"matrix": matrix_of(gate), "k": k, "norm": weight, "eps": eps, "bias": gate.get("bias")}
-    return owner.kernels.run(moe_router, x=x, **what, **rules)
+    what = {"matrix": matrix_of(gate), "k": k, "bias": gate.get("bias")}
+    return owner.kernels.run(moe_router, x=x, **what, **norm_arguments(norm), **rules)
 
 
 def argtopk(scores: mx.array, k: int) -> mx.array:

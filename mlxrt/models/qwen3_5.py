@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from .moe import ROUTING_KEYS
 from .multimodal import TOWERS, read_text_config, rename_text_tensor
-from .qwen3_next import Hybrid, HybridConfig, SharedExpertMoE, SparseConfig
-from .sanitize_moe import rename_experts, stack_experts
+from .qwen3_next import Hybrid, HybridConfig, Qwen3Next, SharedExpertMoE, SparseConfig
+from .sanitize_moe import rename_experts
 
 # Drafting further tokens, and the dtype of the state, which is float32 here whatever it says. (mrope gives a text one
 # position on all its axes, so the sections in rope_parameters do not matter either.)
@@ -54,6 +54,7 @@ class Qwen35(Hybrid):
 
 class Qwen35Moe(Qwen35):
     Config = Qwen35MoeConfig
+    sanitize = staticmethod(Qwen3Next.sanitize)
 
     @staticmethod
     def rename(key):
@@ -61,7 +62,3 @@ class Qwen35Moe(Qwen35):
 
     def mlp(self, c, i):
         return SharedExpertMoE(c)
-
-    @classmethod
-    def sanitize(cls, config, arrays):
-        return stack_experts(super().sanitize(config, arrays), config.num_experts)

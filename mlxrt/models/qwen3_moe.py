@@ -6,7 +6,7 @@ from ..errors import BadCheckpoint
 from .layers import Attention, Block, GatedMLP
 from .llama import Llama
 from .moe import MoEConfig, SparseMoE
-from .sanitize_moe import rename_experts, stack_experts
+from .sanitize_moe import rename_experts, sanitize_experts
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,7 @@ class Qwen3MoEConfig(MoEConfig):
 
 class Qwen3MoE(Llama):
     Config = Qwen3MoEConfig
-    rename = staticmethod(rename_experts)
-
-    @classmethod
-    def sanitize(cls, config, arrays):
-        return stack_experts(arrays, config.num_experts)
+    rename, sanitize = staticmethod(rename_experts), staticmethod(sanitize_experts)
 
     def attention(self, c, i):
         return Attention(c, qkv_bias=c.attention_bias, o_bias=c.attention_bias, qk_norm=True)

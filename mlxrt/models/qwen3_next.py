@@ -13,15 +13,15 @@ import mlx.nn as nn
 from ..cache.memory import PagedKV, PlainKV
 from ..errors import BadCheckpoint, UnsupportedModel, quote
 from ..kernels import compute_qkv
-from .base import CausalLM, FusedModule
+from .base import CausalLM
 from .config import SUPPORTED_VALUES, ModelConfig, config_field
 from .fused_linear import fused_linear
 from .gated_delta import GatedDeltaNet
-from .layers import Attention, DecoderLM, GatedMLP
+from .layers import Attention, Block, DecoderLM, GatedMLP
 from .moe import MoEConfig, SparseMoE
 from .rope import read_rope
 from .sanitize_hybrid import sanitize_hybrid
-from .sanitize_moe import rename_experts, stack_experts
+from .sanitize_moe import rename_experts, sanitize_experts
 
 LINEAR, FULL = "linear_attention", "full_attention"
 
@@ -129,38 +129,19 @@ class SharedExpertMoE(SparseMoE):
         return y if residual is None else residual + y
 
 
-class HybridBlock(FusedModule):
-    def __init__(self, c, kind, mlp):
-        super().__init__()
-        if kind == LINEAR:
-            self.linear_attn = GatedDeltaNet(c)
-        else:
-            self.self_attn = GatedAttention(c)
-        self.mlp = mlp
-        self.input_layernorm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
-
-    @property
-    def mixer(self):
-        return self.linear_attn if "linear_attn" in self else self.self_attn
-
-    def fuse(self):
-        self.pack_norms(self.input_layernorm, into=self.mixer)
-        self.pack_norms(self.post_attention_layernorm, into=self.mlp)
-
-    def __call__(self, x, memory):
-        h = self.mixer(x, memory, norm=self.input_layernorm, residual=x)
-        return self.mlp(h, norm=self.post_attention_layernorm, residual=h)
-
-
 class Hybrid(DecoderLM):
     """The families' common frame, dense."""
 
     IGNORED_TENSORS = (*CausalLM.IGNORED_TENSORS, (r"^(language_model\.)?mtp\.", "multi-token prediction is not used"))
 
+    sanitize = staticmethod(sanitize_hybrid)
+
     def __init__(self, config):
-        kinds = enumerate(config.layer_types)
-        super().__init__(config, [HybridBlock(config, kind, self.mlp(config, i)) for i, kind in kinds])
+        super().__init__(config, [self.block(config, i, kind) for i, kind in enumerate(config.layer_types)])
+
+    def block(self, c, i, kind):
+        mixer, name = (GatedDeltaNet(c), "linear_attn") if kind == LINEAR else (GatedAttention(c), "self_attn")
+        return Block(c, mixer, self.mlp(c, i), name)
 
     def mlp(self, c, i):
         return GatedMLP(c.hidden_size, c.intermediate_size)
@@ -170,10 +151,6 @@ class Hybrid(DecoderLM):
         full = PagedKV(c.num_key_value_heads, c.head_dim, PlainKV(self.dtype))
         return [b.linear_attn.spec(self.dtype) if "linear_attn" in b else full for b in self.model.layers]
 
-    @classmethod
-    def sanitize(cls, config, arrays):
-        return sanitize_hybrid(config, arrays)
-
 
 class Qwen3Next(Hybrid):
     Config = SparseConfig
@@ -182,6 +159,6 @@ class Qwen3Next(Hybrid):
     def mlp(self, c, i):
         return SharedExpertMoE(c) if c.sparse(i) else super().mlp(c, i)
 
-    @classmethod
-    def sanitize(cls, config, arrays):
-        return stack_experts(super().sanitize(config, arrays), config.num_experts)
+    @staticmethod
+    def sanitize(config, arrays):
+        return sanitize_experts(config, sanitize_hybrid(config, arrays))

@@ -13,9 +13,8 @@ Arrays = dict[str, mx.array]
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 LESS_ONE = re.compile(r"(.*\.(input|post_attention)_layernorm|.*\.self_attn\.[qk]_norm|model\.norm)\.weight")
-AROUND = re.compile(
-    r".*\.(input|post_attention)_layernorm\.weight"
-)  # the norms around layers: all near 1 or all near 0
+# The norms around layers: all near 1 or all near 0.
+AROUND = re.compile(r".*\.(input|post_attention)_layernorm\.weight")
 GROUPED = re.compile(r"(.*\.linear_attn\.)in_proj_(qkvz|ba)\.(weight|scales|biases)")
 CONV = re.compile(r".*\.linear_attn\.conv1d\.weight")
 

@@ -42,6 +42,11 @@ def stack_experts(arrays: Arrays, count: int) -> Arrays:
     return split_gate_up(stacks)
 
 
+def sanitize_experts(config, arrays: Arrays) -> Arrays:
+    """`CausalLM.sanitize` of families with experts alone."""
+    return stack_experts(arrays, config.num_experts)
+
+
 def split_gate_up(arrays: Arrays) -> Arrays:
     """Fused gates and ups apart, whatever they are stored in: rows are halved, what all rows share goes to both."""
     split: Arrays = {}

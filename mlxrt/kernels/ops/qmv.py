@@ -78,8 +78,11 @@ def qmv(
     """x [N, K] -> [N, O]: normed first, then the matrix, bias, activation (of gate times up with `pair`), residual, cap."""
     h = x if norm is None else mx.fast.rms_norm(x, norm, eps)
     y = matrix.multiply(h)
-    if bias is not None:
-        y = y + bias
+    return apply_epilogue(y if bias is None else y + bias, activation, pair, times, residual, softcap)
+
+
+def apply_epilogue(y, activation=None, pair=False, times=None, residual=None, softcap=None) -> mx.array:
+    """What follows a product and its bias."""
     if activation is not None:
         gate, up = mx.split(y, 2, axis=-1) if pair else (y, times)
         y = activate(activation, gate, up)

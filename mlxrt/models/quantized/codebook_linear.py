@@ -22,31 +22,26 @@ def gather_codebook_matmul(
     return gather_mm(x, stack, experts, ordered=ordered)
 
 
-class CodebookLinear(KernelModule):
-    """A linear layer; `codes` are the indices, under the checkpoint's name."""
+class CodebookModule(KernelModule):
+    """Indices [..., out, in / g], called `codes` as in checkpoints, and their codebook."""
 
     def __init__(self, indices: mx.array, codebook: mx.array, *, bias: bool = False):
         super().__init__()
         self.codes = mx.zeros(indices.shape, indices.dtype)
         self.codebook = mx.zeros(codebook.shape, codebook.dtype)
         if bias:
-            self.bias = mx.zeros((indices.shape[-2],))
+            self.bias = mx.zeros(indices.shape[:-1])
 
+
+class CodebookLinear(CodebookModule):
     def __call__(self, x: mx.array) -> mx.array:
         what = {"indices": self.codes, "codebook": self.codebook, "dtype": x.dtype}
         y = self.kernels.run(codebook_rows, x=x.reshape(-1, x.shape[-1]), **what).reshape(*x.shape[:-1], -1)
         return y + self.bias if "bias" in self else y
 
 
-class CodebookExpertLinear(KernelModule):
+class CodebookExpertLinear(CodebookModule):
     """An ExpertLinear whose matrices share a codebook."""
-
-    def __init__(self, indices: mx.array, codebook: mx.array, *, bias: bool = False):
-        super().__init__()
-        self.codes = mx.zeros(indices.shape, indices.dtype)
-        self.codebook = mx.zeros(codebook.shape, codebook.dtype)
-        if bias:
-            self.bias = mx.zeros(indices.shape[:2])
 
     def __call__(self, x: mx.array, experts: mx.array, *, ordered: bool = False) -> mx.array:
         """x [..., 1, in] through the matrices of `experts` [...]."""
