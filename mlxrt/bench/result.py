@@ -4,12 +4,12 @@ Knows the file's format and version, nothing of how a figure was measured.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..cache.files import atomic_write
 from ..errors import BadRequest
 from .statistics import Ratio, Spread, StoppingRule, paired_ratio, percentiles
 
@@ -145,9 +145,8 @@ class Report:
     def save(self, path: Path) -> None:
         """Write the file atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        beside.write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        os.replace(beside, path)
+        with atomic_write(path, mode=0o644) as out:
+            out.write((json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n").encode())
 
     @classmethod
     def load(cls, path: Path) -> "Report":

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 from ..config import EngineConfig
 from ..errors import BadRequest, EngineClosed
 from .engine import Engine, is_many
-from .output import complete
+from .output import complete, complete_all
 from .request import Completion, Event, Request
 from .session import PromptPlan, ReplyRecorder, Session
 
@@ -207,10 +207,7 @@ class AsyncEngine:
             events: dict[int, list] = {id: [] for id in order}
             async for event in stream:
                 events[event.id].append(event)
-        for id in order:
-            if error := events[id][-1].error:
-                raise error
-        done = [complete(events[id]) for id in order]
+        done = complete_all(order, events)
         return done if is_many(x) else done[0]
 
     def stream(self, x: Any, **options: Any) -> AsyncStream:

@@ -15,7 +15,7 @@ from ..models import CausalLM
 from ..text import StopMatcher, Tokenizer
 from .core import EngineCore, Source
 from .memory import Cost, activation_bytes
-from .output import RequestState, RequestStream, complete
+from .output import RequestState, RequestStream, complete_all
 from .request import EngineEvent, Event, Request
 from .sampler import check_params, draw_seed
 from .sequence import Sequence
@@ -57,10 +57,7 @@ class Engine:
             order = list(stream.ids)
             for event in stream:
                 events.setdefault(event.id, []).append(event)
-        for id in order:
-            if error := events[id][-1].error:
-                raise error
-        done = [complete(events[id]) for id in order]
+        done = complete_all(order, events)
         return done if is_many(x) else done[0]
 
     def stream(self, x, **options) -> RequestStream:

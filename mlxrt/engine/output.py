@@ -260,6 +260,14 @@ class RequestStream(Iterator[Event]):
             self._cancel(wait=False)  # a finaliser runs anywhere, also where this very thread holds a lock
 
 
+def complete_all(order: list[int], events: dict[int, list[Event]]) -> list[Completion]:
+    """Fold the events of several requests, by id; raise what ended one of them."""
+    for id in order:
+        if error := events[id][-1].error:
+            raise error
+    return [complete(events[id]) for id in order]
+
+
 def complete(events: list[Event]) -> Completion:
     """Fold the events of one request."""
     last = events[-1]

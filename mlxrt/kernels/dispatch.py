@@ -123,9 +123,8 @@ class Kernels:
         if mode not in MODES:
             raise BadRequest(f"kernels must be one of {', '.join(MODES)}, not {mode!r}")
         self.mode, self.gpu = mode, gpu
-        self.self_test: Callable[[Op, str], Any] | None = (
-            None  # called once for an op and dtype, before its first launch
-        )
+        # Called once for an op and dtype, before its first launch.
+        self.self_test: Callable[[Op, str], Any] | None = None
         self._tested: set[tuple[str, str]] = set()
         self.graph_mode = False  # steps are launched as one graph: fusing kernels saves the host nothing
         self.disabled: dict[str, str] = {}  # op -> why its kernel is not used on this machine

@@ -10,9 +10,7 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
 import platform
-import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -22,6 +20,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from ..cache.files import atomic_write
 from .dispatch import Gpu, Kernels
 from .metal_source import shim
 from .ops.attention_layout import PackedKV
@@ -163,10 +162,7 @@ def run_cases(op: Op, gpu: Gpu, dtype: str, most: int | None = None) -> SelfTest
         tried += 1
         try:
             report = check_case(op, case, gpu, compute_reference(op, case))
-        except (
-            RuntimeError,
-            ValueError,
-        ) as error:  # how MLX reports source that does not compile or cannot be launched
+        except (RuntimeError, ValueError) as error:  # MLX: source that does not compile or cannot be launched
             first = next(iter(str(error).strip().splitlines()), type(error).__name__)
             return SelfTestResult(op.name, dtype, False, float("inf"), tried, f"{case.name}: {first[:200]}")
         if not report.within(allowed):
@@ -232,13 +228,8 @@ class ResultFile:
         """The new file or the old one, never a part: another process may read it at any time."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(prefix=".partial-", dir=self.path.parent)
-            try:
-                with open(handle, "w", encoding="utf-8") as out:
-                    json.dump({"machine": self.machine, "results": self.results}, out, indent=1)
-                os.replace(name, self.path)
-            finally:
-                Path(name).unlink(missing_ok=True)
+            with atomic_write(self.path) as out:
+                out.write(json.dumps({"machine": self.machine, "results": self.results}, indent=1).encode())
         except OSError as error:
             log.warning(f"cannot write kernel test results to {self.path}: {error.strerror or error}; they run again")
 

@@ -14,6 +14,7 @@ import mlx.core as mx
 from mlxrt import kernels
 from mlxrt.bench.backends.serve import Served, serve
 from mlxrt.errors import NoKernel
+from mlxrt.kernels.selftest import check_case, compute_reference, list_cases
 from mlxrt.weights.source.cache_dir import cache_root
 
 LAUNCHES = 20  # launches of one timing
@@ -21,15 +22,15 @@ LAUNCHES = 20  # launches of one timing
 
 class KernelBackend(Served):
     def __init__(self, setting: dict[str, Any]):
-        self.gpu = kernels.make_gpu(kernels.backend(), folder=cache_root() / "kernels")
-        if self.gpu is None:
+        gpu = kernels.make_gpu(kernels.backend(), folder=cache_root() / "kernels")
+        if gpu is None:
             raise NoKernel("there is no GPU here: every op runs as plain MLX, nothing to compare")
-        self.backend = kernels.backend()
+        self.gpu, self.backend = gpu, kernels.backend()
         self.todo: list[tuple[Any, Any, str]] = [
-            (op, case, str(dtype).rpartition(".")[2])
+            (op, case, dtype)
             for op in kernels.OPS.values()
-            for dtype in (mx.bfloat16, mx.float16)
-            for case in op.cases(dtype)
+            for dtype in ("bfloat16", "float16")
+            for case in list_cases(op, dtype, large=True)
             if op.launch is not None and not op.unsupported(**case.arguments())
         ]
 
@@ -44,25 +45,18 @@ class KernelBackend(Served):
 
     def error(self, number: int) -> dict[str, float]:
         op, case, dtype = self.todo[number]
-        arguments = case.arguments()
-        got, want = outputs(op.launch(self.gpu, **arguments)), outputs(op.reference(**arguments))
-        errors = [mx.abs(a - b).max() / mx.maximum(mx.abs(b).max(), 1e-6) for a, b in zip(got, want, strict=True)]
-        worst: Any = mx.stack(errors).max().item()
-        return {"error": worst, "allowed": 2 * op.tolerance[dtype]}  # kernel and reference both round
+        found = check_case(op, case, self.gpu, compute_reference(op, case))
+        return {"error": found.error, "allowed": op.tolerance[dtype]}
 
     def time(self, number: int, which: str) -> dict[str, float]:
         op, case, _ = self.todo[number]
         arguments = case.arguments()
         work = (lambda: op.launch(self.gpu, **arguments)) if which == "kernel" else (lambda: op.reference(**arguments))
-        results = [outputs(work()) for _ in range(LAUNCHES)]
+        results = [leaves(work()) for _ in range(LAUNCHES)]
         start = time.perf_counter()
         mx.eval(results)
         mx.synchronize()
         return {"seconds": (time.perf_counter() - start) / LAUNCHES}
-
-
-def outputs(result: Any) -> list:
-    return [a.astype(mx.float32) if a.dtype != mx.uint32 else a for a in leaves(result)]
 
 
 def leaves(value: Any) -> list:

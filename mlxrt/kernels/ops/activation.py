@@ -6,8 +6,6 @@ import mlx.core as mx
 
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "clamped": 3}
 
-ACTIVATE = '#include "activation.h"\n'
-
 
 # One launch each, and in float32 as the kernels have it: rounded once, not after every operation.
 @partial(mx.compile, shapeless=True)

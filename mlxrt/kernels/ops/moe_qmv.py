@@ -16,9 +16,8 @@ from .quantized import QuantizedMatrix
 from .staging import tile_width
 
 MAX_QMV_TOKENS = 64  # up to which a qmv for each of their experts is the faster way
-RESIDENT = (
-    4  # threadgroups of downs to a multiprocessor, by their registers: 7.0 us against 8.7 with as many as each likes
-)
+# Threadgroups of downs to a multiprocessor, by their registers: 7.0 us against 8.7 with as many as each likes.
+RESIDENT = 4
 TOGETHER = 4  # experts whose downs are computed together: 1024 elements of x each are 16 KB
 
 GATE_UP = Source(

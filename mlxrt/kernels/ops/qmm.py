@@ -12,8 +12,7 @@ import mlx.core as mx
 
 from ..device import DeviceProfile
 from ..registry import Case, Source, op
-from ..testing import sample
-from .qmv import MAX_QMV_ROWS, epilogue_constants, qmv
+from .qmv import MAX_QMV_ROWS, epilogue_constants, qmv, qmv_case
 
 MAX_QMM_ROWS = 64  # rows of x up to which this is the faster way
 CENTROID_BYTES = 1024  # of threadgroup memory, for the centroids of a LUT matrix
@@ -39,19 +38,10 @@ def qmm_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("affine", 4, 64, 4100, 128, 34, {"residual": True}),  # four tiles of rows for a simdgroup
         ("affine", 8, 32, 2056, 128, 33, {"activation": "silu", "pair": True}),
     ]
-    for mode, bits, group, rows, width, m, extra in shapes:
-        mx.random.seed(rows)
-        total = rows * 2 if extra.get("pair") else rows
-        matrix = sample(mode, (total, width), dtype, bits, group)
-        arrays = {"x": mx.random.normal((m, width)).astype(dtype)}
-        if extra.get("bias"):
-            arrays["bias"] = mx.random.normal((total,)).astype(dtype)
-        for name in ("residual", "times"):
-            if extra.get(name):
-                arrays[name] = mx.random.normal((m, rows)).astype(dtype)
-        options = {"matrix": matrix, "activation": extra.get("activation"), "pair": bool(extra.get("pair"))}
-        options["softcap"] = extra.get("softcap")
-        yield Case(f"{mode}{bits} group {group} [{rows}, {width}] x{m}", arrays, options)
+    for shape in shapes:
+        case = qmv_case(dtype, *shape)
+        del case.options["eps"]  # there is no norm
+        yield case
 
 
 @op(qmm_cases)

@@ -16,7 +16,6 @@ TIERS = {
 }  # fmt: skip
 # Bits of gate and up, of down.
 JANGTQ_BITS = {"JANGTQ1": (1, 1), "JANGTQ2": (2, 2), "JANGTQ3": (3, 3), "JANGTQ4": (4, 4), "JANGTQ_K": (2, 4)}
-JANG_BITS = (2, 3, 4, 5, 6, 8)
 CRITICAL = re.compile(r"\.(q|k|v|o|qkv)_proj\.|(^|\.)lm_head\.|\.shared_expert\.|kv_[ab]_proj|q_[ab]_proj")
 IMPORTANT = re.compile(r"embed_tokens|\.linear_attn\.")
 MLP = re.compile(r"\.(gate|up|down)_proj\.weight$")
