@@ -97,6 +97,8 @@ class Kernel:
         stream: object | None = None,
     ) -> list[mx.array]:
         given = [x if isinstance(x, mx.array) else mx.array(x) for x in inputs]
+        given = [mx.contiguous(x) for x in given] if self.ensure_row_contiguous else given
+        mx.eval(given)  # all at once
         self.refuse(given, output_shapes, output_dtypes, grid, threadgroup)
         text = self.definition.text(given, output_dtypes, list(template or ()))
         if verbose:
@@ -128,7 +130,7 @@ class Kernel:
         outputs, strides = [], []
         for a in arguments:
             if a.role == "in":
-                x = mx.contiguous(inputs[a.number]) if self.ensure_row_contiguous else inputs[a.number]
+                x = inputs[a.number]
                 raw, strides, offset = arrays.memory(x)
                 own.buffer(a.name, raw, x.dtype.size, INPUT, offset)
             elif a.role == "out":
@@ -172,7 +174,18 @@ class Kernel:
         return [Finding("unwritten-output", told)]
 
 
+BUILT: dict[tuple[KernelText, bool, Path | None], Path] = {}
+
+
 def compile_text(text: KernelText, checked: bool, folder: Path | None) -> Path:
+    """The library of a kernel; those of this process are known by their text, without translating it again."""
+    key = text, checked, folder
+    if key not in BUILT or not BUILT[key].exists():
+        BUILT[key] = build_text(text, checked, folder)
+    return BUILT[key]
+
+
+def build_text(text: KernelText, checked: bool, folder: Path | None) -> Path:
     if '#include "' not in text.text:
         return build(to_cpp(text), checked, False, folder)
     inside = KernelText(text.name, text.instance, preprocess(text.text), text.arguments, text.attributes)

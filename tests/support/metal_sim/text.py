@@ -3,9 +3,11 @@
 Written from the rules MLX follows; a test compares it with MLX's own text. Compiles nothing.
 """
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -35,6 +37,19 @@ EXTRAS = {"_shape": "int*", "_strides": "int64_t*", "_ndim": "int&"}
 CONSTANT_BELOW = 8  # an input of fewer elements lives in the constant address space
 
 Template = Sequence[tuple[str, bool | int | mx.Dtype]]
+Spelled = tuple[tuple[str, str, str], ...]  # name, kind and spelling of each template argument
+
+
+class Form(NamedTuple):
+    """What the text takes from an input: its dtype, whether it is a scalar, whether it is small."""
+
+    dtype: mx.Dtype
+    ndim: int
+    size: int
+
+    @classmethod
+    def of(cls, x: mx.array) -> "Form":
+        return cls(x.dtype, min(x.ndim, 1), min(x.size, CONSTANT_BELOW))
 
 
 @dataclass(frozen=True)
@@ -68,19 +83,24 @@ class Definition:
     atomic_outputs: bool = False
 
     def text(self, inputs: Sequence[mx.array], output_dtypes: Sequence[mx.Dtype], template: Template) -> KernelText:
-        instance = "<" + ", ".join(spell(value)[1] for _, value in template) + ">" if template else ""
+        # True and 1 are equal and spelled differently.
+        spelled = tuple((name, *spell(value)) for name, value in template)
+        return make_text(self, tuple(map(Form.of, inputs)), tuple(output_dtypes), spelled)
+
+    def make_text(self, inputs: Sequence[Form], output_dtypes: Sequence[mx.Dtype], template: Spelled) -> KernelText:
+        instance = "<" + ", ".join(value for *_, value in template) + ">" if template else ""
         name = self.kernel_name(inputs, output_dtypes, instance)
         arguments = [*self.input_arguments(inputs), *self.output_arguments(output_dtypes)]
         attributes = tuple(a for a in ATTRIBUTES if a in self.source)
         text = self.header
         if template:
-            text += "template <" + ", ".join(f"{spell(value)[0]} {n}" for n, value in template) + ">\n"
+            text += "template <" + ", ".join(f"{kind} {n}" for n, kind, _ in template) + ">\n"
         text += f"[[kernel]] void {name}(\n" + self.signature(arguments, attributes, inputs) + self.source + "\n}\n"
         if template:
             text += f'\ntemplate [[host_name("{name}")]] [[kernel]] decltype({name}{instance}) {name}{instance};\n'
         return KernelText(name, instance, text, tuple(arguments), attributes)
 
-    def kernel_name(self, inputs: Sequence[mx.array], output_dtypes: Sequence[mx.Dtype], instance: str) -> str:
+    def kernel_name(self, inputs: Sequence[Form], output_dtypes: Sequence[mx.Dtype], instance: str) -> str:
         name = "custom_kernel_" + self.name
         if instance:
             name += "_" + re.sub(r"[<>-]|, ", "_", instance)[:-1]
@@ -88,7 +108,7 @@ class Definition:
             name += "_" + TYPES[x.dtype] + ("s" if x.ndim == 0 else "c" if x.size < CONSTANT_BELOW else "")
         return name + "".join("_" + TYPES[dtype] for dtype in output_dtypes)
 
-    def input_arguments(self, inputs: Sequence[mx.array]) -> list[Argument]:
+    def input_arguments(self, inputs: Sequence[Form]) -> list[Argument]:
         found = []
         for i, (name, x) in enumerate(zip(self.input_names, inputs, strict=True)):
             found.append(Argument("in", name, TYPES[x.dtype] + ("&" if x.ndim == 0 else "*"), i))
@@ -103,7 +123,7 @@ class Definition:
             for i, (name, kind) in enumerate(zip(self.output_names, kinds, strict=True))
         ]
 
-    def signature(self, arguments: list[Argument], attributes: tuple[str, ...], inputs: Sequence[mx.array]) -> str:
+    def signature(self, arguments: list[Argument], attributes: tuple[str, ...], inputs: Sequence[Form]) -> str:
         text = ""
         for i, a in enumerate(arguments):
             if a.role == "out":
@@ -116,6 +136,14 @@ class Definition:
             text += f"  const {space} {a.type} {a.name} [[buffer({i})]],\n"
         text += ",\n".join(f"  {ATTRIBUTES[a]} {a} [[{a}]]" for a in attributes)
         return text + (") {\n" if attributes else "")
+
+
+@functools.cache
+def make_text(
+    definition: Definition, inputs: tuple[Form, ...], output_dtypes: tuple[mx.Dtype, ...], template: Spelled
+) -> KernelText:
+    """Made once: an answer launches the same kernels over and over."""
+    return definition.make_text(inputs, output_dtypes, template)
 
 
 def spell(value: bool | int | mx.Dtype) -> tuple[str, str]:

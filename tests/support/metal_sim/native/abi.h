@@ -13,9 +13,11 @@ struct msim_attrs {
   uint32_t simdgroups_per_threadgroup, quadgroups_per_threadgroup;
   uint32_t dispatch_simdgroups_per_threadgroup, dispatch_quadgroups_per_threadgroup;
 };
-// The values all lanes brought to one simd op, `stride` bytes each, and which lanes came.
+// The values all lanes brought to one simd op, `stride` bytes each, and which lanes came. Behind them, at MSIM_SHARED, what
+// the first lane to go on computes for all: a flag that it has, and at MSIM_RESULT the value.
+enum { MSIM_SHARED = 2048, MSIM_RESULT = 16, MSIM_SHARED_BYTES = MSIM_RESULT + 64 };
 struct msim_snap {
-  const unsigned char* data;
+  unsigned char* data;
   uint32_t stride;
   uint32_t mask;
 };

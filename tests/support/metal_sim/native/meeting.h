@@ -72,6 +72,7 @@ static bool release_simdgroup(u32 sg) {
     simd_threadgroup_epoch[sg] += first->flags >> 1 & 1;
   } else {
     snapshot_mask[sg] = mask;
+    snapshot[sg][MSIM_SHARED] = 0;
     stats.simd_ops++;
   }
   for (u32 i = low; i < high; i++)

@@ -12,8 +12,9 @@ typedef uint8_t u8;
 typedef uint32_t u32;
 typedef uint64_t u64;
 
-static const u32 LANES = 32, MOST_SIMDGROUPS = 32, WIDEST = 64;  // WIDEST: bytes a lane may bring to a simd op
+static const u32 LANES = 32, MOST_SIMDGROUPS = 32, WIDEST = MSIM_SHARED / LANES;  // WIDEST: bytes a lane may bring to a simd op
 static const size_t STACK = 256 << 10, PAGE = 4096, GUARD = 64 << 10;
+static const size_t KEPT = 64 << 20;  // bytes of the arena that stay mapped between runs
 static const size_t ARENA = (size_t)24 << 30;  // address space, not memory
 
 // Who touched an element last, for one thread's view of order. A thread id is 1024 * threadgroup + index + 1; 0:
@@ -61,7 +62,7 @@ static msim_entry_fn entry;
 static void** entry_buffers;
 static u32 entry_buffer_count, group_number, thread_count, device_epoch, threadgroup_epoch;
 static u32 simd_device_epoch[MOST_SIMDGROUPS], simd_threadgroup_epoch[MOST_SIMDGROUPS];
-static u8 snapshot[MOST_SIMDGROUPS][LANES * WIDEST];
+static u8 snapshot[MOST_SIMDGROUPS][MSIM_SHARED + MSIM_SHARED_BYTES];
 static u32 snapshot_mask[MOST_SIMDGROUPS];
 static uintptr_t code_low, code_high;  // where the kernel's own constants may lie
 static bool checking, aborted;

@@ -23,6 +23,8 @@ struct simdgroup_matrix<T, 8, 8> {
     uint q = l / 4;
     return (q & 2) * 2 + (l % 2) * 2;
   }
+  // Who holds the elements at row r and columns c, c + 1; c is even.
+  static uint lane(uint r, uint c) { return (r & 4) * 4 + (c & 4) * 2 + (r & 3) * 2 + (c & 2) / 2; }
 };
 typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
@@ -56,28 +58,26 @@ METAL_FUNC void simdgroup_store(const simdgroup_matrix<T, 8, 8>& m, T* p, ulong 
   for (int k = 0; k < 2; k++)
     (tr ? p[(origin.y + c + k) * epr + origin.x + r] : p[(origin.y + r) * epr + origin.x + c + k]) = m.e[k];
 }
-template <class T>
-METAL_FUNC void msl_full(T out[8][8], const simdgroup_matrix<T, 8, 8>& m, const msl_loc& at) {
-  auto l = msl_gather(m.e, 32, at);
-  msl_need_full(l);
-  for (uint i = 0; i < 32; i++) {
-    auto v = l.get(i);
-    out[m.row(i)][m.col(i)] = v[0];
-    out[m.row(i)][m.col(i) + 1] = v[1];
-  }
-}
 template <class D, class A, class B, class C>
 METAL_FUNC void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,
                                               const simdgroup_matrix<B, 8, 8>& b, const simdgroup_matrix<C, 8, 8>& c,
                                               MSL_AT) {
-  A fa[8][8];
-  B fb[8][8];
-  msl_full(fa, a, at);
-  msl_full(fb, b, at);
-  uint l = msim_lane(), r = d.row(l), c0 = d.col(l);
+  uint me = msim_lane(), r = d.row(me), c0 = d.col(me);
+  A fa[8];  // row r of a
+  vec<B, 2> fb[8];  // columns c0 and c0 + 1 of b
+  auto l = msl_gather(a.e, 32, at);
+  msl_need_full(l);
+  for (uint j = 0; j < 8; j += 2) {
+    auto v = l.get(a.lane(r, j));
+    fa[j] = v[0];
+    fa[j + 1] = v[1];
+  }
+  auto other = msl_gather(b.e, 32, at);
+  msl_need_full(other);
+  for (uint j = 0; j < 8; j++) fb[j] = other.get(b.lane(j, c0));
   for (int k = 0; k < 2; k++) {
     float s = float(c.e[k]);
-    for (int j = 0; j < 8; j++) s = __builtin_fmaf(float(fa[r][j]), float(fb[j][c0 + k]), s);
+    for (int j = 0; j < 8; j++) s = __builtin_fmaf(float(fa[j]), float(fb[j][k]), s);
     d.e[k] = D(s);
   }
 }

@@ -46,7 +46,12 @@ METAL_FUNC msl_lanes<T> msl_gather(const T& v, uint op, const msl_loc& at) {
 }
 template <class T, class F>
 METAL_FUNC T msl_reduce(const msl_lanes<T>& l, F f) {
+  unsigned char* shared = l.s.data + MSIM_SHARED;
   T t[32];
+  if (*shared) {
+    __builtin_memcpy((void*)t, shared + MSIM_RESULT, sizeof(T));
+    return t[0];
+  }
   uint n = 0;
   for (uint i = 0; i < 32; i++)
     if (l.on(i)) t[n++] = l.get(i);
@@ -55,6 +60,8 @@ METAL_FUNC T msl_reduce(const msl_lanes<T>& l, F f) {
     for (uint i = 0; i + 1 < n; i += 2) t[i / 2] = f(t[i], t[i + 1]);
     if (n % 2) t[n / 2] = t[n - 1];
   }
+  __builtin_memcpy(shared + MSIM_RESULT, (void*)t, sizeof(T));
+  *shared = 1;
   return t[0];
 }
 #define MSL_RED(name, expr)                                                    \
