@@ -51,7 +51,7 @@ class BlockPool:
 
     def allocate(self, n: int = 1) -> list[Block]:
         if n > self.available:
-            raise NoRoom(f"{n} blocks wanted, {self.available} of {self.limit - 1} idle", self)
+            raise NoRoom(f"{n} blocks wanted, {self.available} of {self.limit - 1} free", self)
         while n > len(self._free):
             self._extend(min(self.limit, 2 * self.size))
         return [Block(self, id, self.generations[id], 0) for id in (self._free.pop() for _ in range(n))]

@@ -54,7 +54,7 @@ class ExternalState(LayerState):
     def blocks(self) -> tuple[Block, ...]:  # type: ignore[override]
         return tuple(self.ref.slot.blocks) if self.ref else ()
 
-    def grow(self, n):
+    def grow(self, n, checkpoints=True):
         old, end = self.ref.slot if self.ref is not None else None, self.length + n
         if old is not None and old.length != self.length and old.length >= self.limit:
             raise CacheCorrupt(f"a cache of {old.length} tokens that cannot be cut is asked for {self.length}")
@@ -64,7 +64,10 @@ class ExternalState(LayerState):
         ref = self.ref if slot is old else Ref(slot)
         return replace(self, ref=ref, source=self.ref, start=self.length, length=end)
 
-    def num_blocks(self, n):
+    def after_step(self):
+        return replace(self, source=self.ref)  # not None: a state of a running sequence is not the cache's to keep
+
+    def num_blocks(self, n, step=1):
         return self.base + (-(-n // self.size) if self.size else 0)
 
     @property

@@ -31,12 +31,22 @@ class LayerState(ABC):
     sparse = False  # exists at some lengths only: prefixes are reused at checkpoints
 
     @abstractmethod
-    def grow(self, n: int) -> Self:
-        """A state with blocks for n more tokens. Raises NoRoom and changes nothing."""
+    def grow(self, n: int, checkpoints: bool = True) -> Self:
+        """A state with blocks for n more tokens; with `checkpoints`, blocks for those within the growth too.
+
+        Raises NoRoom and changes nothing.
+        """
+
+    def after_step(self) -> Self:
+        """The same state without what only the step that made it needed. That step must be launched."""
+        return self
 
     @abstractmethod
-    def num_blocks(self, n: int) -> int:
-        """About how many blocks a sequence of n tokens holds."""
+    def num_blocks(self, n: int, step: int = 1) -> int:
+        """The most blocks a sequence of n tokens holds at once, computed in steps of up to `step` tokens.
+
+        Of a state nobody else names: one that shares its last block needs one more to copy it.
+        """
 
     @property
     @abstractmethod
@@ -103,7 +113,7 @@ class BlockTable(LayerState):
     length: int = 0
     serial: int = serial()
 
-    def grow(self, n):
+    def grow(self, n, checkpoints=True):
         out = 0 if self.window is None else max(self.first, (self.length - self.window - self.slack + 1) // self.size)
         blocks, end, at = self.blocks[out - self.first :], self.length + n, self.length % self.size
         shared = bool(at) and blocks[-1].filled != at  # another sequence has appended to the last block
@@ -121,8 +131,9 @@ class BlockTable(LayerState):
             object.__setattr__(grown, "serial", self.serial)
         return grown
 
-    def num_blocks(self, n):
-        held = n if self.window is None else min(n, self.window + self.slack + self.size)
+    def num_blocks(self, n, step=1):
+        # A growth allocates before it releases what fell out of the window since the growth before it.
+        held = n if self.window is None else min(n, self.window + self.slack + 2 * step + self.size - 2)
         return -(-held // self.size)
 
     @property
@@ -174,7 +185,7 @@ class RotatingState(LayerState):
     serial: int = serial()
     sparse = True
 
-    def grow(self, n):
+    def grow(self, n, checkpoints=True):
         blocks = self.blocks or tuple(self.pool.allocate())
         if blocks[0].filled != self.length:
             [new] = self.pool.allocate()
@@ -185,7 +196,7 @@ class RotatingState(LayerState):
         oldest = 0 if oldest <= self.keep else oldest
         return replace(self, blocks=blocks, oldest=oldest, before_length=self.length, length=end)
 
-    def num_blocks(self, n):
+    def num_blocks(self, n, step=1):
         return 1
 
     @property
@@ -227,15 +238,18 @@ class RecurrentState(LayerState):
     length: int = 0
     sparse = True
 
-    def grow(self, n):
+    def grow(self, n, checkpoints=True):
         end = self.length + n
-        lengths = range((self.length // self.stride + 1) * self.stride, end, self.stride)
+        lengths = range((self.length // self.stride + 1) * self.stride, end if checkpoints else 0, self.stride)
         last, *blocks = self.pool.allocate(1 + len(lengths))
         inner = tuple(zip(lengths, blocks))
         return RecurrentState(self.pool, self.stride, (last,), self.blocks, self.length, inner, end)
 
-    def num_blocks(self, n):
-        return 2  # the one it reads and the one it writes
+    def after_step(self):
+        return RecurrentState(self.pool, self.stride, self.blocks, length=self.length)
+
+    def num_blocks(self, n, step=1):
+        return 2  # the one a step reads and the one it writes; checkpoints are made where there is room
 
     @property
     def floor(self):

@@ -277,6 +277,7 @@ class EngineCore:
         # Launch
         if step:
             self._inflight.append(self.runner.launch(step))
+            self.allocator.end_launch(step)
             self.positions += step.num_tokens
             if self.config.deterministic:
                 self.runner.flush()  # the order of sums depends on where keys are stored: always in the pools
@@ -352,6 +353,7 @@ class EngineCore:
             step = self.allocator.step_of(seq, n)
             self.positions += n
             logits = self.model.logits(self.runner.hidden(step, every=True)).astype(mx.float32)
+            self.allocator.end_launch(step)
             mx.eval(logits, self.runner.live)
         return logits
 

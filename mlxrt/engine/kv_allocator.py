@@ -13,23 +13,38 @@ from .sequence import Sequence, Slice, Step
 class KVAllocator:
     def __init__(self, empty: Callable[[], tuple[LayerState, ...]], cache: PrefixCache | None):
         self.empty, self.cache = empty, cache
+        self.sparse = any(part.sparse for part in empty())
+        self.shortage = ""  # why the last growth that failed did
 
     def grow(self, seq: Sequence, n: int) -> bool:
         """Allocate n more tokens of a sequence, evicting cached prefixes if need be. False when memory is short."""
         self.cache_prefix(seq)  # before window layers free blocks that only they hold
+        checkpoints = self.cache is not None
         while True:
             try:
-                seq.parts = tuple([part.grow(n) for part in seq.parts])
+                seq.parts = tuple([part.grow(n, checkpoints) for part in seq.parts])
                 seq.length += n
                 return True
             except NoRoom as full:
-                if self.cache is None or not self.cache.evict(full.pool):
+                if self.cache is not None and self.cache.evict(full.pool):
+                    continue
+                if not (checkpoints and self.sparse):
+                    self.shortage = str(full)
                     return False
+                checkpoints = False  # a request goes on rather than leave checkpoints for others
+
+    def end_launch(self, step: Step) -> None:
+        """A step is launched: free what its sequences held for it alone."""
+        if self.sparse:
+            for s in step.slices:
+                s.seq.parts = tuple([part.after_step() for part in s.seq.parts])
 
     def step_of(self, seq: Sequence, n: int) -> Step:
         """A step that computes the next n known tokens of a sequence the scheduler does not own."""
         if not self.grow(seq, n):
-            raise WontFit(f"no memory for {n} more tokens beside what is running; wait, or raise kv_memory")
+            raise WontFit(
+                f"no memory for {n} more tokens beside what is running ({self.shortage}); wait, or raise kv_memory"
+            )
         return Step((Slice(seq, seq.length - n, seq.length, False),), self.checkpoint(seq))
 
     def checkpoint(self, seq: Sequence) -> bool:
@@ -68,6 +83,6 @@ class KVAllocator:
                     return False
         return True
 
-    def fits_to_end(self, lengths: list[int]) -> bool:
-        """Whether sequences of these final lengths fit together, so that none has to be preempted."""
-        return all(sum(part.num_blocks(n) for n in lengths) < part.pool.limit for part in self.empty())
+    def fits_to_end(self, lengths: list[int], step: int) -> bool:
+        """Whether sequences of these final lengths, computed in such steps, fit together without preemption."""
+        return all(sum(part.num_blocks(n, step) for n in lengths) < part.pool.limit for part in self.empty())

@@ -285,9 +285,8 @@ class Scheduler:
         if not self.limits.deterministic:
             return self.allocator.fits(seq, self.running)
         limit = self.limits.length
-        return self.allocator.fits_to_end(
-            [min(len(s.prompt) + s.params.max_tokens, limit) for s in (*self.running, seq)]
-        )
+        lengths = [min(len(s.prompt) + s.params.max_tokens, limit) for s in (*self.running, seq)]
+        return self.allocator.fits_to_end(lengths, min(self.limits.chunk, self.limits.max_step))
 
     def _start(self, seq: Sequence) -> None:
         seq.parts, seq.length = self.allocator.empty(), 0
@@ -352,7 +351,7 @@ class Scheduler:
             self._preempt(victim)
         else:
             seq = blocked[-1]
-            failed.append((seq, out_of_memory(seq)))
+            failed.append((seq, out_of_memory(seq, self.allocator.shortage)))
             self.finish(seq, Finish.ERROR)
         return True
 
@@ -402,9 +401,8 @@ def add_share(shares: dict[Sequence, int], seq: Sequence, most: int, longest: in
     return max(n, 0)
 
 
-def out_of_memory(seq: Sequence) -> WontFit:
-    pools = ", ".join(f"{p.pool.available} of {p.pool.limit - 1} idle" for p in seq.parts)
+def out_of_memory(seq: Sequence, shortage: str) -> WontFit:
     return WontFit(
-        f"request {seq.id} has {seq.length} of {len(seq)} tokens in memory and there is no room for one more "
-        f"(blocks: {pools}); let saved states go, or raise kv_memory or memory"
+        f"request {seq.id} has {seq.length} of {len(seq)} tokens in memory and there is no room for its next step "
+        f"({shortage}); let saved states go, or raise kv_memory or memory"
     )

@@ -1,12 +1,13 @@
 """States are values: what one holder does, no other sees. No device needed."""
 
+import random
 import subprocess
 import sys
 
 import pytest
 
 from mlxrt.cache import BlockPool, BlockTable, PrefixCache, SequenceState
-from mlxrt.cache.layer_state import RotatingState
+from mlxrt.cache.layer_state import RecurrentState, RotatingState
 from mlxrt.errors import CacheCorrupt, CannotRewind, EvictedBlock, NoRoom
 
 
@@ -102,6 +103,41 @@ def test_slack_keeps_blocks_that_are_not_flushed_yet():
         a = a.grow(1)
         assert a.first * 4 <= max(0, a.length - 20)
     assert a.first > 0
+
+
+@pytest.mark.parametrize("step", [1, 3, 5, 16, 40])
+@pytest.mark.parametrize(
+    "empty",
+    [
+        lambda pool: BlockTable(pool, 4),
+        lambda pool: BlockTable(pool, 4, window=8, slack=36),
+        lambda pool: BlockTable(pool, 32, window=5, slack=64),
+        lambda pool: RotatingState(pool, 20, 8, 3),
+        lambda pool: RecurrentState(pool, 8),
+    ],
+)
+def test_num_blocks_bounds_what_a_growing_sequence_holds(empty, step):
+    """Admission counts on it: a growth takes its blocks before the state it grew from gives any back."""
+    chance = random.Random(step)
+    for _ in range(8):
+        pool, most = BlockPool(400), 0
+        part, n = empty(pool), chance.randrange(1, 200)
+        while part.length < n:
+            before = part
+            part = before.grow(min(chance.choice((step, chance.randint(1, step))), n - part.length), checkpoints=False)
+            most = max(most, pool.used)
+            part, before = part.after_step(), None
+        assert most <= part.num_blocks(n, step)
+
+
+def test_a_recurrent_state_keeps_no_blocks_of_its_last_step():
+    pool = BlockPool(32)
+    a = RecurrentState(pool, 8).grow(30)
+    assert [n for n, _ in a.inner] == [8, 16, 24] and pool.used == 4
+    a = a.after_step()
+    assert pool.used == 1 and a.length == 30
+    b = a.grow(20, checkpoints=False)
+    assert pool.used == 2 and not b.inner and b.before == a.blocks
 
 
 def test_parts_cannot_disagree():

@@ -74,6 +74,20 @@ def test_one_that_would_not_fit_to_its_end_waits_until_it_does():
     assert [s[:2] for s in steps[0]] == [s[:2] for s in steps[2]]
 
 
+@pytest.mark.parametrize("kind", ["window", "narrow", "gemma", "recurrent", "q4-ring"])
+def test_none_fails_where_memory_is_tight(kind):
+    """Two window sequences in steps of 5 tokens hold more than two windows at times: the second has to wait."""
+    prompts = [tuple((7 * i + k) % 60 for i in range(58)) for k in range(3)]
+    tight, _ = engine(kind, kv_memory=kinds.memory_for(kind, 96), chunk=5, max_running=2, ahead=1)
+    with tight:
+        done = tight.generate(
+            [Request(tokens=p, params=SamplingParams(max_tokens=24, ignore_eos=True)) for p in prompts]
+        )
+        for prompt, result in zip(prompts, done):
+            assert result.finish_reason == "length" and len(result.tokens) > 20
+            assert result.tokens == truth(kinds.model(kind), prompt, len(result.tokens))
+
+
 def test_conversations_are_those_of_any_engine():
     def converse(made: Engine) -> list[int | None]:
         with made:

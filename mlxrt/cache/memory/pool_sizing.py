@@ -1,6 +1,7 @@
 """Pool sizing: which layers form a group, and how many blocks each group gets from a byte budget."""
 
 from dataclasses import dataclass
+from math import ceil
 
 from ...errors import WontFit
 from ..blocks import BlockPool
@@ -29,10 +30,10 @@ def size_pools(specs: list[LayerSpec | Shared], budget: int, running: int) -> Po
     share = int(budget * (CHECKPOINT_SHARE if paged else 1)) if single else 0
     limits = {spec: 1 + min(share // sum(cost[s] for s in single), 64 * running) for spec in single}
     limits |= {spec: 1 + (budget - share) // sum(cost[p] for p in paged) for spec in paged}
-    smallest = sum(c * (1 + SPARE_BLOCKS) for c in cost.values())
     if any(n < 2 + SPARE_BLOCKS for n in limits.values()):
+        least = smallest_budget(sum(cost[s] for s in single), sum(cost[s] for s in paged))
         raise WontFit(
-            f"keys, values and states need about {smallest} bytes at least, there are {budget}; "
+            f"keys, values and states need {least} bytes at least, there are {budget}; "
             "use a smaller model or raise kv_memory"
         )
     sizes = {spec.size for spec in paged}
@@ -45,3 +46,11 @@ def size_pools(specs: list[LayerSpec | Shared], budget: int, running: int) -> Po
     groups = [Group(spec, tuple(layers), BlockPool(first[spec], limits[spec])) for spec, layers in by.items()]
     fits = (min(limits[spec] for spec in paged) - 1 - SPARE_BLOCKS) * node if paged else 1 << 30
     return PoolSizes(groups, node, fits)
+
+
+def smallest_budget(single: int, paged: int) -> int:
+    """Bytes from which on every group gets the blocks one sequence needs. Given: what a block costs in each kind."""
+    least = 1 + SPARE_BLOCKS
+    if not (single and paged):
+        return least * (single + paged)
+    return ceil(max(least * single / CHECKPOINT_SHARE, least * paged / (1 - CHECKPOINT_SHARE)))
