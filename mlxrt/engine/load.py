@@ -14,6 +14,7 @@ from ..cache.memory import ExternalKV
 from ..config import EngineConfig
 from ..errors import NoTokenizer
 from ..kernels import Kernels, backend, device, make_gpu
+from ..kernels.mlx_defects import ask_for_exact_float32
 from ..kernels.selftest import verify_on_first_use
 from ..models import CausalLM, find
 from ..models.config import suppress_reports
@@ -127,6 +128,8 @@ def build_random_model(shape: Shape, config: EngineConfig) -> CausalLM:
 
 
 def prepare_model(model: CausalLM, config: EngineConfig) -> CausalLM:
+    if model.dtype == mx.float32 and (reason := ask_for_exact_float32()):
+        log.warning(f"float32 products are rounded as TF32 (11 bits) on this device: {reason}")
     folder = cache_root() / "kernels"
     kernels = Kernels(config.kernels, make_gpu(backend(), folder=folder))
     verify_on_first_use(kernels, folder)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from ..kernels.mlx_defects import cumsum
+
 BLOCK = 512  # sampling picks a block, then an element of it: float32 sums of this length are precise enough
 MASK = 2**64 - 1
 WEYL = 0x9E3779B97F4A7C15  # splitmix64's increment
@@ -26,7 +28,7 @@ class FilteredLogits:
         """The id of a slot. Ids of equal value are equally likely, so any of those that stay may be taken."""
         value = mx.take_along_axis(self.values, slot[:, None], axis=-1)
         same = (x == value).astype(mx.int32)
-        upto = mx.cumsum(same, axis=-1)  # ids with that value, this one and earlier ones
+        upto = cumsum(same, axis=-1)  # ids with that value, this one and earlier ones
         n = mx.where(value == self.cut, self.ties, upto[:, -1:])
         r = mx.minimum(mx.floor(u * n).astype(mx.int32), n - 1)
         return mx.minimum(mx.sum(upto <= r, axis=-1), x.shape[-1] - 1)
@@ -41,7 +43,7 @@ def filter_logits(x: mx.array, top_k: int, rest: mx.array | None, min_p: mx.arra
     extra = tally(x == lowest) - tally(values == lowest)
     cut, ties, mass = lowest, tally(x == lowest), weight
     if rest is not None:
-        below = extra * light + mx.cumsum(weight, axis=-1)
+        below = extra * light + cumsum(weight, axis=-1)
         limit = rest * below[:, -1:]
         n = values.shape[-1]
         first = mx.argmax((below > limit) | (mx.arange(n) == n - 1), axis=-1)[:, None]
@@ -69,14 +71,14 @@ def pick(mass: mx.array, u: mx.array) -> mx.array:
         # The last of each block's sums would be a [1, 1] array with a stride of BLOCK: MLX on CUDA scans it by that
         # stride and writes outside of its buffer.
         return mx.minimum(invert(mass, u[:, 1:2]), n - 1)[:, 0]
-    block = invert(mx.cumsum(blocks, axis=-1)[..., -1], u[:, :1])  # [G, 1]
+    block = invert(cumsum(blocks, axis=-1)[..., -1], u[:, :1])  # [G, 1]
     inside = invert(mx.take_along_axis(blocks, block[..., None], axis=1)[:, 0], u[:, 1:2])
     return mx.minimum(block * BLOCK + inside, n - 1)[:, 0]
 
 
 def invert(mass: mx.array, u: mx.array) -> mx.array:
     """Inverse CDF: the first index [G, 1] where the cumulative mass exceeds u of the total, never one without mass."""
-    total = mx.cumsum(mass, axis=-1)
+    total = cumsum(mass, axis=-1)
     # A parallel sum may round so that it rises at an entry without mass, or never exceeds the target.
     hit = (total > u * total[:, -1:]) & (mass > 0)
     first = mx.argmax(hit, axis=-1, keepdims=True)

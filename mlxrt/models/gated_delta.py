@@ -9,6 +9,7 @@ import mlx.nn as nn
 
 from ..cache.memory import Recurrent
 from ..kernels import gated_delta_step
+from ..kernels.mlx_defects import cumsum
 from ..kernels.ops.gated_delta import gated_delta_layer
 from .base import FusedModule
 from .fused_linear import fused_linear
@@ -89,7 +90,7 @@ def chunks(state, q, k, v, g, beta, size: int = CHUNK):
     size = min(size, 1 << (length - 1).bit_length())
     q, k, v, g, beta = (blocks(x, size) for x in (q, k, v, g, beta))
     fade = pairwise(g)  # [..., n, size, size]
-    faded = mx.exp(mx.cumsum(g, axis=-2))
+    faded = mx.exp(cumsum(g, axis=-2))
     kt = k.swapaxes(-1, -2)
     inverse = unit_lower_inverse(beta * (k @ kt) * mx.tril(fade, -1))
     u, w = inverse @ (beta * v), inverse @ (beta * faded * k)
@@ -123,7 +124,7 @@ def pairwise(g):
     """
     size = g.shape[-2]
     between = mx.where(mx.tri(size, k=-1, dtype=mx.bool_), g, 0.0)
-    return mx.tril(mx.exp(mx.cumsum(between, axis=-2)))
+    return mx.tril(mx.exp(cumsum(between, axis=-2)))
 
 
 def unit_lower_inverse(a):

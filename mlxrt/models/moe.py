@@ -18,8 +18,8 @@ from ..kernels import (
     moe_router_gate_up,
     moe_sort,
 )
+from ..kernels.mlx_defects import gather_mm
 from ..kernels.ops.activation import GATES
-from ..kernels.ops.gather import gather_mm
 from ..kernels.ops.moe_qmv import MAX_QMV_TOKENS
 from .base import FusedModule, KernelModule
 from .config import SUPPORTED_VALUES, ModelConfig

@@ -1,6 +1,6 @@
 """Mixture-of-experts layers on a GPU against float32 references: plain weights through MLX's gather_mm, and JANGTQ.
 
-MLX 0.32.4's gather_mm is wrong on CUDA in two cases that mlxrt/kernels/ops/gather.py avoids; they are printed as well,
+MLX 0.32.4's gather_mm is wrong on CUDA in two cases that mlxrt/kernels/mlx_defects.py avoids; they are printed as well,
 so that one sees when they are fixed.
 """
 
@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from mlxrt.kernels import PLAIN, Kernels, moe_down, moe_gate_up
-from mlxrt.kernels.ops.gather import gather_mm
+from mlxrt.kernels.mlx_defects import gather_mm
 from mlxrt.models.base import FusedModule
 from mlxrt.models.moe import Experts, expert_matrix, prepare_input
 from mlxrt.models.quantized.lut_linear import LUTEncoding, LUTExpertLinear

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
-from mlxrt.kernels import QKVLayout
-from mlxrt.kernels.ops import rope as rope_op
+from mlxrt.kernels import QKVLayout, mlx_defects
 from mlxrt.models.rope import RoPE, RopeParams, read_rope
 
 CASES = json.loads((Path(__file__).parent / "rope.json").read_text())
@@ -70,7 +69,7 @@ def test_cuda_can_launch_it(dim, rows, monkeypatch):
     mx.random.seed(dim)
     x, positions = mx.random.normal((rows, 6, 64)), mx.arange(rows) + 5
     expected = RoPE(RopeParams(dim, 100.0))(x, positions)
-    monkeypatch.setattr(rope_op, "backend", lambda: "cuda")
+    monkeypatch.setattr(mlx_defects, "backend", lambda: "cuda")
     got = RoPE(RopeParams(dim, 100.0))(x, positions)
     assert mx.array_equal(got, expected) and got.shape == x.shape
     assert max(block[2] for block in blocks[1:]) <= 64

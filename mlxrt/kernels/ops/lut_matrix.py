@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from ..mlx_defects import gather_mm
 from .bitpack import unpack_aligned, unpack_bits
-from .gather import gather_mm
 
 
 @dataclass(frozen=True)

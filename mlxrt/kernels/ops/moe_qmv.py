@@ -7,10 +7,10 @@ from typing import Any
 import mlx.core as mx
 
 from ..device import DeviceProfile
+from ..mlx_defects import gather_mm
 from ..registry import Case, Source, op
 from ..testing import sample
 from .activation import ACTIVATIONS, activate
-from .gather import gather_mm
 from .qmv import bits_of, unsupported
 from .quantized import QuantizedMatrix
 from .staging import tile_width

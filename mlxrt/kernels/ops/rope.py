@@ -3,7 +3,7 @@ with."""
 
 import mlx.core as mx
 
-from ..device import backend
+from ..mlx_defects import fast_rope
 
 
 def apply_rope(
@@ -24,9 +24,5 @@ def apply_rope(
         x = x * magnitude  # a Python float keeps the dtype
     elif magnitude != 1.0:
         x = mx.concatenate([x[..., :dim] * magnitude, x[..., dim:]], axis=-1)
-    x = x[:, :, None]
-    if dim < 32 and backend() == "cuda":
-        # MLX gives a block up to 1,024 / (pairs * length) threads in z, of which CUDA allows 64 (MLX 0.32.4).
-        x = mx.pad(x, [(0, 0), (0, 0), (0, (32 >> dim.bit_length() - 1) - 1), (0, 0)])
     base = theta if periods is None else None
-    return mx.fast.rope(x, dim, traditional=False, base=base, scale=scale, offset=positions, freqs=periods)[:, :, 0]
+    return fast_rope(x[:, :, None], dim, base=base, scale=scale, offset=positions, freqs=periods)[:, :, 0]

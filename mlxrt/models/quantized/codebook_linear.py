@@ -6,8 +6,8 @@ Files with them are read in weights/formats/codebook.py.
 import mlx.core as mx
 
 from ...kernels import codebook_rows
+from ...kernels.mlx_defects import gather_mm
 from ...kernels.ops.codebook import MAX_ROWS, dequantize_codebook
-from ...kernels.ops.gather import gather_mm
 from ..base import KernelModule
 
 

@@ -12,8 +12,8 @@ import mlx.core as mx
 import numpy as np
 
 from ...kernels import LUTMatrix, QuantizedMatrix, lut_dequantize, qmm, qmv
+from ...kernels.mlx_defects import gather_mm
 from ...kernels.ops.bitpack import WORD, aligned_words, pack_bits, unpack_aligned, unpack_bits
-from ...kernels.ops.gather import gather_mm
 from ...kernels.ops.qmm import MAX_QMM_ROWS
 from ...kernels.ops.qmv import MAX_QMV_ROWS
 from ..base import FusedModule
