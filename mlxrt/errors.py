@@ -16,6 +16,13 @@ def quote(value: object) -> str:
     return str(value) if plain else ascii(value)[:120]
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that a device or the host is full; MLX's only sign of it is a text."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and ("allocate" in str(error) or "out of memory" in str(error))
+    )
+
+
 # Requests and the engine
 
 

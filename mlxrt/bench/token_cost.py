@@ -4,21 +4,17 @@ They give the roofline: decode is bound by reading these bytes from memory, pref
 """
 
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
-from mlx.utils import tree_flatten
 
 from ..cache.memory import ExternalKV, Shared
-from ..engine.load import DTYPES, build_skeleton, compute_dtype, is_packed, open_checkpoint, unpacked_fits
+from ..engine.load import DTYPES, compute_dtype, is_packed, open_checkpoint, unpacked_fits
+from ..engine.weight_size import loaded_bytes, make_outline, make_shape_outline, parameters
 from ..errors import BadRequest
 from ..kernels import device
 from ..models import CausalLM, find
-from ..weights import TensorInfo
-from ..weights.formats.gguf.tensors import PACKED
-from ..weights.random_models import Shape, is_quantizable
+from ..weights.random_models import Shape
 from ..weights.source.resolve import ResolvedModel
 
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "experts_per_token")
@@ -58,28 +54,9 @@ def token_cost(resolved: ResolvedModel, dtype: str | None = None) -> TokenCost:
     return count_cost(model, checkpoint.config, stored)
 
 
-def make_outline(config: dict[str, Any], dtype: mx.Dtype) -> CausalLM:
-    """The model of a config with lazy weights that are never computed."""
-    model = build_skeleton(config)
-    model.set_dtype(dtype)
-    return model
-
-
-def loaded_bytes(info: TensorInfo, dtype: mx.Dtype) -> int:
-    """Bytes of a tensor once loaded: floats are cast, GGUF types that MLX has no kernel for are dequantised."""
-    return info.nbytes if info.dtype in ("U32", "U8", *PACKED) else prod(info.shape) * dtype.size
-
-
 def shape_cost(shape: Shape, dtype: mx.Dtype) -> TokenCost:
-    model, packed = make_outline(shape.config, dtype), make_outline(shape.config, dtype)
-    if shape.bits is not None:  # lazy: only the packed shapes are made
-        chosen = lambda _, module: is_quantizable(module, shape.group_size)  # noqa: E731
-        nn.quantize(packed, shape.group_size, shape.bits, mode=shape.mode, class_predicate=chosen)
-    return count_cost(model, shape.config, {name: array.nbytes for name, array in parameters(packed).items()})
-
-
-def parameters(model: nn.Module) -> dict[str, mx.array]:
-    return dict(tree_flatten(model.parameters()))  # type: ignore[arg-type]
+    stored = {name: array.nbytes for name, array in parameters(make_shape_outline(shape, dtype)).items()}
+    return count_cost(make_outline(shape.config, dtype), shape.config, stored)
 
 
 def count_cost(model: CausalLM, raw: dict[str, Any], stored: dict[str, int]) -> TokenCost:

@@ -5,6 +5,8 @@ buffer of an array does. So there is no reference count to keep by hand, and evi
 a live sequence uses.
 """
 
+from collections.abc import Callable
+
 from ..errors import EvictedBlock, NoRoom
 
 
@@ -30,11 +32,15 @@ class Block:
 class BlockPool:
     """Allocates block ids. Starts small and doubles up to its limit; block 0 is a dummy for padding and idle rows.
 
-    Growth and copies are only recorded here; `KVPools.apply_pending` carries them out before the next step.
+    Growth and copies are only recorded here; `KVPools.apply_pending` carries them out before the next step. Where the
+    device has no memory for growth that was planned, the limit is what there is, until there is more.
     """
 
     def __init__(self, size: int, limit: int | None = None):
         self.size, self.limit = size, max(limit or size, size)
+        self.planned_limit = self.limit
+        self.max_size: Callable[[int], int] | None = None  # the largest size up to one that the device holds
+        self.shortage = ""  # why the limit is below the planned one
         self.generations = [0] * size
         self.revoked = 0  # stale handles so far: while it does not change, blocks need no second check
         self.copies: list[tuple[Block, Block]] = []
@@ -50,11 +56,22 @@ class BlockPool:
         return self.size - 1 - len(self._free)
 
     def allocate(self, n: int = 1) -> list[Block]:
+        if n > len(self._free) and self.max_size is not None:
+            self._set_limit(n, self.max_size)
         if n > self.available:
-            raise NoRoom(f"{n} blocks wanted, {self.available} of {self.limit - 1} free", self)
+            short = f"; {self.shortage}" if self.shortage else ""
+            raise NoRoom(f"{n} blocks wanted, {self.available} of {self.limit - 1} free{short}", self)
         while n > len(self._free):
             self._extend(min(self.limit, 2 * self.size))
         return [Block(self, id, self.generations[id], 0) for id in (self._free.pop() for _ in range(n))]
+
+    def _set_limit(self, n: int, max_size: Callable[[int], int]) -> None:
+        """Ask the device whether it can hold the growth that n more blocks take."""
+        wanted = self.size
+        while n > len(self._free) + wanted - self.size and wanted < self.planned_limit:
+            wanted = min(self.planned_limit, 2 * wanted)
+        fits = max_size(wanted)
+        self.limit = self.planned_limit if fits >= wanted else max(self.size, fits)
 
     def _extend(self, size: int) -> None:
         self._free[:0] = range(size - 1, self.size - 1, -1)  # in place: another thread may be freeing a block

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from ..errors import MlxrtError
+from ..errors import MlxrtError, is_out_of_memory
 from .terminal import one_line, paint
 
 FAILED, INTERRUPTED = 1, 130
@@ -37,7 +37,7 @@ def run_guarded(work: Callable[[], int]) -> int:
         print_error(f"{path}{error.strerror or error}")
         return FAILED
     except RuntimeError as error:
-        if "allocate" not in str(error):  # MLX's only sign of a full device
+        if not is_out_of_memory(error):
             raise
         print_error(f"the device is out of memory ({error}); use a smaller model or a smaller kv_memory")
         return FAILED

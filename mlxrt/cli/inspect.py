@@ -13,10 +13,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .. import __version__, _openblas
-from ..bench.token_cost import grows, loaded_bytes, make_outline, parameters
+from ..bench.token_cost import grows
 from ..cache.memory import ExternalKV, LayerSpec, Shared
 from ..config import EngineConfig
 from ..engine.load import compute_dtype, is_packed, unpacked_fits
+from ..engine.weight_size import loaded_bytes, make_outline, parameters
 from ..kernels import backend, device
 from ..models import CausalLM, find
 from ..weights import Checkpoint, TensorInfo

@@ -6,6 +6,7 @@ turns under a fair lock, and all of them work on the core's own stream. Knows no
 
 import logging
 import time
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -27,7 +28,16 @@ from ..models import CausalLM
 from ..text import Tokenizer
 from ..weights.identity import identify
 from .kv_allocator import KVAllocator
-from .memory import MlxLimits, check_buffers, count_buffers, max_chunk_size, plan_memory, tune_chunk_size
+from .memory import (
+    MlxLimits,
+    activation_bytes,
+    check_buffers,
+    count_buffers,
+    max_chunk_size,
+    plan_memory,
+    refuse_overflow,
+    tune_chunk_size,
+)
 from .model_runner import InflightStep, ModelRunner
 from .output import OutputProcessor
 from .request import EngineEvent, Finish, Logprobs, Request
@@ -39,6 +49,7 @@ from .threads import FairLock, StepInterrupt, acquire_stream, release_stream
 log = logging.getLogger("mlxrt")
 
 DETERMINISTIC_CHUNK = 512  # prompt tokens in a step where that may not depend on the machine
+MLX_ERRORS = (RuntimeError, ValueError)  # as which C++ exceptions of MLX reach Python
 CLOSED_WHILE_RUNNING = "the engine was closed while a request was running"
 
 
@@ -73,10 +84,12 @@ class EngineCore:
         self._closed = self._closing = self._stepping = False
         self._failure: BaseException | None = None
         self._aborts: deque[tuple[int, bool]] = deque()  # deferred: (request, whether it gets a last event)
+        self._launched = 0, 0  # rows and tokens of the newest step, for messages
         self._launched_prefill = 0  # prompt tokens of the step that is still running
         with mx.stream(self._stream):
             mx.eval(model.constants())  # lazy arrays of the loading thread could not be evaluated from another
-            self._build(config)
+            with refuse_overflow(source.name or "the model"):
+                self._build(config)
 
     def _build(self, config: EngineConfig) -> None:
         model = self.model
@@ -86,7 +99,8 @@ class EngineCore:
         self.node_size, self.kv_tokens = sizing.node, sizing.fits
         self.context = self._context_length()
         self._mlx_limits = MlxLimits(self.memory, config)
-        self.pools = KVPools(sizing.groups)
+        step_bytes = activation_bytes(model, self.specs, self.memory.chunk, config.max_running, 0)
+        self.pools = KVPools(sizing.groups, reserve=step_bytes)
         compiled = device.backend() != "cpu" if config.compile is None else config.compile
         graph_bytes = None if config.memory is None else self.memory.total // 32  # within the user's limit
         self.runner = ModelRunner(model, self.specs, self.pools, compiled, graph_bytes)
@@ -184,7 +198,9 @@ class EngineCore:
     def closed_error(self, message: str) -> EngineClosed:
         if self._failure is None:
             return EngineClosed(message)
-        error = EngineFailed(f"the engine stopped in the middle of a step ({self._failure!r}); load it again")
+        notes = "".join(f", {note}" for note in getattr(self._failure, "__notes__", ()))
+        step = describe_step(*self._launched)
+        error = EngineFailed(f"the engine stopped in the middle of {step} ({self._failure!r}{notes}); load it again")
         error.__cause__ = self._failure
         return error
 
@@ -256,6 +272,8 @@ class EngineCore:
                 progressed = self._step(time.perf_counter())
             except BaseException as error:  # the state is half written: nothing here can be trusted any more
                 self._shut_down(error)
+                if isinstance(error, MLX_ERRORS):
+                    raise self.closed_error("") from error
                 raise
             finally:
                 self._stepping = False
@@ -276,9 +294,10 @@ class EngineCore:
             self.finish(seq, Finish.ERROR, error)
         # Launch
         if step:
+            self._launched = len(step.slices), step.num_tokens
             self._inflight.append(self.runner.launch(step))
             self.allocator.end_launch(step)
-            self.positions += step.num_tokens
+            self.positions += self._launched[1]
             if self.config.deterministic:
                 self.runner.flush()  # the order of sums depends on where keys are stored: always in the pools
         # Process outputs
@@ -350,11 +369,15 @@ class EngineCore:
         """Compute the next n known tokens of a detached sequence; their logits, float32 [n, vocab]."""
         with self.exclusive():
             self.check_open()
-            step = self.allocator.step_of(seq, n)
+            step, self._launched = self.allocator.step_of(seq, n), (1, n)
             self.positions += n
-            logits = self.model.logits(self.runner.hidden(step, every=True)).astype(mx.float32)
-            self.allocator.end_launch(step)
-            mx.eval(logits, self.runner.live)
+            try:
+                logits = self.model.logits(self.runner.hidden(step, every=True)).astype(mx.float32)
+                self.allocator.end_launch(step)
+                mx.eval(logits, self.runner.live)
+            except MLX_ERRORS as error:
+                self._shut_down(error)
+                raise self.closed_error("") from error
         return logits
 
     # Statistics and shutdown
@@ -423,8 +446,20 @@ class EngineCore:
         self._inflight.clear()
         if self.prefix_cache is not None:
             self.prefix_cache.clear()
-        mx.synchronize(self._stream)
-        self.runner.close()
-        self._mlx_limits.restore()
-        mx.clear_cache()
+        if failure is not None:
+            traceback.clear_frames(failure.__traceback__)  # their locals hold arrays
+        try:
+            mx.synchronize(self._stream)
+            self.runner.close()
+            self._mlx_limits.restore()
+            mx.clear_cache()
+        except RuntimeError as error:
+            if failure is None:
+                raise
+            log.error(f"the device does not answer after a failed step: {error}; restart the program to use it again")
         self._release_stream()
+
+
+def describe_step(rows: int, tokens: int) -> str:
+    sequences = f"{rows} sequence{'s' * (rows != 1)}"
+    return f"a decode step of {sequences}" if tokens == rows else f"a step of {tokens} tokens of {sequences}"

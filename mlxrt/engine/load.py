@@ -3,11 +3,9 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
 from .. import _openblas as blas
 from ..cache.memory import ExternalKV
@@ -17,14 +15,15 @@ from ..kernels import Kernels, backend, device, make_gpu
 from ..kernels.mlx_defects import ask_for_exact_float32
 from ..kernels.selftest import verify_on_first_use
 from ..models import CausalLM, find
-from ..models.config import suppress_reports
 from ..text import Tokenizer
 from ..weights import Checkpoint, FolderCheckpoint, GgufCheckpoint, build
 from ..weights.random_models import Shape, random_weights
 from ..weights.source.cache_dir import cache_root
 from ..weights.source.resolve import ResolvedModel, resolve
 from .engine import Engine, Source
+from .memory import refuse_overflow
 from .request import EngineEvent
+from .weight_size import build_skeleton, check_weights_fit, checkpoint_bytes, count_parameters, shape_bytes
 
 log = logging.getLogger("mlxrt")
 
@@ -45,10 +44,12 @@ def load(
         log.warning(f"BLAS: {blas.running()}")
     resolved = resolve(str(name), revision=config.revision, offline=config.offline, token=config.token)
     if resolved.shape is not None:
-        model = build_random_model(resolved.shape, config)
+        with refuse_overflow(resolved.name):
+            model = build_random_model(resolved.shape, config)
         return Engine(model, config, source=Source(resolved.name), on_event=on_event)
     checkpoint = open_checkpoint(resolved)
-    model = build_model(checkpoint, config)
+    with refuse_overflow(resolved.name):
+        model = build_model(checkpoint, config)
     tokenizer = open_tokenizer(checkpoint)
     eos, generation = find_eos_ids(checkpoint, tokenizer), tuple(checkpoint.generation.items())
     source = Source(resolved.name, tuple(checkpoint.files()), eos, generation)
@@ -78,6 +79,7 @@ def build_model(checkpoint: Checkpoint, config: EngineConfig) -> CausalLM:
     unpack = config.dequantise
     if unpack is None:
         unpack = on_cpu and is_packed(checkpoint) and unpacked_fits(checkpoint, dtype or mx.float32)
+    check_weights_fit(checkpoint.name, checkpoint_bytes(checkpoint, dtype, unpack and is_packed(checkpoint)), config)
     model = build(checkpoint, dtype=dtype, dequantise=unpack)
     if on_cpu and is_packed(checkpoint):
         how = "unpacked to" if unpack else "kept packed, computed in"
@@ -107,20 +109,9 @@ def unpacked_fits(checkpoint: Checkpoint, dtype: mx.Dtype) -> bool:
     return False
 
 
-def build_skeleton(config: dict[str, Any]) -> CausalLM:
-    """The model of a config, its weights never computed."""
-    family = find(config)
-    with suppress_reports():
-        return family(family.parse(config))  # type: ignore[call-arg]
-
-
-def count_parameters(model: CausalLM) -> int:
-    found: Any = tree_flatten(model.parameters())
-    return sum(array.size for _, array in found)
-
-
 def build_random_model(shape: Shape, config: EngineConfig) -> CausalLM:
     dtype = compute_dtype(config.dtype, mx.bfloat16)
+    check_weights_fit(f"shape:{shape.name}", shape_bytes(shape, dtype), config)
     family = find(shape.config)
     model = family(family.parse(shape.config))  # type: ignore[call-arg]
     random_weights(model, shape.bits, dtype, mode=shape.mode, group_size=shape.group_size)

@@ -10,7 +10,9 @@ most answers: there a rule stands for the measurement (docs/decisions/0018-sched
 
 import logging
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +21,7 @@ from mlx.utils import tree_flatten
 
 from ..cache.memory import LayerSpec, Shared
 from ..config import EngineConfig, nbytes
-from ..errors import WontFit
+from ..errors import WontFit, is_out_of_memory
 from ..kernels import device
 from ..models import CausalLM
 
@@ -101,6 +103,7 @@ def plan_memory(model: CausalLM, specs: list[LayerSpec | Shared], config: Engine
     asked = None if config.kv_memory is None else nbytes(config.kv_memory)
     if config.memory is None:
         kv = free // 2 if asked is None else asked
+        chunk = fit_chunk_size(model, specs, config, chunk, max(free - kv, free // 2))
         return MemoryPlan(total, weights, kv, activation_bytes(model, specs, chunk, config.max_running, kv), chunk)
     limit = nbytes(config.memory)
 
@@ -121,6 +124,41 @@ def plan_memory(model: CausalLM, specs: list[LayerSpec | Shared], config: Engine
             "smaller model"
         )
     return plan
+
+
+def fit_chunk_size(
+    model: CausalLM, specs: list[LayerSpec | Shared], config: EngineConfig, chunk: int, rest: int
+) -> int:
+    """The longest step up to `chunk` tokens that fits in `rest` bytes of the device."""
+    while (need := activation_bytes(model, specs, chunk, config.max_running, 0)) > rest and chunk > MIN_CHUNK:
+        chunk = max(MIN_CHUNK, chunk // 2)
+    if need > rest:
+        total, free = device.memory()
+        raise WontFit(
+            f"a step of {chunk} tokens needs {need} bytes beside the KV cache, the device has {free} of {total} bytes "
+            "free; lower max_running, use a smaller model, or close other engines and programs"
+        )
+    return chunk
+
+
+@contextmanager
+def refuse_overflow(name: str) -> Iterator[None]:
+    """WontFit, with the numbers, where the device turns out to be full after all. What was allocated is freed."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        said = str(error)
+        traceback.clear_frames(error.__traceback__)  # their locals hold what fills the device
+    else:
+        return
+    device.release_cache()
+    total, free = device.memory()
+    raise WontFit(
+        f"{name} does not fit: the device ran out of memory ({said}); without it {free} of {total} bytes are free; "
+        "use a smaller model, kv_memory or chunk, or close other engines and programs"
+    )
 
 
 class MlxLimits:

@@ -72,15 +72,24 @@ def cuda_attributes() -> tuple[int, int] | None:
 
 
 def memory() -> tuple[int, int]:
-    """Bytes a process should take in all, and bytes that are free now."""
+    """Bytes a process should take in all, and bytes that are free now, with those that MLX keeps to use again."""
     info = mx.device_info()
     if backend() == "metal":
         limit = int(info["max_recommended_working_set_size"])
         return limit, max(limit - mx.get_active_memory(), 0)
     if backend() == "cuda":
         total = int(info.get("total_memory", info.get("memory_size", 0)))
-        return total, int(info.get("free_memory", max(total - mx.get_active_memory(), 0)))
-    return host_memory()
+        if "free_memory" not in info:
+            return total, max(total - mx.get_active_memory(), 0)
+        return total, min(total, int(info["free_memory"]) + mx.get_cache_memory())
+    total, free = host_memory()
+    return total, min(total, free + mx.get_cache_memory())
+
+
+def release_cache() -> None:
+    """Give back to the device what MLX keeps to use again; other programs may need it, or an array of another size."""
+    mx.clear_cache()
+    mx.synchronize()  # CUDA's own pool gives memory back when nothing is running
 
 
 def host_memory() -> tuple[int, int]:

@@ -146,10 +146,20 @@ class Kernels:
             self.report_fallback(op, reason, "plain MLX" if op.unfused is None else "several launches")
             return self._fall_back(op, arguments)
         self.used[op.name] = self.used.get(op.name, 0) + 1
-        return op.launch(self.gpu, **arguments)
+        try:
+            return op.launch(self.gpu, **arguments)
+        except (RuntimeError, ValueError) as error:
+            error.add_note(f"in the kernel of {describe_call(op, arguments)}")
+            raise
 
     def _fall_back(self, op: Op, arguments: dict[str, Any]) -> Any:
-        return op.reference(**arguments) if op.unfused is None else op.unfused(self, **arguments)
+        if op.unfused is not None:
+            return op.unfused(self, **arguments)
+        try:
+            return op.reference(**arguments)
+        except (RuntimeError, ValueError) as error:
+            error.add_note(f"in {describe_call(op, arguments)}")
+            raise
 
     @contextmanager
     def capturing(self, graph: bool) -> Iterator[None]:
@@ -178,6 +188,12 @@ class Kernels:
         if key not in self.fallbacks:
             log.warning(f"{op.name} runs as {instead}: {reason}")
         self.fallbacks[key] = self.fallbacks.get(key, 0) + 1
+
+
+def describe_call(op: Op, arguments: dict[str, Any]) -> str:
+    """The op and the shapes it was given, for messages."""
+    given = ", ".join(f"{name} {list(a.shape)}" for name, a in arguments.items() if isinstance(a, mx.array))
+    return f"{op.name}({given})"
 
 
 def compute_dtype(arguments: Iterable[Any]) -> str:

@@ -4,21 +4,31 @@ Block ids come from the host's `BlockPool`s, which only promise growth and copie
 Nothing here knows the decode tail: a caller that reads or writes blocks flushes the tail first.
 """
 
+import logging
+from functools import partial
+
 import mlx.core as mx
 
 from ...errors import BadSnapshot
+from ...kernels import device
 from ..layer_state import LayerState, SequenceState
 from .layer_spec import Arrays, Group
 from .slices import extend, update
 
+log = logging.getLogger("mlxrt")
+
 
 class KVPools:
-    def __init__(self, groups: list[Group]):
-        self.groups = groups
+    """`reserve`: bytes of the device that growth must leave free, for a step's activations."""
+
+    def __init__(self, groups: list[Group], reserve: int = 0):
+        self.groups, self.reserve = groups, reserve
         self.group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self.arrays: dict[int, Arrays] = {i: groups[g].spec.pool(groups[g].pool.size) for i, g in self.group_of.items()}
         self.block_bytes = {i: groups[g].spec.nbytes() for i, g in self.group_of.items()}
         mx.eval(self.arrays)  # run out of memory now, not in the first step
+        for group in groups:
+            group.pool.max_size = partial(self._max_size, group)
 
     def empty_states(self) -> tuple[LayerState, ...]:
         """The state of a sequence without tokens: one part per group."""
@@ -45,6 +55,31 @@ class KVPools:
                 mx.eval(arrays)  # one layer at a time: the old and the new pool exist together
                 self.arrays[i] = arrays
         self.arrays = dict(sorted(self.arrays.items()))
+
+    def _max_size(self, group: Group, wanted: int) -> int:
+        """The largest size up to `wanted` that a group's pools can grow to in the device's memory."""
+        pool, block = group.pool, group.nbytes(1)
+        if wanted == pool.size:
+            return wanted
+        need = (wanted - pool.size) * block + self._pending_bytes() + self.reserve
+        total, free = device.memory()
+        if need > free:
+            device.release_cache()
+            total, free = device.memory()
+        if need <= free:
+            pool.shortage = ""
+            return wanted
+        fits = max(pool.size, wanted + (free - need) // block)  # rounded down
+        shortage = f"{wanted - pool.size} more blocks take {need} bytes, the device has {free} of {total} bytes free"
+        if not pool.shortage:
+            log.warning(f"the KV cache stays at {fits} blocks: {shortage}")
+        pool.shortage = shortage
+        return fits
+
+    def _pending_bytes(self) -> int:
+        """Growth that is promised, and the copy of the largest layer that is grown."""
+        promised = [g.nbytes(g.pool.size - self.arrays[g.layers[0]][0].shape[0]) for g in self.groups]
+        return sum(promised) + max(sum(a.nbytes for a in arrays) for arrays in self.arrays.values())
 
     def read(self, state: SequenceState) -> dict[str, mx.array]:
         """The blocks of a state, as `layer.<i>.<n>` arrays."""

@@ -1,0 +1,188 @@
+"""A device with too little memory: a typed error with the numbers before anything is allocated, and others go on."""
+
+import gc
+import weakref
+
+import mlx.core as mx
+import pytest
+
+import mlxrt
+from mlxrt import Engine, EngineConfig, Request, SamplingParams
+from mlxrt.engine import load as loader
+from mlxrt.engine import memory as planner
+from mlxrt.engine.memory import activation_bytes
+from mlxrt.engine.weight_size import checkpoint_bytes, shape_bytes
+from mlxrt.kernels import PLAIN, add_norm, device
+from mlxrt.weights import FolderCheckpoint
+from mlxrt.weights.random_models import Shape
+from tests.cli.conftest import folder  # noqa: F401  a fixture
+from tests.support.log_lines import capture_log
+from tests.support.oracle import truth
+from tests.support.toy_models import KINDS, VOCAB
+
+SHAPE = "shape:qwen3-0.6b@4bit"
+
+
+class FakeDevice:
+    """Has `total` bytes; free is what this process has not allocated since, and `taken` is another's."""
+
+    def __init__(self, total):
+        gc.collect()
+        mx.clear_cache()
+        self.total, self.taken, self.before = total, 0, mx.get_active_memory()
+
+    def memory(self):
+        return self.total, max(0, self.total - self.taken - (mx.get_active_memory() - self.before))
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    made = FakeDevice(1 << 40)
+    monkeypatch.setattr(device, "memory", made.memory)
+    return made
+
+
+def ask(k, length, n):
+    tokens = tuple((k * 37 + j * 11) % VOCAB for j in range(length))
+    return Request(tokens=tokens, params=SamplingParams(max_tokens=n, ignore_eos=True))
+
+
+def test_weights_larger_than_the_device_are_refused_before_they_are_made(fake, monkeypatch):
+    need = shape_bytes(Shape.parse(SHAPE), mx.float32)
+    fake.total = need - 1
+    monkeypatch.setattr(loader, "random_weights", lambda *_, **__: pytest.fail("weights were made"))
+    with pytest.raises(
+        mlxrt.WontFit, match=f"needs {need} bytes for its weights, the device has \\d+ of {need - 1} bytes"
+    ):
+        mlxrt.load(SHAPE)
+    with pytest.raises(mlxrt.WontFit, match=f"needs {need} bytes for its weights, memory is limited to {1 << 20}"):
+        mlxrt.load(SHAPE, EngineConfig(memory="1M"))
+
+
+def test_the_size_of_a_checkpoint_is_what_loading_it_takes(folder):  # noqa: F811
+    checkpoint = FolderCheckpoint(folder.path)
+    for dtype in (None, mx.float32, mx.bfloat16):
+        model = loader.build(checkpoint, dtype=dtype)
+        assert checkpoint_bytes(checkpoint, dtype, False) == planner.weight_bytes(model)
+
+
+def test_a_checkpoint_larger_than_the_device_is_refused(fake, folder):  # noqa: F811
+    fake.total = checkpoint_bytes(FolderCheckpoint(folder.path), mx.float32, False) - 1
+    with pytest.raises(mlxrt.WontFit, match=rf"the device has \d+ of {fake.total} bytes free"):
+        mlxrt.load(str(folder))
+
+
+def test_a_device_that_is_full_all_the_same_is_a_typed_error_and_its_memory_is_freed(fake, folder, monkeypatch):  # noqa: F811
+    held = []
+
+    def fill(model, config):
+        held.append(weakref.ref(model))
+        raise RuntimeError("cudaMallocAsync(&data, size, stream) failed: out of memory")
+
+    monkeypatch.setattr(loader, "prepare_model", fill)
+    with pytest.raises(mlxrt.WontFit, match=r"out of memory\); without it \d+ of \d+ bytes are free") as caught:
+        mlxrt.load(str(folder))
+    gc.collect()
+    assert held[0]() is None, "the error keeps the model alive"
+    assert caught.value.exit_code == 1
+
+
+def test_a_second_engine_in_too_little_memory(fake):
+    model = KINDS["full"]()
+    first = Engine(model)
+    fake.taken = fake.total - 100_000 - (mx.get_active_memory() - fake.before)
+    with pytest.raises(mlxrt.WontFit, match=r"needs \d+ bytes beside the KV cache, the device has \d+ of \d+"):
+        Engine(model)
+    assert first.generate(ask(1, 9, 5)).tokens == truth(model, ask(1, 9, 5).tokens, 5)
+
+
+def test_a_step_is_as_long_as_the_device_allows(fake):
+    model = KINDS["full"]()
+    need = {n: activation_bytes(model, model.cache_specs(), n, 4, 0) for n in (64, 128)}
+    fake.total, fake.before = need[64] + need[128], mx.get_active_memory()  # half of it is for the KV cache
+    with Engine(model, EngineConfig(chunk=128, max_running=4)) as engine:
+        assert engine.stats().chunk == 64
+
+
+@pytest.mark.parametrize("kind", ["full", "gemma", "hybrid"])
+def test_pools_grow_only_as_far_as_the_device_allows(fake, kind):
+    model, lines = KINDS[kind](), capture_log("the KV cache stays")
+    with Engine(model, EngineConfig(max_running=4, prefix_cache=False, kv_memory="64M", chunk=64)) as engine:
+        allocated = engine.stats().kv_allocated
+        engine.core.pools.reserve = 0
+        fake.taken = fake.memory()[1] - allocated - 4096  # one more layer and a little: no room to double
+        short, long = ask(1, 20, 12), ask(2, 400, 5)
+        assert engine.generate(short).tokens == truth(model, short.tokens, 12)
+        with pytest.raises(mlxrt.WontFit, match=r"more blocks take \d+ bytes, the device has \d+ of \d+ bytes free"):
+            engine.generate(long)
+        assert len(lines) >= 1 and "bytes free" in lines[0]
+        assert engine.generate(short).tokens == truth(model, short.tokens, 12)  # the next request is answered
+        four = [ask(k, 20, 12) for k in range(4)]
+        assert [d.tokens for d in engine.generate(four)] == [truth(model, r.tokens, 12) for r in four]
+        fake.taken = 0  # the neighbour has gone
+        assert engine.generate(long).tokens == truth(model, long.tokens, 5)
+
+
+def test_running_sequences_wait_for_each_other_where_pools_cannot_grow(fake):
+    """Preempted and resumed, never failed: each fits alone."""
+    model = KINDS["full"]()
+    with Engine(model, EngineConfig(max_running=4, kv_memory="64M", chunk=64)) as engine:
+        engine.core.pools.reserve = 0
+        fake.taken = fake.memory()[1] - engine.stats().kv_allocated - 4096
+        asked = [ask(k, 50, 40) for k in range(4)]
+        assert [d.tokens for d in engine.generate(asked)] == [truth(model, r.tokens, 40) for r in asked]
+        assert engine.stats().preemptions + engine.stats().evictions > 0
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("cudaGraphLaunch failed: out of memory"), ValueError("[matmul] shapes")]
+)
+def test_an_error_of_mlx_in_a_step_names_the_step_and_the_op(error, monkeypatch):
+    model = KINDS["full"]()
+    engine, other = Engine(model), Engine(model)
+    engine.generate(ask(1, 5, 2))
+
+    def fail(*_):
+        error.add_note("in qmv(x [1, 64])")
+        raise error
+
+    monkeypatch.setattr(engine.core.runner, "launch", fail)
+    words = r"in the middle of a step of 9 tokens of 1 sequence \(.*(out of memory|shapes).*, in qmv\(x \[1, 64\]\)\)"
+    with pytest.raises(mlxrt.EngineFailed, match=words) as caught:
+        engine.generate(ask(2, 9, 5))
+    assert caught.value.__cause__ is error
+    with pytest.raises(mlxrt.EngineFailed):
+        engine.generate(ask(2, 9, 5))
+    assert other.generate(ask(1, 9, 5)).tokens == truth(model, ask(1, 9, 5).tokens, 5)
+
+
+def test_an_error_of_mlx_while_scoring_ends_the_engine(monkeypatch):
+    engine = Engine(KINDS["full"]())
+
+    def fail(*_, **__):
+        raise RuntimeError("cudaMallocAsync failed: out of memory")
+
+    monkeypatch.setattr(engine.core.runner, "hidden", fail)
+    with pytest.raises(mlxrt.EngineFailed, match="step of 3 tokens of 1 sequence"):
+        engine.score((1, 2, 3))
+    with pytest.raises(mlxrt.EngineFailed):
+        engine.generate(ask(2, 9, 5))
+
+
+def test_a_device_that_is_gone_is_logged_and_the_caller_still_gets_the_error(monkeypatch):
+    engine, lines = Engine(KINDS["full"]()), capture_log("the device does not answer")
+
+    def fail(*_):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(engine.core.runner, "launch", fail)
+    monkeypatch.setattr(engine.core.runner, "close", fail)
+    with pytest.raises(mlxrt.EngineFailed, match="illegal memory access"):
+        engine.generate(ask(2, 9, 5))
+    assert "restart the program" in lines[0]
+
+
+def test_an_op_that_fails_says_which():
+    with pytest.raises(ValueError) as caught:
+        PLAIN.run(add_norm, x=mx.zeros((2, 3)), weight=mx.zeros((4,)), eps=1e-5)
+    assert caught.value.__notes__ == ["in add_norm(x [2, 3], weight [4])"]
