@@ -12,6 +12,7 @@ from ..cache.memory import ExternalKV
 from ..config import EngineConfig
 from ..errors import NoTokenizer
 from ..kernels import Kernels, backend, device, make_gpu
+from ..kernels.cuda.module_cache import use_module_folder
 from ..kernels.mlx_defects import ask_for_exact_float32
 from ..kernels.selftest import verify_on_first_use
 from ..models import CausalLM, find
@@ -42,6 +43,8 @@ def load(
     """
     if device.backend() == "cpu" and blas.slow():
         log.warning(f"BLAS: {blas.running()}")
+    if device.backend() == "cuda":  # before MLX computes anything
+        use_module_folder(cache_root() / "kernels", device.architecture())
     resolved = resolve(str(name), revision=config.revision, offline=config.offline, token=config.token)
     if resolved.shape is not None:
         with refuse_overflow(resolved.name):

@@ -37,6 +37,11 @@ def backend() -> str:
     return "metal" if mx.metal.is_available() else "cuda"
 
 
+def architecture() -> str:
+    """The GPU's, such as sm_90 or applegpu_g13s."""
+    return str(mx.device_info().get("architecture", ""))
+
+
 def profile(name: str) -> DeviceProfile:
     """Of this machine where `name` is its backend; where kernels are only simulated, of the device that was measured."""
     if name == "cuda":
@@ -44,10 +49,9 @@ def profile(name: str) -> DeviceProfile:
         return DeviceProfile(*(found or (TUNED_CORES, CUDA_SHARED_MEMORY)))
     if backend() != name:
         return DeviceProfile()
-    architecture = str(mx.device_info().get("architecture", ""))
-    if architecture[-1:] not in APPLE_CORES:
-        log.warning(f"GPU architecture {architecture!r} is unknown: launch shapes are for {TUNED_CORES} cores")
-    return DeviceProfile(APPLE_CORES.get(architecture[-1:], TUNED_CORES))
+    if (letter := architecture()[-1:]) not in APPLE_CORES:
+        log.warning(f"GPU architecture {architecture()!r} is unknown: launch shapes are for {TUNED_CORES} cores")
+    return DeviceProfile(APPLE_CORES.get(letter, TUNED_CORES))
 
 
 def cuda_attributes() -> tuple[int, int] | None:

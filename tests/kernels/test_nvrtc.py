@@ -1,5 +1,7 @@
 """Compiled kernels in a folder: found again by the next process, and only by the same text."""
 
+import shutil
+import subprocess
 from threading import Thread
 
 import mlx.core as mx
@@ -7,6 +9,7 @@ import pytest
 
 from mlxrt.kernels import make_gpu
 from mlxrt.kernels.cuda import nvrtc as cuda_compiler
+from mlxrt.kernels.cuda.module_cache import hash_bytes
 from mlxrt.kernels.cuda.nvrtc import Library, compile_cubin, cuda_source, find_nvrtc
 
 from ..support.log_lines import capture_log
@@ -26,6 +29,12 @@ class Runs:
     def __call__(self, *, name, compiled_source, inputs, output_shapes, output_dtypes, **rest):
         self.asked.append((name, compiled_source))
         return [mx.zeros(s, d) for s, d in zip(output_shapes, output_dtypes)]
+
+
+@pytest.fixture(autouse=True)
+def own_module_folder(monkeypatch, tmp_path):
+    """The environment variable is the process's: every test has its own."""
+    monkeypatch.setenv("MLX_PTX_CACHE_DIR", str(tmp_path / "modules"))
 
 
 def launch(library, n=3, dtype=mx.float16, source=BODY):
@@ -65,6 +74,65 @@ def test_another_text_is_another_kernel(tmp_path, compiler, other):
     launch(library)
     launch(library, **other)
     assert len(compiler) == 2 and len({name for name, _ in run.asked}) == 2
+
+
+def test_a_kernel_is_launched_by_its_name_where_mlx_finds_its_code(tmp_path, compiler):
+    """MLX looks for NAME_HASH.ptx, the hash being that of what it is given to launch, and for its kernels in a .txt."""
+    run, folder = Runs(), tmp_path / "modules"
+    library = Library(tmp_path, "sm_90", run, modules=folder)
+    for _ in range(2):
+        with library.recording() as launches:
+            launch(library)
+    [(name, given)] = set(run.asked)
+    assert given == b"mlxrt" and launches[0].code == b"code of 1"
+    stem = f"{name}_{hash_bytes(given):x}"
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == {
+        f"{stem}.ptx": b"code of 1",
+        f"{stem}.txt": f"{name}\t{name}\n".encode(),
+    }
+    (folder / f"{stem}.ptx").write_bytes(b"co")  # damaged
+    launch(Library(tmp_path, "sm_90", run, modules=folder))
+    assert (folder / f"{stem}.ptx").read_bytes() == b"code of 1"
+
+
+def test_where_modules_cannot_be_stored_kernels_carry_their_code(tmp_path, compiler):
+    (tmp_path / "file").write_text("")
+    run, said = Runs(), capture_log("cannot keep")
+    launch(Library(tmp_path, "sm_90", run, modules=tmp_path / "file"))
+    assert [given for _, given in run.asked] == [b"code of 1"] and len(said) == 1
+
+
+def test_the_hash_is_that_of_the_c_library(tmp_path):
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs g++")
+    texts = [b"", b"a", b"mlxrt", b"12345678", b"123456789", bytes(range(1, 100))]
+    lines = [f'"{"".join(f"{chr(92)}x{b:02x}" for b in text)}"' for text in texts]
+    source = tmp_path / "hash.cpp"
+    source.write_text(
+        "#include <cstdio>\n#include <functional>\n#include <string>\nint main() {\n"
+        + "\n".join(f'printf("%zx\\n", std::hash<std::string>{{}}(std::string({line})));' for line in lines)
+        + "\n}\n"
+    )
+    subprocess.run([compiler, str(source), "-o", str(tmp_path / "hash")], check=True)
+    said = subprocess.run([str(tmp_path / "hash")], check=True, capture_output=True, text=True).stdout
+    assert [f"{hash_bytes(text):x}" for text in texts] == said.split()
+
+
+def test_where_mlx_does_not_find_modules_kernels_carry_their_code(tmp_path, monkeypatch, compiler):
+    monkeypatch.setattr(mx, "device_info", lambda: {"architecture": "sm_90"})
+    monkeypatch.setattr(cuda_compiler, "find_nvrtc", lambda: ("there", tmp_path))
+    said = capture_log()
+    for finds in (False, True):
+
+        def run(*, inputs, compiled_source, finds=finds, **rest):
+            if compiled_source == b"mlxrt" and not finds:
+                raise RuntimeError("Failed to load compiled mlxrt_trial kernel: .")
+            return [inputs[0] + 3]
+
+        monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", run)
+        assert (cuda_compiler.library(tmp_path).modules is not None) == finds
+    assert len(said) == 1 and said[0].startswith("MLX goes through the code of a kernel at every launch")
 
 
 def test_another_device_has_a_folder_of_its_own(tmp_path, compiler):

@@ -20,6 +20,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...cache.files import atomic_write
+from .module_cache import put_module, use_module_folder
 
 log = logging.getLogger("mlxrt")
 
@@ -115,11 +116,16 @@ class Launch:
 
 
 class Library:
-    """Compiled kernels in a folder, by their text. Stands where mx.fast.cuda_kernel would."""
+    """Compiled kernels in a folder, by their text. Stands where mx.fast.cuda_kernel would.
 
-    def __init__(self, folder: Path, architecture: str, run: Callable[..., Any] | None = None):
+    `modules`: MLX's own folder of compiled modules, where it finds them by name.
+    """
+
+    def __init__(
+        self, folder: Path, architecture: str, run: Callable[..., Any] | None = None, modules: Path | None = None
+    ):
         self.folder, self.architecture, self._keeps = folder / architecture, architecture, True
-        self.run = run or mx.fast.precompiled_cuda_kernel
+        self.run, self.modules = run or mx.fast.precompiled_cuda_kernel, modules
         self._ready: dict[str, tuple[str, bytes]] = {}  # by text: the kernel's name and its code
         self._record: tuple[int, list[Launch]] | None = None  # for whom: other threads launch for other engines
 
@@ -136,7 +142,7 @@ class Library:
     def __call__(
         self, name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, header: str = ""
     ) -> Callable[..., list[mx.array]]:
-        known: dict[Any, tuple[str, bytes]] = {}  # to make a text takes longer than to launch it
+        known: dict[Any, tuple[str, bytes, bytes]] = {}  # to make a text takes longer than to launch it
 
         def launch(*, inputs, grid, threadgroup, output_shapes, output_dtypes, template=()) -> list[mx.array]:
             kinds = tuple(a.dtype for a in inputs)
@@ -144,11 +150,12 @@ class Library:
             if key not in known:
                 takes, gives = zip(input_names, kinds, strict=True), zip(output_names, output_dtypes, strict=True)
                 text = cuda_source("NAME", list(takes), list(gives), source, header, list(template), threadgroup[0])
-                known[key] = self.find(text, name)
-            own, code = known[key]
+                own, code = self.find(text, name)
+                known[key] = own, code, self.launch_code(own, code)
+            own, code, given = known[key]
             made = self.run(
                 name=own,
-                compiled_source=code,
+                compiled_source=given,
                 inputs=inputs,
                 output_shapes=output_shapes,
                 output_dtypes=output_dtypes,
@@ -162,6 +169,16 @@ class Library:
             return made
 
         return launch
+
+    def launch_code(self, name: str, code: bytes) -> bytes:
+        """What MLX is given to launch a kernel: its code, or a placeholder where it finds the code itself."""
+        if self.modules is None:
+            return code
+        try:
+            return put_module(self.modules, name, code)
+        except OSError as error:
+            self._warn(self.modules, error)
+            return code
 
     def record(self, launch: Launch) -> None:
         if self._record is not None and self._record[0] == get_ident():
@@ -187,9 +204,12 @@ class Library:
             with atomic_write(path) as out:
                 out.write(code)
         except OSError as error:
-            if self._keeps:  # once is enough
-                log.warning(f"cannot keep compiled kernels in {path.parent}: {error.strerror or error}")
-            self._keeps = False
+            self._warn(path.parent, error)
+
+    def _warn(self, folder: Path, error: OSError) -> None:
+        if self._keeps:  # once is enough
+            log.warning(f"cannot keep compiled kernels in {folder}: {error.strerror or error}")
+        self._keeps = False
 
 
 def library(folder: Path) -> Library | None:
@@ -200,17 +220,26 @@ def library(folder: Path) -> Library | None:
             f"MLX compiles kernels anew in every process: {NO_NVRTC if find_nvrtc() is None else f'device {architecture!r}'}"
         )
         return None
-    made = Library(folder, architecture)
-    trial = made("mlxrt_trial", ["x"], ["y"], "y[threadIdx.x] = x[threadIdx.x] + N;")
+    by_name = Library(folder, architecture, modules=use_module_folder(folder, architecture))
+    if not (problem := try_library(by_name)):
+        return by_name
+    by_code = Library(folder, architecture)
+    if reason := try_library(by_code):
+        log.info(f"MLX compiles kernels anew in every process: {reason}")
+        return None
+    log.info(f"MLX goes through the code of a kernel at every launch, since it does not find it by name: {problem}")
+    return by_code
+
+
+def try_library(library: Library) -> str:
+    """Run a kernel; why it cannot be, or nothing."""
+    trial = library("mlxrt_trial", ["x"], ["y"], "y[threadIdx.x] = x[threadIdx.x] + N;")
     x = mx.arange(32).astype(mx.float32)
     try:
         [y] = trial(
             inputs=[x], grid=(32, 1, 1), threadgroup=(32, 1, 1), output_shapes=[(32,)], output_dtypes=[mx.float32],
             template=[("N", 3)],
         )  # fmt: skip
-        reason = "" if mx.array_equal(y, x + 3) else "a kernel compiled beforehand computes something else"
+        return "" if mx.array_equal(y, x + 3) else "a kernel compiled beforehand computes something else"
     except (RuntimeError, ValueError) as error:  # an MLX, driver or compiler it does not work with
-        reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
-    if reason:
-        log.info(f"MLX compiles kernels anew in every process: {reason}")
-    return None if reason else made
+        return next(iter(str(error).splitlines()), type(error).__name__)[:200]
