@@ -41,6 +41,9 @@ class EngineConfig:
     disk_cache: str | None = option(None, "folder that keeps the prefix cache between runs")
     disk_cache_bytes: int | str = option("8G", "size limit of that folder, like 20G (default: 8G)")
     compile: bool | None = option(None, "compile the decode step (default: on a GPU)")
+    cuda_graphs: bool | None = option(
+        None, "launch repeating decode steps as CUDA graphs (default: on CUDA, where they can be captured)"
+    )
     kernels: str = option("auto", "auto: mlxrt's kernels where they fit, strict: only those, reference: plain MLX only")
     dtype: str | None = option(
         None, "compute in float32, bfloat16 or float16 (default: float32 on CPU, else the checkpoint's)"
@@ -65,6 +68,10 @@ class EngineConfig:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise BadRequest(f"{name} must be a whole number in {low}..{high}, not {value!r}")
+        if self.cuda_graphs not in (None, True, False):
+            raise BadRequest(f"cuda_graphs must be True, False or None, not {self.cuda_graphs!r}")
+        if self.cuda_graphs and self.compile is False:
+            raise BadRequest("cuda_graphs does not apply with compile off: graphs are captured from compiled steps")
         if self.dtype not in (None, "float32", "bfloat16", "float16"):
             raise BadRequest(f"dtype must be float32, bfloat16 or float16, not {self.dtype!r}")
         if self.kernels not in ("auto", "strict", "reference"):

@@ -1,12 +1,13 @@
 """Decode and prefill of published shapes with random weights: mlxrt, mlx-lm and another checkout of mlxrt, interleaved.
 
     python -m bench.gpu.decode SHAPE ... [--runs 1x512,32x128] [--tokens 128] [--rounds 3] [--before FOLDER]
-        [--kv full,q8] [--warm] [--no-peer] [--json FILE]
+        [--kv full,q8] [--launches] [--warm] [--no-peer] [--json FILE]
 
 Every engine is a backend of `mlxrt bench`. All of them load and compile side by side (MLX takes 40 s for gather_qmm
 alone, in every process), then measure one at a time, in turn. `--before` is the folder of an older checkout, `--kv`
-adds engines with other KV cache kinds, `--warm` keeps the prompts cached, so that only the first round prefills them.
-Greedy tokens are compared with mlxrt's: the first difference and its gap in our logits are printed.
+adds engines with other KV cache kinds, `--launches` one without CUDA graphs, `--warm` keeps the prompts cached, so that
+only the first round prefills them. Greedy tokens are compared with mlxrt's: the first difference and its gap in our
+logits are printed.
 """
 
 import argparse
@@ -62,7 +63,10 @@ def start_engines(shape: str, context: int, args: argparse.Namespace) -> list[En
         backends = dict(zip(starts, pool.map(lambda start: start(), starts.values())))
     engines = [Engine(name, backend, {}) for name, backend in backends.items()]
     kinds = [kind for kind in args.kv.split(",") if kind != "full"]
-    return engines + [Engine(f"{OURS} {kind}", backends[OURS], sizes | {"kv": kind}) for kind in kinds]
+    others = {f"{OURS} {kind}": {"kv": kind} for kind in kinds}
+    if args.launches:
+        others[f"{OURS} without graphs"] = {"cuda_graphs": False}
+    return engines + [Engine(name, backends[OURS], sizes | changes) for name, changes in others.items()]
 
 
 def decode_rate(reply: Reply) -> float:
@@ -128,6 +132,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--before", type=Path, metavar="FOLDER", help="another checkout of mlxrt to compare with")
     parser.add_argument("--kv", default="full", help="KV cache kinds, such as full,q8,q4")
+    parser.add_argument("--launches", action="store_true", help="also without CUDA graphs, kernel by kernel")
     parser.add_argument("--warm", action="store_true", help="keep the prompts cached")
     parser.add_argument("--no-peer", action="store_true", help="without mlx-lm")
     parser.add_argument("--json", type=Path, metavar="FILE")

@@ -102,7 +102,10 @@ class EngineCore:
         step_bytes = activation_bytes(model, self.specs, self.memory.chunk, config.max_running, 0)
         self.pools = KVPools(sizing.groups, reserve=step_bytes)
         compiled = device.backend() != "cpu" if config.compile is None else config.compile
+        if config.cuda_graphs and device.backend() != "cuda":
+            raise BadRequest(f"cuda_graphs does not apply: this device is {device.backend()}")
         graph_bytes = None if config.memory is None else self.memory.total // 32  # within the user's limit
+        graph_bytes = 0 if config.cuda_graphs is False else graph_bytes
         self.runner = ModelRunner(model, self.specs, self.pools, compiled, graph_bytes)
         check_buffers(count_buffers(model, self.pools.arrays))
         reuse = config.prefix_cache and not config.deterministic

@@ -70,7 +70,7 @@ class DecodeTail:
 
 
 class ModelRunner:
-    """`graph_bytes`: the most memory that captured CUDA graphs may keep (None: their default)."""
+    """`graph_bytes`: the most memory that captured CUDA graphs may keep (None: their default, 0: none are made)."""
 
     def __init__(self, model: CausalLM, specs: list, pools: KVPools, compiled: bool, graph_bytes: int | None = None):
         self.model, self.pools, self.groups, self.group_of = model, pools, pools.groups, pools.group_of
@@ -81,7 +81,7 @@ class ModelRunner:
         self.decode_fn = mx.compile(self.decode_step) if self.compiled else self.decode_step
         self.greedy_fn = mx.compile(self.greedy_step) if self.compiled else self.greedy_step
         self.lm_head = mx.compile(model.logits) if self.compiled else model.logits
-        self.graphs = self._open_graphs(graph_bytes) if self.compiled else None
+        self.graphs = self._open_graphs(graph_bytes) if self.compiled and graph_bytes != 0 else None
         self.waits = 0  # steps that had to wait for the device
 
     def _open_graphs(self, max_bytes: int | None) -> CudaGraphRunner | None:
