@@ -36,9 +36,17 @@ test: $(READY)
 test-kernels: $(READY)
 	@MLXRT_KERNEL_CASES=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -rs $(HANGS) tests/kernels tests/support/metal_sim $(PYTEST)
 
-# What needs a GPU, on a machine with one: every op, CUDA graphs, the engine, quantized KV caches.
-test-gpu: $(READY)
-	@$(BIN)/python -m pytest -rs $(HANGS) -m gpu tests/gpu $(PYTEST)
+# Is everything right on this GPU (docs/benchmarks.md). PART=2/5: the second of five parts. PYTHON=...: that environment as
+# it is, nothing is installed. MLXRT_PARITY=DIR: other fixtures of logits.
+PART ?= 1/1
+ifeq ($(origin PYTHON),file)
+GPU_READY := $(READY)
+GPU_PYTHON := $(BIN)/python
+else
+GPU_PYTHON := $(PYTHON)
+endif
+test-gpu: $(GPU_READY)
+	@PART=$(PART) $(GPU_PYTHON) -m pytest -rs $(HANGS) -m gpu tests/gpu $(PYTEST)
 
 # What takes minutes or downloads: see docs/numbers.md. Every line fails on a difference.
 test-all: test $(PEERS)

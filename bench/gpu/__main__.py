@@ -2,7 +2,7 @@
 
     python -m bench.gpu OUT [--before FOLDER] [--only tests|speed] [--long]
 
-First the GPU tests, as processes side by side: most of their time is compiling. Then decode and prefill of four shapes
+First the GPU tests, in parts side by side: most of their time is compiling. Then decode and prefill of four shapes
 beside mlx-lm, and beside an older checkout of mlxrt with --before. --long measures 32,768 tokens of context with
 quantized KV caches instead. Every process writes its own file in OUT. Exit 1 if one failed, by name.
 """
@@ -14,10 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from mlxrt.kernels import OPS
-
-GROUPS = 6  # processes that check ops
-TESTS = ("test_engine", "test_programs", "test_experts")
+PARTS = 12  # processes that run tests
 SHAPES = ("qwen3-0.6b@4bit", "qwen3-8b@4bit", "qwen3-30b-a3b@4bit", "gemma4-e2b@4bit")
 TIME_LIMIT = 560.0  # seconds for everything
 
@@ -44,14 +41,13 @@ def wait(out: Path, running: dict[str, subprocess.Popen[bytes]], end: float) -> 
 
 
 def start_tests(out: Path, long: bool) -> dict[str, subprocess.Popen[bytes]]:
-    names, running = list(OPS), {}
-    for i in range(0 if long else GROUPS):
-        env = {"GPU_OPS": ",".join(names[i::GROUPS])}
-        running[f"ops-{i}"] = start(out, f"ops-{i}", "pytest", "-m", "gpu", "tests/gpu/test_ops.py", env=env)
-    for test in ("test_quantized_kv",) if long else TESTS:
-        running[test] = start(out, test, "pytest", "-m", "gpu", f"tests/gpu/{test}.py")
-    if not long:
-        running["doctor"] = start(out, "doctor", "mlxrt", "doctor", "--quick", "--dtype", "bfloat16")
+    if long:
+        test, env = "tests/gpu/test_quantized_kv.py", {"GPU_TOKENS": "32768"}
+        return {"quantized-kv": start(out, "quantized-kv", "pytest", "-m", "gpu", test, env=env)}
+    running = {}
+    for i in range(1, 1 + PARTS):
+        env = {"PART": f"{i}/{PARTS}"}
+        running[f"tests-{i}"] = start(out, f"tests-{i}", "pytest", "-m", "gpu", "tests/gpu", env=env)
     return running
 
 

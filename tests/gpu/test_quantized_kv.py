@@ -17,7 +17,7 @@ from .conftest import from_environment
 
 [SHAPE] = from_environment("GPU_SHAPE", "qwen3-8b@4bit")
 LAYERS = int(from_environment("GPU_LAYERS", "4")[0])
-TOKENS = int(from_environment("GPU_TOKENS", "32768")[0])
+TOKENS = int(from_environment("GPU_TOKENS", "8192")[0])
 STEPS = 4
 MAX_KERNEL_ERROR = 5e-5  # kernels against plain MLX, any kind: root mean square, relative to the logits'
 MAX_ERROR = {"full": 0.0, "q8": 0.015, "k8v4": 0.2, "q4": 0.25}  # a kind against full, by the square root of layers

@@ -52,7 +52,7 @@ class Play:
             compile=p.compiled,
             prefix_cache=p.reuse,
         )
-        engine = Engine(kinds.model(p.kind), config, kinds.tokenizer(), on_event=self.record_event)
+        engine = Engine(kinds.engine_model(p.kind), config, kinds.tokenizer(), on_event=self.record_event)
         engine.core.scheduler.clock = lambda: float(self.now)
         launch = engine.core.runner.launch
 

@@ -12,7 +12,9 @@ from pathlib import Path
 import mlx.core as mx
 
 from mlxrt.cache.memory import QuantizedKV, Shared
+from mlxrt.kernels import PLAIN, Kernels, backend, make_gpu
 from mlxrt.text import Tokenizer
+from mlxrt.weights.source.cache_dir import cache_root
 from tests.cli.conftest import write_tokenizer
 from tests.support import toy_models as toy
 
@@ -22,6 +24,18 @@ KINDS = tuple(toy.KINDS)
 
 @cache
 def model(kind: str) -> toy.Toy:
+    """Computed by plain MLX: the oracle's."""
+    return make_model(kind, PLAIN)
+
+
+@cache
+def engine_model(kind: str) -> toy.Toy:
+    """The same weights, computed by the kernels of this machine."""
+    gpu = make_gpu(backend(), folder=cache_root() / "kernels")
+    return model(kind) if gpu is None else make_model(kind, Kernels("auto", gpu))
+
+
+def make_model(kind: str, kernels: Kernels) -> toy.Toy:
     pattern = type(toy.KINDS[kind]())
     layers = max(2, len(pattern.kinds))  # two at least: a group of one layer cannot be forgotten in part
     config = dataclasses.replace(
@@ -29,7 +43,7 @@ def model(kind: str) -> toy.Toy:
     )
     mx.random.seed(1)
     made = pattern(config)
-    made.fuse()
+    made.fuse(kernels)
     mx.eval(made.parameters())
     return made
 

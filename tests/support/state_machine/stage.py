@@ -39,7 +39,7 @@ class Stage:
             compile=p.compiled,
         )
         self.trace.append(f"engine: ahead {ahead}, chunk {chunk}")
-        return Engine(kinds.model(p.kind), config, kinds.tokenizer())
+        return Engine(kinds.engine_model(p.kind), config, kinds.tokenizer())
 
     @property
     def store(self) -> PrefixCache:
