@@ -115,6 +115,10 @@ def main() -> None:
         sizes = {"max_context": args.prompt + 2 * args.tokens, "max_running": max(args.batch, 1), "chunk": 512}
         for graphs in (None, False) if backend() == "cuda" else (None,):
             measure(model, sizes | {"cuda_graphs": graphs}, prompts, args.tokens, args.params)
+        if backend() == "cuda":
+            print("  with the kernels of a graph, which are less fused:", flush=True)
+            with model.kernels.capturing(True):
+                measure(model, sizes | {"cuda_graphs": False}, prompts, args.tokens, args.params)
         del model
         mx.clear_cache()
 

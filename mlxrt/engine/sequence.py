@@ -4,6 +4,7 @@ Plain data without mlx. Only the scheduler, the KV allocator and the model runne
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ..cache.layer_state import LayerState
@@ -78,10 +79,10 @@ class Step:
     checkpoint: bool = False  # a state inside the running batch will be cached: it must reach the pools
     prefill_tokens: int = 0
 
-    @property
+    @cached_property
     def decode(self) -> bool:
         return all(s.stop - s.start == 1 for s in self.slices)
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         return sum(s.stop - s.start for s in self.slices)

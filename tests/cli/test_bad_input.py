@@ -6,6 +6,7 @@ import mlx.core as mx
 import pytest
 
 from mlxrt.engine import load as loader
+from mlxrt.kernels import device
 
 from .conftest import weights, write_tokenizer
 
@@ -185,6 +186,12 @@ def test_a_folder_that_may_not_be_read_is_one_line(cli, folder, monkeypatch):
 
     monkeypatch.setattr(loader, "resolve", refuse)
     assert cli("generate", "-m", folder, "hi").refused(1) == "mlxrt: /secret: Permission denied"
+
+
+def test_a_model_larger_than_the_device_is_one_line(cli, folder, monkeypatch):
+    monkeypatch.setattr(device, "memory", lambda: (4096, 1024))
+    line = cli("generate", "-m", folder, "hi").refused(1)
+    assert "bytes for its weights, the device has 1024 of 4096 bytes free" in line
 
 
 def test_a_full_memory_is_one_line_and_a_bug_is_not(cli, folder, monkeypatch):

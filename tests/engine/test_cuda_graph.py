@@ -7,8 +7,10 @@ import mlxrt
 from mlxrt.engine import cuda_graph as replay
 from mlxrt.engine import load as loader
 from mlxrt.engine.cuda_graph import CudaGraphRunner
+from mlxrt.engine.model_runner import ModelRunner
 from mlxrt.kernels import Kernels, make_gpu
 from tests.support.log_lines import capture_log
+from tests.support.toy_models import KINDS
 
 from ..kernels.test_engine import PROMPT, folder  # noqa: F401  a fixture
 from ..kernels.test_families import FAMILIES, answer, made
@@ -181,3 +183,17 @@ def test_a_request_given_up_in_the_middle_of_a_tail(engines):
             given = [next(stream).token for _ in range(9)]
         answers.append((given, engine.generate([ask([*OTHER, *given], 12)])[0].tokens))
     assert answers[0] == answers[1] and device.launched
+
+
+def test_graphs_can_be_switched_off_and_are_refused_where_there_are_none(monkeypatch):
+    model, opened = KINDS["full"](), []
+    monkeypatch.setattr(ModelRunner, "_open_graphs", lambda self, most: opened.append(most))
+    for graphs in (None, False):
+        mlxrt.Engine(model, mlxrt.EngineConfig(compile=True, cuda_graphs=graphs)).close()
+    assert opened == [None]
+    with pytest.raises(mlxrt.BadRequest, match="cuda_graphs does not apply: this device is cpu"):
+        mlxrt.Engine(model, mlxrt.EngineConfig(cuda_graphs=True))
+    with pytest.raises(mlxrt.BadRequest, match="cuda_graphs does not apply with compile off"):
+        mlxrt.EngineConfig(cuda_graphs=True, compile=False)
+    with pytest.raises(mlxrt.BadRequest, match="cuda_graphs must be True, False or None, not 'x'"):
+        mlxrt.EngineConfig(cuda_graphs="x")
