@@ -1,7 +1,7 @@
 """Programs of requests on a GPU: CUDA graphs give the tokens of the same kernels launched by MLX, and `deterministic`
 gives every request the tokens of a run alone.
 
-GPU_SHAPES, GPU_KV and GPU_PROGRAMS set shapes, KV cache kinds and the number of programs.
+GPU_SHAPES, GPU_KV and GPU_PROGRAMS set shapes (`/few`: with few layers), KV cache kinds and the number of programs.
 """
 
 import mlx.core as mx
@@ -15,14 +15,21 @@ from mlxrt.kernels import backend
 from .conftest import from_environment
 from .programs import make_program, run_program
 
-SHAPES = from_environment("GPU_SHAPES", "qwen3-0.6b@4bit")
+SHAPES = from_environment(
+    "GPU_SHAPES", "qwen3-0.6b@4bit,qwen3-30b-a3b@4bit/few,gemma4-e2b@4bit/few,gpt-oss-20b@mxfp4/few,qwen3.5-9b@4bit/few"
+)
+CAPTURED = ("qwen3-", "gemma4-e2b")  # their steps are nothing but kernels
 KV = from_environment("GPU_KV", "full,q8")
 PROGRAMS = range(1, 1 + int(from_environment("GPU_PROGRAMS", "6")[0]))
 
 
 @pytest.fixture(scope="module", params=SHAPES)
 def model(request):
-    yield random_model(request.param)
+    shape, few, _ = request.param.partition("/few")
+    model = random_model(shape, layers="few" if few else None)
+    model.shape = shape
+    yield model
+    del model
     mx.clear_cache()
 
 
@@ -36,12 +43,14 @@ def test_cuda_graphs_give_the_tokens_of_single_launches(model, kv):
         Engine(model, config, source=Source("graphs")) as graphs,
         Engine(model, config, source=Source("launches")) as launches,
     ):
+        if not model.shape.startswith(CAPTURED) and graphs.core.runner.graphs is None:
+            pytest.skip("no kernel reads all of its caches")
         assert graphs.core.runner.graphs is not None, "steps cannot be launched as graphs here"
         launches.core.runner.graphs.max_bytes = 0  # nothing is captured: the same kernels, launched by MLX
         for seed in PROGRAMS:
             program = make_program(seed, model.config.vocab_size)
             assert run_program(graphs, program) == run_program(launches, program), f"program {seed}"
-        assert graphs.core.runner.graphs.steps, "no step was launched as a graph"
+        assert graphs.core.runner.graphs.steps or not model.shape.startswith(CAPTURED), "no step was a graph"
 
 
 @pytest.mark.parametrize("kv", KV)
