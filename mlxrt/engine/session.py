@@ -1,12 +1,14 @@
 """A conversation: say, fork, rewind, save, restore.
 
-A session keeps the tokens that were really fed and produced. Where the chat template leaves the history as it was,
-only what is new is tokenised, so an answer is never tokenised a second time and differently; where it rewrites the
-history (drops earlier reasoning), the template's text counts. What the prefix cache holds is not computed again.
+What the model is fed is what `messages` says: every turn is the chat template's text of all messages, tokenised as a
+whole. So a stop string that was cut off, an end the template does not write or reasoning it drops is not seen again, and
+a session answers as `generate(messages)` does. What the prefix cache holds of those tokens is not computed again: all of
+them, unless the answer was sampled in other pieces than the tokenizer splits its text into.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -19,7 +21,7 @@ from .output import RequestStream, complete
 from .request import Completion, Event, Finish, Request
 
 OVERFLOW = ("error", "drop-oldest")
-ANSWER = "\ufdd0answer\ufdd1"  # stands for the last answer in a template's output; no text holds these two
+TEMPLATE_OPTIONS = ("tools", "enable_thinking")  # for the chat template, the other options of a turn for the request
 T = TypeVar("T")
 
 
@@ -43,9 +45,7 @@ class Turn:
     """The conversation after an answer."""
 
     messages: tuple[dict, ...] = ()
-    prompt: str = ""  # the template's text that was answered
-    tokens: tuple[int, ...] = ()  # all that was fed and produced
-    end: str = ""  # the text of the token that ended the answer, if one did
+    tokens: tuple[int, ...] = ()  # all that was fed and produced for the last answer
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,6 @@ class PromptPlan:
 
     before: tuple[Turn, ...]
     messages: tuple[dict, ...]
-    text: str  # the template's
     tokens: tuple[int, ...]
     dropped: int = 0
 
@@ -89,11 +88,8 @@ class ReplyRecorder:
 
     def _make_turn(self) -> Turn:
         done = complete(self.events)
-        engine, plan = self._session.engine, self._plan
-        ended = done.tokens[-1:] if done.tokens[-1] in engine.source.eos else ()
-        end = engine.tokenizer.decode(list(ended), skip_special=False)
-        messages = (*plan.messages, {"role": "assistant", "content": done.text})
-        return Turn(messages, plan.text, plan.tokens + done.tokens, end)
+        messages = (*self._plan.messages, {"role": "assistant", "content": done.text})
+        return Turn(messages, self._plan.tokens + done.tokens)
 
 
 class Reply(Iterator[Event]):
@@ -140,7 +136,7 @@ class Session:
         if on_overflow not in OVERFLOW:
             raise BadRequest(f"on_overflow must be {' or '.join(OVERFLOW)}, not {on_overflow!r}")
         self.engine, self.options, self.on_overflow = engine, dict(options or {}), on_overflow
-        Request.of("x", **{k: v for k, v in self.options.items() if k not in ("tools", "enable_thinking")})
+        Request.of("x", **{k: v for k, v in self.options.items() if k not in TEMPLATE_OPTIONS})
         first = ({"role": "system", "content": system},) if system else ()
         self.turns: list[Turn] = [Turn(first)]
 
@@ -161,7 +157,7 @@ class Session:
         if not isinstance(text, str) or not text:
             raise BadRequest("say something: the text is empty")
         merged = self.options | options
-        extra: dict[str, Any] = {k: merged.pop(k) for k in ("tools", "enable_thinking") if k in merged}
+        extra: dict[str, Any] = {k: merged.pop(k) for k in TEMPLATE_OPTIONS if k in merged}
         plan = self._plan_after(self.turns, text, extra)
         if self.on_overflow == "drop-oldest":
             plan = self._shorten(plan, text, extra, Request.of("x", **merged).params.max_tokens)
@@ -169,10 +165,8 @@ class Session:
 
     def _plan_after(self, turns: Sequence[Turn], text: str, extra: dict[str, Any], dropped: int = 0) -> PromptPlan:
         messages = (*turns[-1].messages, {"role": "user", "content": text})
-        rendered = self.engine.tokenizer.render(list(messages), **extra)
-        tokens = self._extend_tokens(turns[-1], messages, rendered, extra)
-        tokens = tokens or self.engine.tokenizer.encode(rendered, special=False)
-        return PromptPlan(tuple(turns), messages, rendered, tuple(tokens), dropped)
+        tokens = self.engine.tokenizer.chat(list(messages), **extra)
+        return PromptPlan(tuple(turns), messages, tuple(tokens), dropped)
 
     def _shorten(self, plan: PromptPlan, text: str, extra: dict[str, Any], max_tokens: int) -> PromptPlan:
         """Drop as few turns as leave space for the answer, up to a quarter of the context."""
@@ -180,21 +174,6 @@ class Session:
         while len(plan.tokens) + answer > self.engine.context and len(plan.before) > 1:
             plan = self._plan_after(drop_oldest(plan.before), text, extra, plan.dropped + 1)
         return plan
-
-    def _extend_tokens(self, last: Turn, messages: tuple[dict, ...], rendered: str, extra: dict) -> list[int] | None:
-        """The tokens so far and those of what the template puts after them, if it changes nothing before."""
-        tokenizer = self.engine.tokenizer
-        if not last.tokens:
-            return None
-        *before, answer, question = messages
-        marked = tokenizer.render([*before, answer | {"content": ANSWER}, question], **extra)
-        content = answer["content"]
-        if not marked.startswith(last.prompt + ANSWER):
-            return None
-        if rendered not in (marked.replace(ANSWER, content), marked.replace(ANSWER, content.strip())):
-            return None
-        rest = marked[len(last.prompt + ANSWER) :]
-        return [*last.tokens, *tokenizer.encode(rest.removeprefix(last.end), special=False)]
 
     def accept(self, base: Turn, turns: list[Turn]) -> None:
         """Replace the turns by those that a complete answer leads to, if `base` is still the last."""
@@ -222,7 +201,8 @@ class Session:
         if not path.parent.is_dir():
             raise BadRequest(f"{path.parent} is no folder to save into")
         archive = Archive(path) if is_archive(path, name) else None
-        state = engine.compute_state(self.tokens)
+        tokens = self._next_prefix()
+        state = engine.compute_state(tokens)
         if state is None:
             raise BadSnapshot("there is nothing to save: no turn is complete, or the prefix cache is off")
         extra = {"turns": [asdict(t) for t in self.turns], "model": engine.source.name}
@@ -230,9 +210,18 @@ class Session:
             if archive is None:
                 engine.save_state(path, state, extra)
             else:
-                archive.save(name, lambda to: engine.save_state(to, state, extra), len(self.tokens), engine.source.name)
+                archive.save(name, lambda to: engine.save_state(to, state, extra), len(tokens), engine.source.name)
         except OSError as error:
             raise BadRequest(f"{path} cannot be written: {error.strerror}; nothing was saved") from None
+
+    def _next_prefix(self) -> tuple[int, ...]:
+        """The tokens that the next prompt begins with, whatever is asked: a restored session finds them computed."""
+        if not self.tokens:
+            return ()
+        extra = {k: self.options[k] for k in TEMPLATE_OPTIONS if k in self.options}
+        one, other = (self._plan_after(self.turns, text, extra).tokens for text in ("a", "1"))
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(one, other))
+        return tuple(token for token, _ in same)[: self.engine.context]
 
     @classmethod
     def restore(
@@ -246,7 +235,7 @@ class Session:
 
 
 def drop_oldest(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """The turns without the first question and answer. What stays is tokenised anew: it begins differently now."""
+    """The turns without the first question and answer."""
     first, oldest, *rest = turns
     gone = len(oldest.messages)
     return (first, *(Turn(first.messages + turn.messages[gone:]) for turn in rest))
@@ -268,9 +257,7 @@ def read_turn(file: Path, saved: Any, vocab: int) -> Turn:
         and all(isinstance(m, dict) for m in messages)
         and isinstance(tokens, list)
         and all(type(t) is int and 0 <= t < vocab for t in tokens)
-        and isinstance(fields.get("prompt"), str)
-        and isinstance(fields.get("end"), str)
     )
     if not valid:
         raise BadSnapshot(f"{file}: a turn of its conversation is not as mlxrt writes them; it was not used")
-    return Turn(tuple(fields["messages"]), fields["prompt"], tuple(fields["tokens"]), fields["end"])
+    return Turn(tuple(fields["messages"]), tuple(fields["tokens"]))

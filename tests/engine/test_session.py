@@ -10,7 +10,7 @@ from mlxrt import Engine, EngineConfig, Session
 from mlxrt.text import Tokenizer
 from tests.cli.conftest import write_tokenizer
 from tests.support import toy_models as toy
-from tests.support.oracle import truth
+from tests.support.oracle import common_prefix, next_prefix, truth
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +43,40 @@ def answers(session, *messages, n=12):
     return [session.say(t, max_tokens=n).completion for t in messages]
 
 
-def test_sessions_go_on_from_what_was_fed(llm, engine):
+def check_turns(engine, session, texts, **options):
+    """Every turn is fed its messages rendered anew, answers as a fresh run does, and reuses what still agrees."""
+    fresh = Engine(engine.model, EngineConfig(prefix_cache=False), engine.tokenizer)
+    for text in texts:
+        asked = [*session.messages, {"role": "user", "content": text}]
+        rendered, ran = tuple(engine.tokenizer.chat(asked)), session.tokens
+        done = session.say(text, **options).completion
+        assert session.tokens == rendered + done.tokens
+        assert list(session.messages) == [*asked, {"role": "assistant", "content": done.text}]
+        assert done.tokens == fresh.generate(asked, **options).tokens
+        same = min(common_prefix(rendered, ran), max(len(ran) - 1, 0))  # the last token was never run
+        assert done.cached_tokens >= same - same % engine.core.node_size
+
+
+def test_a_turn_is_fed_what_the_messages_say(engine):
     session = engine.session("be kind")
-    for text in ("hello", "and you?", "bye"):
-        before = session.tokens
-        done = session.say(text, max_tokens=12).completion
-        prompt = session.tokens[: -len(done.tokens)]
-        assert prompt[: len(before)] == before  # never tokenised anew
-        assert done.tokens == truth(llm, prompt, 12)
-        assert done.cached_tokens >= len(before) - 1
+    check_turns(engine, session, ("hello", "and you?", "bye"), max_tokens=12)
     assert [m["role"] for m in session.messages] == ["system"] + ["user", "assistant"] * 3
+
+
+def test_what_a_stop_string_cut_off_is_not_fed_again(engine):
+    free = engine.session().say("hello", max_tokens=30).text
+    check_turns(engine, engine.session(), ("hello", "x", "y"), max_tokens=30, stop=free[6:8])
+
+
+def test_the_end_of_an_answer_is_fed_once(engine):
+    """Whether the model writes the template's end token, or the caller names another token as an end."""
+    end = 257  # <|end|>, which the template writes after every message
+    session = engine.session()
+    check_turns(engine, session, ("hello", "x", "y"), max_tokens=9, logit_bias={end: 1e4}, stop_token_ids=(end,))
+    assert session.tokens.count(end) == 3 * 2  # three questions, two answers in the prompt and the last one's own
+    first = session.say("more", max_tokens=9).completion.tokens
+    session.rewind()
+    check_turns(engine, session, ("more", "z"), max_tokens=9, stop_token_ids=(first[3],))
 
 
 def test_rewind_forgets_and_the_rest_is_reused(llm, engine):
@@ -63,7 +87,9 @@ def test_rewind_forgets_and_the_rest_is_reused(llm, engine):
     session.rewind()
     assert session.tokens == kept
     done = session.say("four", max_tokens=8).completion
-    assert done.cached_tokens >= len(kept) - 1 and done.tokens == truth(llm, session.tokens[:-8], 8)
+    same = common_prefix(kept, session.tokens)
+    assert done.cached_tokens >= same - same % engine.core.node_size
+    assert done.tokens == truth(llm, session.tokens[:-8], 8)
     session.rewind(3)
     assert session.tokens == () and session.messages == ()
     with pytest.raises(mlxrt.BadRequest, match="has 0"):
@@ -115,7 +141,7 @@ def test_save_and_restore_in_another_process_of_the_same_model(llm, engine, toke
     assert restored.messages == session.messages and restored.tokens == session.tokens
     [a], [b] = answers(session, "three"), answers(restored, "three")
     assert a.tokens == b.tokens == truth(llm, restored.tokens[:-12], 12)
-    assert b.cached_tokens == len(session.turns[2].tokens) - 1
+    assert b.cached_tokens == next_prefix(tokenizer, restored.turns[2].messages)
     assert list(tmp_path.iterdir()) == [tmp_path / "state.any"]
 
 
@@ -160,7 +186,7 @@ def test_a_conversation_the_store_has_let_go_can_still_be_saved(llm, engine, tok
     session.save(tmp_path / "state")
     restored = Session.restore(Engine(llm, tokenizer=tokenizer), tmp_path / "state")
     [done] = answers(restored, "three")
-    assert done.cached_tokens >= len(session.tokens) - 1
+    assert done.cached_tokens == next_prefix(tokenizer, session.messages)
     assert done.tokens == truth(llm, restored.tokens[:-12], 12)
 
 

@@ -42,3 +42,14 @@ def truth(model, prompt, n):
     for _ in range(n):
         tokens.append(mx.argmax(logits(model, tokens)[-1]).item())
     return tuple(tokens[len(prompt) :])
+
+
+def common_prefix(a, b) -> int:
+    """How many tokens two rows begin with alike."""
+    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+
+
+def next_prefix(tokenizer, messages) -> int:
+    """How many tokens the next prompt of a conversation begins with, whatever is asked."""
+    one, other = (tokenizer.chat([*messages, {"role": "user", "content": text}]) for text in ("x", "9"))
+    return common_prefix(one, other)

@@ -14,6 +14,7 @@ from mlxrt.engine.core import Source
 from mlxrt.text import Tokenizer
 from tests.cli.conftest import write_tokenizer
 from tests.support import toy_models as toy
+from tests.support.oracle import next_prefix
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +62,11 @@ def test_states_by_name(engine, llm, tokenizer, two):
         restored = Session.restore(other, path, name)
         assert restored.turns == session.turns
         done = restored.say("more", max_tokens=4).completion
-        assert done.cached_tokens == len(session.tokens) - 1
+        assert done.cached_tokens == next_prefix(tokenizer, session.messages)
         assert done.tokens == session.fork().say("more", max_tokens=4).completion.tokens
     entries = Archive(path).entries()
     assert list(entries) == ["tea", "the sea"] and entries["tea"].model == "toy"
-    assert entries["tea"].tokens == len(sessions["tea"].tokens)
+    assert entries["tea"].tokens == next_prefix(tokenizer, sessions["tea"].messages)
 
 
 def test_the_only_state_needs_no_name(engine, tmp_path):
@@ -232,7 +233,7 @@ def test_restoring_evicts_cached_prefixes(llm, tokenizer, engine, tmp_path):
     small = Engine(llm, EngineConfig(kv_memory=60 * block_bytes), tokenizer)
     for i in range(3):
         small.generate(f"{i} fills the pool with something else, and more of it, and more", max_tokens=3)
-    assert Session.restore(small, path).say("more", max_tokens=3).completion.cached_tokens == len(session.tokens) - 1
+    assert Session.restore(small, path).say("more", max_tokens=3).completion.cached_tokens == next_prefix(tokenizer, session.messages)
     tiny = Engine(llm, EngineConfig(kv_memory=20 * block_bytes), tokenizer)
     with pytest.raises(mlxrt.WontFit, match="blocks"):
         Session.restore(tiny, path)
