@@ -91,7 +91,7 @@ class Engine:
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.source.eos)
         seed = draw_seed() if params.seed is None else params.seed
         needs_text = self._tokenizer is not None or params.stop
-        detokenizer = self.tokenizer.detokenizer() if needs_text else None
+        detokenizer = self.tokenizer.detokenizer(prompt=prompt) if needs_text else None
         matcher = StopMatcher(params.stop) if params.stop else None
         vocab = self._tokenizer.vocab_size if self._tokenizer else 0
         with core.exclusive():

@@ -1,9 +1,9 @@
 """A conversation: say, fork, rewind, save, restore.
 
 What the model is fed is what `messages` says: every turn is the chat template's text of all messages, tokenised as a
-whole. So a stop string that was cut off, an end the template does not write or reasoning it drops is not seen again, and
-a session answers as `generate(messages)` does. What the prefix cache holds of those tokens is not computed again: all of
-them, unless the answer was sampled in other pieces than the tokenizer splits its text into.
+whole. A stop string that was cut off, an end that the template does not write, reasoning that it drops are not seen
+again, and a session answers as `generate(messages)` does. What the prefix cache holds of those tokens is not computed
+again: all of them, unless an answer was sampled in other pieces than the tokenizer makes of its text.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -8,11 +8,13 @@ import codecs
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any
 
 from ..errors import BadRequest
 from .stop_strings import partial_match
 
+TAIL = 64  # tokens of a prompt that decide how its continuation is decoded; patterns and characters are shorter
 Pieces = list[Any]  # bytes before a stage that decodes them, str after it
 
 
@@ -138,26 +140,63 @@ class Strip(Stage):
 
 
 class Detokenizer:
-    """One stream of tokens. What `push` and `finish` return, concatenated, is the decoded text of all tokens."""
+    """One stream of tokens. What `push` and `finish` return, concatenated, is the decoded text of all tokens.
 
-    def __init__(self, vocab_size: int, piece: Callable[[int], Any], stages: Sequence[Stage]):
+    With a `prompt`, it is what the tokens add to the prompt's text: decoders that drop the space at the start of a text
+    must not drop the one between prompt and answer.
+    """
+
+    def __init__(
+        self, vocab_size: int, piece: Callable[[int], Any], stages: Sequence[Stage], prompt: Sequence[int] = ()
+    ):
         self._size, self._piece, self._stages = vocab_size, piece, tuple(stages)
+        self._skip = ""  # text that belongs to the prompt but is still in the stages
+        if pieces := self._tail(prompt):
+            run_stages(self._stages, pieces)
+            self._skip = flush_stages(deepcopy(self._stages))
+
+    def _tail(self, prompt: Sequence[int]) -> Pieces:
+        """The last pieces of a prompt. No stage looks back further than a run of byte tokens."""
+        pieces: Pieces = []
+        for token in reversed(prompt):
+            if len(pieces) >= TAIL and not (isinstance(pieces[-1], str) and ByteFallback.BYTE.fullmatch(pieces[-1])):
+                break
+            if token < self._size and (piece := self._piece(token)) is not None:
+                pieces.append(piece)
+        return pieces[::-1]
 
     def push(self, token: int) -> str:
         """The text that is final with this token; empty while a character is incomplete."""
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self._size:
             raise BadRequest(f"token {token!r} is not in the vocabulary; ids go from 0 to {self._size - 1}")
         piece = self._piece(token)
-        if piece is None:
-            return ""
-        pieces = [piece]
-        for stage in self._stages:
-            pieces = stage.push(pieces)
-        return "".join(pieces)
+        return "" if piece is None else self._skip_prompt(run_stages(self._stages, [piece]))
 
     def finish(self) -> str:
         """The text still held back, when no token follows."""
-        pieces: list[Any] = []
-        for stage in self._stages:
-            pieces = (stage.push(pieces) if pieces else []) + stage.finish()
-        return "".join(pieces)
+        return self._skip_prompt(flush_stages(self._stages))
+
+    def _skip_prompt(self, text: str) -> str:
+        """The text without what the prompt showed already. It may also have come out otherwise, with these tokens."""
+        if self._skip and text:
+            same = common_prefix(text, self._skip)
+            self._skip = self._skip[same:] if same == len(text) else ""
+            text = text[same:]
+        return text
+
+
+def common_prefix(a: str, b: str) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+
+
+def run_stages(stages: Sequence[Stage], pieces: Pieces) -> str:
+    for stage in stages:
+        pieces = stage.push(pieces)
+    return "".join(pieces)
+
+
+def flush_stages(stages: Sequence[Stage]) -> str:
+    pieces: Pieces = []
+    for stage in stages:
+        pieces = (stage.push(pieces) if pieces else []) + stage.finish()
+    return "".join(pieces)

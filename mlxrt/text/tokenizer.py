@@ -49,10 +49,11 @@ class Tokenizer:
         stream = self.detokenizer(skip_special=skip_special)
         return "".join([*map(stream.push, tokens), stream.finish()])
 
-    def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
+    def detokenizer(self, *, skip_special: bool = True, prompt: Sequence[int] = ()) -> Detokenizer:
+        """A stream of text; after a `prompt`, of what is added to its text."""
         vocab = self._vocabulary
         piece = (lambda t: None if t in vocab.special_ids else vocab.piece(t)) if skip_special else vocab.piece
-        return Detokenizer(vocab.size, piece, vocab.stages())
+        return Detokenizer(vocab.size, piece, vocab.stages(), prompt)
 
     def render(
         self,

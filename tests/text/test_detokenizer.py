@@ -69,22 +69,50 @@ def word_level(decoder):
     return tok
 
 
+def random_row(rng, backend) -> list[int]:
+    """Words, characters in bytes, lone bytes and special tokens."""
+    utf8, row = [[f"<0x{b:02X}>" for b in c.encode()] for c in "é日🦙ß"], []
+    for _ in range(rng.randrange(8)):
+        lucky = rng.random()
+        if lucky < 0.3:
+            row += [backend.token_to_id(t) for t in rng.choice(utf8)]
+        else:
+            row.append(rng.randrange(256) if lucky < 0.45 else rng.randrange(256, 256 + len(WORDS) + 4))
+    return row
+
+
 @pytest.mark.parametrize("name", cases())
 def test_streams_give_what_the_library_gives(name, make_folder):
     backend = word_level(cases()[name])
     ours, rng = Tokenizer.from_folder(make_folder(backend)), random.Random(7)
     assert ours.vocab_size == 256 + len(WORDS) + 4
-    utf8 = [[f"<0x{b:02X}>" for b in c.encode()] for c in "é日🦙ß"]
     for _ in range(150):
-        row = []
-        for _ in range(rng.randrange(8)):
-            lucky = rng.random()
-            if lucky < 0.3:
-                row += [backend.token_to_id(t) for t in rng.choice(utf8)]
-            else:
-                row.append(rng.randrange(256) if lucky < 0.45 else rng.randrange(256, ours.vocab_size))
+        row = random_row(rng, backend)
         for skip in (True, False):
             assert ours.decode(row, skip_special=skip) == backend.decode(row, skip_special_tokens=skip), row
+
+
+@pytest.mark.parametrize("clean_up", [False, True])
+@pytest.mark.parametrize("name", cases())
+def test_after_a_prompt_the_text_is_what_is_added_to_it(name, clean_up, make_folder):
+    backend = word_level(cases()[name])
+    folder = make_folder(backend, tokenizer_config_json={"clean_up_tokenization_spaces": clean_up})
+    ours, rng, added = Tokenizer.from_folder(folder), random.Random(8), 0
+    for i in range(200):
+        prompt, answer = random_row(rng, backend), random_row(rng, backend)
+        if i % 10 == 0:  # longer than what a stream looks back at, bytes that begin a character in the middle
+            prompt = [*prompt, *[backend.token_to_id(f"<0x{b:02X}>") for b in ("日" * 50).encode()], *prompt]
+        before, whole = ours.decode(prompt), ours.decode(prompt + answer)
+        if not clean_up:
+            assert (before, whole) == (backend.decode(prompt), backend.decode(prompt + answer))
+        stream = ours.detokenizer(prompt=prompt)
+        text = "".join([*map(stream.push, answer), stream.finish()])
+        if whole.startswith(before):  # else the answer's tokens changed what the prompt's end means
+            assert text == whole.removeprefix(before)
+            added += 1
+        else:
+            assert whole.endswith(text)
+    assert added > 100
 
 
 @settings(deadline=None, max_examples=60)
@@ -108,6 +136,14 @@ def test_text_comes_as_soon_as_it_is_certain(bpe, make_folder):
     letters = [bpe.token_to_id(c) for c in ("ð", "Ł", "¦", "Ļ")]  # the bytes of a llama
     assert [stream.push(t) for t in [*letters, bpe.token_to_id("a")]] == ["", "", "", "🦙", "a"]
     assert stream.finish() == ""
+
+
+def test_a_character_that_the_prompt_began_is_the_answers(bpe, make_folder):
+    tok = Tokenizer.from_folder(make_folder(bpe))
+    letters = [bpe.token_to_id(c) for c in ("ð", "Ł", "¦", "Ļ")]
+    stream = tok.detokenizer(prompt=[bpe.token_to_id("a"), *letters[:2]])
+    assert [stream.push(t) for t in letters[2:]] == ["", "🦙"]
+    assert tok.detokenizer(prompt=[*letters, 10**6]).finish() == ""  # an id that only pads the embedding is no text
 
 
 def test_an_unfinished_character_is_given_up_at_the_end(bpe, make_folder):

@@ -233,7 +233,9 @@ def test_restoring_evicts_cached_prefixes(llm, tokenizer, engine, tmp_path):
     small = Engine(llm, EngineConfig(kv_memory=60 * block_bytes), tokenizer)
     for i in range(3):
         small.generate(f"{i} fills the pool with something else, and more of it, and more", max_tokens=3)
-    assert Session.restore(small, path).say("more", max_tokens=3).completion.cached_tokens == next_prefix(tokenizer, session.messages)
+    assert Session.restore(small, path).say("more", max_tokens=3).completion.cached_tokens == next_prefix(
+        tokenizer, session.messages
+    )
     tiny = Engine(llm, EngineConfig(kv_memory=20 * block_bytes), tokenizer)
     with pytest.raises(mlxrt.WontFit, match="blocks"):
         Session.restore(tiny, path)
