@@ -55,7 +55,7 @@ def test_a_stack_that_is_too_large_is_not_promised_to_be_in_order(monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1), (2, 5)])
-def test_cumulative_sums_launch_nothing_for_one_number(monkeypatch, shape):
+def test_a_cumulative_sum_of_one_element_is_not_launched(monkeypatch, shape):
     """On CUDA that launch would write outside of its buffer."""
     x, calls = mx.random.normal(shape), []
     right, scan = mx.cumsum(x, axis=-1), mx.cumsum
