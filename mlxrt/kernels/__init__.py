@@ -7,6 +7,8 @@ from .ops.add_norm_qmv import add_norm_qmv
 from .ops.argmax import argmax
 from .ops.attention_layout import PackedKV, Pages, QKVLayout, QuantizedPages
 from .ops.codebook import codebook_rows
+from .ops.draw import draw
+from .ops.draw_rows import DrawPlan, DrawRow, pack_rows
 from .ops.embedding import embed_rows
 from .ops.gated_delta import gated_delta_step
 from .ops.hadamard import hadamard
@@ -27,10 +29,11 @@ from .ops.rope import apply_rope
 from .registry import OPS, Case, Op, Source
 
 __all__ = [
-    "KV_GROUPS", "MODES", "OPS", "PLAIN", "Case", "Codec", "DeviceProfile", "Gpu", "Kernels",
+    "KV_GROUPS", "MODES", "OPS", "PLAIN", "Case", "Codec", "DeviceProfile", "DrawPlan", "DrawRow", "Gpu", "Kernels",
     "LUTMatrix", "LazyQKV", "Op", "PackedKV", "Pages", "PlainKV", "QKVLayout", "QuantizedKV", "QuantizedMatrix",
-    "QuantizedPages", "Source", "add_norm", "add_norm_qmv", "apply_rope", "argmax", "attention_op", "backend", "codebook_rows", "compute_qkv", "decode_attention", "embed_rows",
-    "gated_delta_step", "hadamard", "linear", "lut_dequantize", "make_gpu", "moe_combine", "moe_down",
-    "moe_gate_up", "moe_grouped", "moe_router", "moe_router_gate_up", "moe_sort", "paged_attention",
-    "qkv_attention", "qmm", "qmv", "quantized_paged_attention",
+    "QuantizedPages", "Source", "add_norm", "add_norm_qmv", "apply_rope", "argmax", "attention_op", "backend",
+    "codebook_rows", "compute_qkv", "decode_attention", "draw", "embed_rows", "gated_delta_step", "hadamard",
+    "linear", "lut_dequantize", "make_gpu", "moe_combine", "moe_down", "moe_gate_up", "moe_grouped", "moe_router",
+    "moe_router_gate_up", "moe_sort", "pack_rows", "paged_attention", "qkv_attention", "qmm", "qmv",
+    "quantized_paged_attention",
 ]  # fmt: skip

@@ -8,6 +8,8 @@
 typedef unsigned int uint;
 typedef unsigned short ushort;
 typedef unsigned char uchar;
+typedef unsigned long ulong;
+typedef unsigned int atomic_uint;
 #define FLOAT16 __half
 #define BFLOAT16 __nv_bfloat16
 #define thread_index_in_simdgroup (threadIdx.x & 31u)
@@ -22,6 +24,37 @@ constexpr int mem_none = 0;
 constexpr int mem_threadgroup = 0;
 constexpr int mem_device = 1;
 }  // namespace mem_flags
+
+constexpr int memory_order_relaxed = 0;
+
+FN uint atomic_load_explicit(const uint* p, int) {
+    return *p;
+}
+
+FN void atomic_store_explicit(uint* p, uint v, int) {
+    *p = v;
+}
+
+FN uint atomic_fetch_add_explicit(uint* p, uint v, int) {
+    return atomicAdd(p, v);
+}
+
+FN uint atomic_fetch_or_explicit(uint* p, uint v, int) {
+    return atomicOr(p, v);
+}
+
+FN uint atomic_fetch_min_explicit(uint* p, uint v, int) {
+    return atomicMin(p, v);
+}
+
+FN uint atomic_fetch_max_explicit(uint* p, uint v, int) {
+    return atomicMax(p, v);
+}
+
+// Rounded, whatever is done with it then.
+FN float multiply(float a, float b) {
+    return __fmul_rn(a, b);
+}
 
 FN void threadgroup_barrier(int) {
     __syncthreads();

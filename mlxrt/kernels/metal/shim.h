@@ -4,6 +4,12 @@
 #define FLOAT16 half
 #define BFLOAT16 bfloat16_t
 
+// Rounded, whatever is done with it then.
+FN float multiply(float a, float b) {
+    #pragma METAL fp contract(off)
+    return a * b;
+}
+
 // Where a lane's two numbers of an 8x8 simdgroup matrix lie, by the matrix' place in D = L R + D.
 // On Apple GPUs all three lie alike.
 FN uint tile_row(uint lane) {
