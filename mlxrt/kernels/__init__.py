@@ -26,6 +26,7 @@ from .ops.qmm import qmm
 from .ops.qmv import qmv
 from .ops.quantized import QuantizedMatrix
 from .ops.rope import apply_rope
+from .ops.top_logprobs import top_logprobs
 from .registry import OPS, Case, Op, Source
 
 __all__ = [
@@ -35,5 +36,5 @@ __all__ = [
     "codebook_rows", "compute_qkv", "decode_attention", "draw", "embed_rows", "gated_delta_step", "hadamard",
     "linear", "lut_dequantize", "make_gpu", "moe_combine", "moe_down", "moe_gate_up", "moe_grouped", "moe_router",
     "moe_router_gate_up", "moe_sort", "pack_rows", "paged_attention", "qkv_attention", "qmm", "qmv",
-    "quantized_paged_attention",
+    "quantized_paged_attention", "top_logprobs",
 ]  # fmt: skip
