@@ -220,15 +220,20 @@ def random_bits(rows, offset) -> mx.array:
 
 def pick(y, key, best, rows, offset, sharpness, plan):
     """The token [R, 1] that each row's random number points at."""
+    upto = mx.cumsum(weigh_kept(y, key, best, rows, sharpness, plan), axis=-1)
+    target = multiply_high64(upto[:, -1:], random_bits(rows, offset))
+    return mx.minimum(mx.sum((upto <= target).astype(mx.uint32), axis=-1, keepdims=True), word(y.shape[1] - 1))
+
+
+def weigh_kept(y, key, best, rows, sharpness, plan) -> mx.array:
+    """What each token weighs, uint64 [R, V]; 0 for those that top-k, top-p and min-p drop."""
     peak = key_logit(best)
     gap = (peak - y) * sharpness
     weight = weigh(gap)
     stays = (key > word(LOWEST_KEY)) & (gap <= column(rows, draw_rows.MAX_GAP).view(mx.float32))
     if plan.top_k or plan.sorts:
         stays = stays & keep_best(key, weight, rows, lambda key: weigh((peak - key_logit(key)) * sharpness), plan)
-    upto = mx.cumsum(mx.where(stays, weight, long(0)), axis=-1)
-    target = multiply_high64(upto[:, -1:], random_bits(rows, offset))
-    return mx.minimum(mx.sum((upto <= target).astype(mx.uint32), axis=-1, keepdims=True), word(y.shape[1] - 1))
+    return mx.where(stays, weight, long(0))
 
 
 def keep_best(key, weight, rows, weight_of, plan) -> mx.array:

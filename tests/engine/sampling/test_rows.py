@@ -9,8 +9,10 @@ import pytest
 from mlxrt.engine.logits import LogitsView
 from mlxrt.engine.request import SamplingParams
 from mlxrt.engine.sampler import check_params, draw_seed, sample
-from mlxrt.engine.sampling_ops import pick, uniforms
 from mlxrt.errors import BadRequest
+from mlxrt.kernels import DrawRow, pack_rows
+from mlxrt.kernels.ops import draw as draw_op
+from mlxrt.kernels.ops.draw import random_bits
 
 
 def any_params(rng) -> dict:
@@ -82,49 +84,24 @@ def test_position_counts_known_and_pending_output(sequence, tokens_of):
     assert second == tokens_of(x, [sequence(prompt=(4, 4, 4), temperature=1.0, seed=5, output=(8,))])
 
 
-def test_uniforms_are_splitmix64_and_do_not_repeat():
-    """First numbers of the published generator, and no stream shared by near seeds or positions."""
-
-    def splitmix(state):
-        while True:
-            state = (state + 0x9E3779B97F4A7C15) % 2**64
-            z = state
-            z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-            z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
-            yield z ^ (z >> 31)
-
-    assert next(splitmix(1234567)) == 6457827717110365317  # the reference C program's first output for this seed
-    for seed in (0, 1, 2**64 - 1):
-        stream = splitmix(next(splitmix(seed)))
-        want = [(next(stream) >> 40) / 2**24 for _ in range(12)]
-        assert [u for position in range(4) for u in uniforms(seed, position)] == want
-    seen = {tuple(uniforms(seed, position)) for seed in range(60) for position in range(60)}
-    assert len(seen) == 3600
-    flat = np.array(list(seen)).ravel()
-    assert flat.min() >= 0 and flat.max() < 1 and abs(flat.mean() - 0.5) < 0.01
+def bits_of(seed: int, position: int) -> int:
+    return random_bits(pack_rows([DrawRow(1.0, seed=seed, position=position)]), mx.zeros((1,), mx.uint32)).item()
 
 
-def test_pick_inverts_the_cumulative_mass():
-    """A grid of targets hits every index as often as its mass says, to the grid's resolution, over several blocks."""
-    rng = np.random.default_rng(3)
-    mass = rng.exponential(size=1300).astype(np.float32)
-    mass[rng.random(1300) < 0.3] = 0
-    mass[:520] = 0  # a first block without mass, and a part of the second
-    grid = 64
-    outer, inner = (a.ravel() for a in np.meshgrid((np.arange(grid) + 0.5) / grid, (np.arange(grid) + 0.5) / grid))
-    u = mx.array(np.stack([outer, inner], 1).astype(np.float32))
-    got = np.bincount(np.array(pick(mx.broadcast_to(mx.array(mass), (grid**2, 1300)), u)), minlength=1300)
-    assert not got[mass == 0].any()
-    want = mass.astype(np.float64) / mass.sum() * grid**2
-    assert np.abs(np.cumsum(got) - np.cumsum(want)).max() <= 2.5 * grid
+def test_random_numbers_are_philox_and_do_not_repeat():
+    """The published first answer for a key and counter of zeros, and no number shared by near seeds or positions."""
+    assert bits_of(0, 0) == 0xE169C58D_6627E8D5
+    seen = [bits_of(seed, position) for seed in (0, 1, 2, 2**32, 2**32 + 1, 2**64 - 1) for position in range(20)]
+    assert len(set(seen)) == len(seen) and abs(np.mean(seen) / 2**64 - 0.5) < 0.1
 
 
-@pytest.mark.parametrize("edge", [0.0, 1 - 2**-24])
-def test_pick_at_the_edges_never_takes_an_id_without_mass(edge):
-    mass = np.zeros((1, 2000), np.float32)
-    mass[0, [700, 1100]] = [1e-30, 3.0]
-    u = mx.full((1, 2), edge)
-    assert pick(mx.array(mass), u).item() == (700 if edge == 0 else 1100)
+@pytest.mark.parametrize("bits", [0, 2**64 - 1])
+def test_a_draw_at_the_edges_never_takes_an_id_without_weight(bits, monkeypatch):
+    monkeypatch.setattr(draw_op, "random_bits", lambda *_: mx.array(np.array([[bits]], np.uint64)))
+    x = np.full(2000, -np.inf, np.float32)
+    x[[700, 1100]] = [-17.0, 3.0]
+    made = draw_op.draw.reference(mx.array(x)[None], pack_rows([DrawRow(1.0)]), mx.zeros((1,), mx.uint32))
+    assert made[0].item() == (700 if bits == 0 else 1100)
 
 
 def test_draws_follow_the_softmax_over_a_large_vocabulary(sequence, tokens_of):
