@@ -2,8 +2,9 @@
 
 import mlx.core as mx
 
-from ..cache.memory import Batch, Group
+from ..cache.memory import TAIL, Batch, Group
 from ..cache.memory.slices import ArrayCache
+from ..kernels import DrawRow, pack_rows
 from .sequence import Step
 
 
@@ -19,6 +20,20 @@ def decode_batch(
     return batch, [
         g.spec.index([parts[i] for parts in rows], width, False, compiled, arrays, tail) for i, g in enumerate(groups)
     ]
+
+
+def draw_batch(rows: list[DrawRow], width: int, history: bool, top: int) -> dict:
+    """What the draw op is told of a batch for all steps of a tail, as a group's index is: `table` stays, `steps` count.
+
+    `variant`: whether tokens of the tail are penalised, and how many log probabilities are wanted.
+    """
+    steps = mx.arange(TAIL).astype(mx.uint32)[:, None]
+    return {"table": pack_rows(rows, width), "steps": steps, "variant": (int(history), top)}
+
+
+def step_of_tail(draws: dict, used: int) -> dict:
+    """The same with `where`, the number of a step; a view of `steps`."""
+    return draws | {"where": draws["steps"][used : used + 1].reshape(1)}
 
 
 def prefill_batch(step: Step, groups: list[Group], start: list[int], used: int, width: int) -> tuple[Batch, list[dict]]:

@@ -28,7 +28,7 @@ WARMUP_STEPS = 16  # steps of a shape before one is captured, which takes as lon
 MAX_SOURCES = 256  # arrays kept alive for copies: more than any number of steps in flight needs
 MAX_COPIES = 512  # of a microsecond each, to write a tail to the pools
 Live = dict[int, tuple[mx.array, ...]]
-Outputs = tuple[Any, Any]  # the tokens as an array, and what the host reads of them
+Outputs = tuple[Any, ...]  # the tokens as an array, and what the host reads of them
 Decode = Callable[..., tuple[Outputs, Live]]
 
 
@@ -39,7 +39,7 @@ class Device(Protocol):
     def graph(self, launches: list[tuple[Launch, list[int]]]) -> Any: ...
     def enter(self) -> None: ...
     def copy(self, to: int, source: int, nbytes: int) -> None: ...
-    def fetch(self, address: int, shape: tuple[int, int]) -> Any: ...
+    def fetch(self, address: int, shape: tuple[int, ...], dtype: mx.Dtype) -> Any: ...
     def wait(self) -> None: ...
     def close(self) -> None: ...
 
@@ -53,6 +53,7 @@ class CapturedStep:
     launches: list[Launch]
     addresses: list[list[int]]  # of each launch's inputs and outputs, as they were then
     tokens: mx.array
+    results: list[tuple[tuple[int, ...], mx.Dtype]]  # what the host reads after every step
     tails: tuple[Live, Live]  # two buffers: the one read first, and the one written first
     zeros: Live  # what is read by the first step of a tail
     constants: list[mx.array]
@@ -90,7 +91,7 @@ class CudaGraphRunner:
         self.max_bytes = MAX_BYTES if max_bytes is None else min(MAX_BYTES, max_bytes)  # of all captured steps together
 
     def __call__(self, used: int, tokens, batch, index, pools, live):
-        key = (tokens.shape, *(where["table"].shape for where in index))
+        key = (tokens.shape, *((where["table"].shape, where.get("variant")) for where in index))
         mine = self._flushed if not used else live is self._last[1]
         if self._current is not None and mine and self._continues(key, tokens, index):
             return self._launch(used)
@@ -131,7 +132,7 @@ class CudaGraphRunner:
             return False
         self._device.enter()
         tail = now.at["read" if live is now.tails[0] else "written"]
-        for source, pool, layer in zip(tail, now.pools, sorted(blocks), strict=True):
+        for source, pool, layer in zip(tail[: len(now.pools)], now.pools, sorted(blocks), strict=True):
             for row, block in enumerate(blocks[layer]):
                 self._device.copy(pool + block * nbytes[layer], source + row * nbytes[layer], nbytes[layer])
         self._busy = self._flushed = True
@@ -181,11 +182,11 @@ class CudaGraphRunner:
         self._last = (self._last[0], live)
         self._busy, self._flushed = True, False
         self.steps += 1
-        return (now.tokens, self._fetch(now)), live
+        return (now.tokens, *self._fetch(now)), live
 
-    def _fetch(self, now: CapturedStep) -> Any:
-        """The tokens for the host. Reading the array itself would move it away from where the kernels write."""
-        return self._device.fetch(now.at["result"][0], (now.tokens.shape[0], 2))
+    def _fetch(self, now: CapturedStep) -> list[Any]:
+        """What the host reads. Reading the arrays themselves would move them away from where the kernels write."""
+        return [self._device.fetch(at, *form) for at, form in zip(now.at["result"], now.results)]
 
     def _graph(self, now: CapturedStep, phase: int) -> Any:
         """The graph of a tail's first step, of those that write the first buffer, or of those that write the second."""
@@ -244,7 +245,7 @@ class CudaGraphRunner:
             launches.clear()  # they keep the pools alive
             if self._begin(key, index, pools, now.tokens):  # the next step goes on from here
                 self._last = (self._last[0], out)
-                return (now.tokens, self._fetch(now)), out
+                return (now.tokens, *self._fetch(now)), out
         return result, out
 
     def _store(self, key: tuple, known: CapturedStep) -> None:
@@ -269,7 +270,7 @@ class CudaGraphRunner:
         }
         own = {
             "tokens": [result[0]],
-            "result": [result[1]],
+            "result": list(result[1:]),
             "written": flatten(out),
             "zeros": flatten(live),
             "table": [table for table, _ in buffers],
@@ -287,6 +288,7 @@ class CudaGraphRunner:
             [replace(launch, inputs=[]) for launch in launches],  # MLX would copy a pool that is referenced
             [[at[id(a)] for a in (*launch.inputs, *launch.outputs)] for launch in launches],
             result[0],
+            [(a.shape, a.dtype) for a in result[1:]],
             (tails, out),
             live,
             list(used.values()),

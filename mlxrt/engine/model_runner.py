@@ -6,8 +6,9 @@ those in flight, and so writes in place.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
@@ -15,15 +16,27 @@ from ..cache.memory import TAIL, Batch, KVPools, Shared
 from ..cache.memory.slices import ArrayCache, bucket
 from ..kernels.cuda.graph import Driver
 from ..models import CausalLM
-from .batch import decode_batch, input_tokens, prefill_batch
+from .batch import decode_batch, draw_batch, input_tokens, prefill_batch, step_of_tail
 from .cuda_graph import CudaGraphRunner
 from .logits import LogitsView
-from .sampler import Sampled, greedy_tokens, is_plain_greedy, sample
-from .sequence import Slice, Step
+from .sampler import (
+    Sampled,
+    draw_row,
+    greedy_tokens,
+    has_callback,
+    is_greedy_alone,
+    is_penalised,
+    logprob_counts,
+    run_draw_step,
+    sample,
+)
+from .sequence import Sequence, Slice, Step
 
 log = logging.getLogger("mlxrt")
 
 DecodeFn = Callable[..., tuple[tuple[mx.array, ...], dict]]
+MAX_AHEAD = 8  # steps in flight, see EngineConfig.ahead
+RECENT = 1 << 30  # where `live` has the tail's tokens for penalties: after all layers
 
 
 @dataclass(frozen=True)
@@ -47,6 +60,7 @@ class DecodeTail:
     index: list[dict] = field(default_factory=list)
     checkpoint: bool = False  # a state inside it will be cached
     blocks: dict[int, list[int]] = field(default_factory=dict)  # of a tail that is one full block per row, by layer
+    draws: dict | None = None  # what the draw op is told of the rows, for all steps of the tail
 
     @property
     def is_block(self) -> bool:
@@ -79,10 +93,11 @@ class ModelRunner:
         self.arrays = ArrayCache()
         self.compiled = compiled and all(g.spec.compiles for g in self.groups)
         self.decode_fn = mx.compile(self.decode_step) if self.compiled else self.decode_step
-        self.greedy_fn = mx.compile(self.greedy_step) if self.compiled else self.greedy_step
+        self.sample_fn = mx.compile(self.sample_step) if self.compiled else self.sample_step
         self.lm_head = mx.compile(model.logits) if self.compiled else model.logits
         self.graphs = self._open_graphs(graph_bytes) if self.compiled and graph_bytes != 0 else None
         self.waits = 0  # steps that had to wait for the device
+        self._sampled: deque[Sampled] = deque(maxlen=MAX_AHEAD + 1)  # the newest, read or not
 
     def _open_graphs(self, max_bytes: int | None) -> CudaGraphRunner | None:
         """Where decode steps can be launched without MLX: on CUDA, if kernels read all caches."""
@@ -94,7 +109,7 @@ class ModelRunner:
         except (OSError, RuntimeError) as error:
             log.warning(f"decode steps are launched kernel by kernel: CUDA's driver cannot be used ({error})")
             return None
-        return CudaGraphRunner(self.greedy_step, self.greedy_fn, self.model, gpu.library, device, max_bytes)
+        return CudaGraphRunner(self.sample_step, self.sample_fn, self.model, gpu.library, device, max_bytes)
 
     @property
     def live(self) -> dict[int, tuple] | tuple[()]:
@@ -102,10 +117,13 @@ class ModelRunner:
         return self.tail.live if self.tail else ()
 
     def launch(self, step: Step) -> InflightStep:
-        if step.decode and all(s.samples and is_plain_greedy(s.seq) for s in step.slices):
-            tokens, result = self.run(step, self.greedy_fn)
-            ids = tuple(s.seq.id for s in step.slices)
-            return self._submit(step, step.slices, Sampled(tokens, result, ids, {}, {}))
+        if self._samples_inside(step):
+            seqs = [s.seq for s in step.slices]
+            tokens, result, *logprobs = self.run(step, self.sample_fn)
+            sampled = Sampled(tokens, result, tuple(seq.id for seq in seqs), {})
+            if logprobs:
+                sampled = replace(sampled, logprobs=logprobs[0], counts=logprob_counts(seqs))
+            return self._submit(step, step.slices, sampled)
         hidden = self.hidden(step)
         ends = [i for i, s in enumerate(step.slices) if s.samples]
         if not ends:
@@ -113,13 +131,27 @@ class ModelRunner:
             return InflightStep((), None, step.prefill_tokens)
         slices = tuple(step.slices[i] for i in ends)
         rows = hidden if len(ends) == hidden.shape[0] else hidden[mx.array(ends)]
-        with LogitsView(self.lm_head(rows), [s.seq for s in slices]) as view:
-            sampled = sample(view, self.model.kernels)
+        seqs = [s.seq for s in slices]
+        # Graphs write all their tokens to one array: of those in flight it has the newest only.
+        late = [self._read_pending(seq) if is_penalised(seq) else () for seq in seqs] if self.graphs else None
+        with LogitsView(self.lm_head(rows), seqs) as view:
+            sampled = sample(view, self.model.kernels, late)
         return self._submit(step, slices, sampled)
+
+    def _samples_inside(self, step: Step) -> bool:
+        """Whether sampling is part of the decode step. On the CPU only argmax is: drawn rows are told apart."""
+        inside = is_greedy_alone if self.model.kernels.gpu is None else lambda seq: not has_callback(seq)
+        return step.decode and all(s.samples and inside(s.seq) for s in step.slices)
+
+    def _read_pending(self, seq: Sequence) -> list[int]:
+        """The tokens of a sequence that are still on the device. Waits."""
+        rows = [(s, s.requests.index(seq.id)) for s in self._sampled if seq.id in s.requests]
+        return [sampled.host[i] for sampled, i in rows[len(rows) - len(seq.pending) :]]
 
     def _submit(self, step: Step, slices: tuple[Slice, ...], sampled: Sampled) -> InflightStep:
         for i, s in enumerate(slices):
             s.seq.pending.append((sampled.tokens, i))
+        self._sampled.append(sampled)
         live = self.tail.live if self.tail else ()
         mx.async_eval(sampled.arrays, live)  # one call: each ends a batch of launches
         return InflightStep(slices, sampled, step.prefill_tokens)
@@ -157,10 +189,16 @@ class ModelRunner:
         hidden, _, live = self.forward(tokens, batch, index, pools, live)
         return (hidden,), live
 
-    def greedy_step(self, tokens, batch, index, pools, live):
-        """The same where every row is plain greedy: the argmax tokens, and which rows have none."""
-        (hidden,), live = self.decode_step(tokens, batch, index, pools, live)
-        return greedy_tokens(self.model.logits(hidden), self.model.kernels), live
+    def sample_step(self, tokens, batch, index, pools, live):
+        """The same with sampling: the tokens, and what the host reads of them. Unless all rows are plain greedy,
+        `index` has one more entry than there are groups: what the draw op is told."""
+        (hidden,), after = self.decode_step(tokens, batch, index, pools, live)
+        logits, kernels = self.model.logits(hidden), self.model.kernels
+        if len(index) == len(self.groups):
+            return greedy_tokens(logits, kernels), after
+        recent = live.get(RECENT, (None,))[0]
+        outputs, recent = run_draw_step(logits, tokens, index[-1], recent, kernels)
+        return outputs, after if recent is None else after | {RECENT: (recent,)}
 
     def _run_prefill(self, step, tokens, every):
         """Rows of any length, packed. Writes the pools, so nothing else may be reading them."""
@@ -183,6 +221,14 @@ class ModelRunner:
         t = self.tail or DecodeTail(rows, [s.start for s in step.slices])
         width = bucket(len(rows))
         t.batch, t.index = decode_batch(step, self.groups, t.start, t.used, width, self.compiled, self.arrays)
+        seqs = [s.seq for s in step.slices]
+        if decode_fn is self.sample_fn and not all(map(is_greedy_alone, seqs)):
+            if t.draws is None:
+                assert t.used == 0, "a row's sampling does not change inside a tail"
+                late = [self._read_pending(seq) if is_penalised(seq) else () for seq in seqs]
+                rows = [draw_row(seq, self.model.config.vocab_size, own) for seq, own in zip(seqs, late)]
+                t.draws = draw_batch(rows, width, any(map(is_penalised, seqs)), max(logprob_counts(seqs)))
+            t.index.append(step_of_tail(t.draws, t.used))
         self.tail = t  # only now: a stale block raises above and must not leave half a tail
         pools = self.pools.arrays
         if not t.live:
@@ -190,8 +236,10 @@ class ModelRunner:
                 i: self.groups[g].spec.open_live(pools[i], t.index[g], width, self.arrays)
                 for i, g in self.group_of.items()
             }
+            if t.draws is not None and t.draws["variant"][0]:
+                t.live[RECENT] = (self.arrays.zeros((width, TAIL), mx.uint32),)
         inputs = tokens, t.batch, t.index, pools, t.live
-        graphs = self.graphs if decode_fn is self.greedy_fn else None
+        graphs = self.graphs if decode_fn is self.sample_fn else None
         with self.model.kernels.capturing(graphs is not None):
             outputs, t.live = decode_fn(*inputs) if graphs is None else graphs(t.used, *inputs)
         t.used, t.checkpoint = t.used + 1, step.checkpoint

@@ -110,7 +110,7 @@ def sample(view: LogitsView, kernels: Kernels = PLAIN, late: Rows[Rows[int]] | N
     rows = [draw_row(seq, view.vocab, late[i] if late is not None else None) for i, seq in enumerate(seqs)]
     groups: dict[bool | None, list[int]] = {}  # rows that need the same work
     for i, seq in enumerate(seqs):
-        plain = is_greedy(seq) and seq.request.on_logits is None
+        plain = is_greedy(seq) and not has_callback(seq)
         groups.setdefault(None if plain else DrawPlan.of(rows[i : i + 1], view.vocab).sorts, []).append(i)
     done = []
     for kind, group in groups.items():
@@ -125,7 +125,7 @@ def sample(view: LogitsView, kernels: Kernels = PLAIN, late: Rows[Rows[int]] | N
             done.append(status)
     status = restore_order(done, list(groups.values()))
     errors = run_logits_callbacks(view)
-    if called := [i for i, seq in enumerate(seqs) if seq.request.on_logits is not None]:
+    if called := [i for i, seq in enumerate(seqs) if has_callback(seq)]:
         edited = [replace(rows[i], **NO_CHANGE) for i in called]
         again, _ = run_draw(take(view.logits, called), edited, [seqs[i] for i in called], kernels, False)
         others = [i for i in range(len(seqs)) if i not in called]
@@ -199,6 +199,17 @@ def run_draw(
     return status, adjusted
 
 
+def run_draw_step(x, tokens, draws: dict, recent, kernels: Kernels) -> tuple[tuple[mx.array, ...], mx.array | None]:
+    """A decode step's tokens and what the host reads of them, and `recent` with `tokens`: all by arrays."""
+    history, top = draws["variant"]
+    arguments = {"x": x, "rows": draws["table"], "offset": draws["where"]}
+    if history:
+        arguments |= {"tokens": tokens, "recent": recent}
+    chosen, status, _, *after = kernels.run(draw, **arguments)
+    outputs = (chosen, status) if not top else (chosen, *kernels.run(top_logprobs, x=x, status=status, n=top))
+    return outputs, after[0] if after else None
+
+
 def gather_pending(rows: list[DrawRow], seqs: Rows[Sequence]) -> dict[str, mx.array]:
     """`tokens` and `recent` of the draw op: the newest token of each sequence, and those before it."""
     zero, width = mx.zeros((1,), mx.uint32), max(row.recent for row in rows)
@@ -229,6 +240,15 @@ def changes_logits(seq: Sequence) -> bool:
 def is_greedy(seq: Sequence) -> bool:
     """Whether plain argmax of the model's own logits is its token."""
     return seq.params.temperature <= 0 and not changes_logits(seq)
+
+
+def has_callback(seq: Sequence) -> bool:
+    return seq.request.on_logits is not None
+
+
+def is_greedy_alone(seq: Sequence) -> bool:
+    """Whether argmax is all it asks for."""
+    return is_greedy(seq) and not has_callback(seq) and not seq.params.logprobs
 
 
 def greedy_tokens(logits: mx.array, kernels: Kernels = PLAIN) -> tuple[mx.array, mx.array]:

@@ -41,7 +41,7 @@ def engines(folder, monkeypatch):  # noqa: F811
         runner.compiled = True  # tables as wide as a compiled step wants them; the step itself cannot be compiled here
         device, said = Bench(), capture_log("decode steps")
         if again:
-            runner.graphs = CudaGraphRunner(runner.greedy_step, runner.greedy_fn, runner.model, library, device)
+            runner.graphs = CudaGraphRunner(runner.sample_step, runner.sample_fn, runner.model, library, device)
         made.append(engine)
         return engine, device, said
 
@@ -77,7 +77,7 @@ def test_steps_of_these_families_are_nothing_but_kernels(name):
     library, said = FakeLibrary(Simulator(checked=False)), capture_log("decode steps")
     with made(name, Kernels("strict", make_gpu("metal", library))) as engine:
         runner, device = engine.core.runner, Bench()
-        runner.graphs = CudaGraphRunner(runner.greedy_step, runner.greedy_fn, runner.model, library, device)
+        runner.graphs = CudaGraphRunner(runner.sample_step, runner.sample_fn, runner.model, library, device)
         assert [answer(engine, 9) for _ in range(3)] == [expected] * 3
     assert not said and device.launched == 2 * 8 - 1  # all but those of the first answer, and the one that was recorded
 
@@ -93,7 +93,7 @@ def test_steps_of_many_rows_are_nothing_but_kernels(name):
             runner = engine.core.runner
             runner.compiled = True
             if again:
-                runner.graphs = CudaGraphRunner(runner.greedy_step, runner.greedy_fn, runner.model, library, device)
+                runner.graphs = CudaGraphRunner(runner.sample_step, runner.sample_fn, runner.model, library, device)
             answers.append([[c.tokens for c in engine.generate(asked)] for _ in range(3)])
     assert answers[0] == answers[1] and not said and device.launched
     assert {"qmm", "add_norm"} <= set(kernels.used) and ("moe_grouped" in kernels.used) == ("a3b" in name)
@@ -115,6 +115,30 @@ def test_requests_that_come_and_go(engines):
         kv_memory="1MB",
     )
     assert device.launched > 60 and not said
+
+
+HOT = {"temperature": 0.9, "top_k": 12, "top_p": 0.9, "min_p": 0.02, "seed": 4}
+PENALISED = {"repetition_penalty": 1.4, "presence_penalty": 0.3, "frequency_penalty": 0.2, "logit_bias": {3: 2.0}}
+
+
+@pytest.mark.parametrize("params", [HOT, PENALISED, HOT | PENALISED | {"logprobs": 3}, {"logprobs": 2}], ids=str)
+def test_drawn_rows_are_launched_as_graphs(engines, params):
+    """Longer than a tail, so that penalties reach back into the one before; the tokens of plain MLX."""
+    _, device, said = both(engines, [ask(PROMPT, 40, **params)], [ask(OTHER, 40, **params)])
+    assert device.launched > 40 and not said
+
+
+def test_greedy_and_drawn_rows_share_a_graph_and_log_probabilities_come_with_it(engines):
+    mixed = [ask(PROMPT, 12), ask(OTHER, 12, **HOT), ask([7], 12, **PENALISED, logprobs=4), ask([9, 2], 12, logprobs=1)]
+    answers = []
+    for again in (False, True):
+        engine, device, said = engines(again)
+        answers.append([[(c.tokens, c.logprobs) for c in engine.generate(mixed)] for _ in range(3)])
+        kernels = engine.core.runner.model.kernels
+        assert {"draw", "top_logprobs"} <= set(kernels.used)
+    assert answers[0] == answers[1] and device.launched > 12 and not said
+    for _, _, (_, third), (_, fourth) in answers[0]:
+        assert [len(entry) for entry in fourth] == [1] * 12 and all(4 <= len(entry) <= 5 for entry in third)
 
 
 def test_pools_that_moved_are_followed(engines):

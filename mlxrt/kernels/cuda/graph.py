@@ -16,6 +16,7 @@ from .nvrtc import Launch, Library, cuda_source
 ADDRESS_BATCH = 64  # arrays that are asked for their addresses at once
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads go on with their own work
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+NUMBERS: dict[mx.Dtype, Any] = {mx.uint32: ctypes.c_uint32, mx.float32: ctypes.c_float}  # that the host reads
 DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 
 
@@ -86,8 +87,8 @@ class Driver:
         pointers = ctypes.c_uint64(to), ctypes.c_uint64(source)
         self("cuMemcpyDtoDAsync_v2", *pointers, ctypes.c_size_t(nbytes), self.stream)
 
-    def fetch(self, address: int, shape: tuple[int, int]) -> "Fetched":
-        """uint32 numbers, as they will be when what was launched before is done."""
+    def fetch(self, address: int, shape: tuple[int, ...], dtype: mx.Dtype) -> "Fetched":
+        """Rows of uint32 or float32 numbers, as they will be when what was launched before is done."""
         nbytes = 4 * shape[0] * shape[1]
         fits = next((slot for slot in self._idle if slot.size >= nbytes), None)
         if fits is not None:
@@ -95,7 +96,7 @@ class Driver:
         slot = fits or Slot(self, nbytes)
         self("cuMemcpyDtoHAsync_v2", slot.host, ctypes.c_uint64(address), ctypes.c_size_t(nbytes), self.stream)
         self("cuEventRecord", slot.event, self.stream)
-        return Fetched(self, slot, shape)
+        return Fetched(self, slot, shape, NUMBERS[dtype])
 
     def give_back(self, slot: "Slot") -> None:
         self._idle.append(slot)
@@ -137,15 +138,15 @@ class Slot:
 class Fetched:
     """Rows of numbers on their way to the host; read once."""
 
-    def __init__(self, driver: Driver, slot: Slot, shape: tuple[int, int]):
-        self._driver, self._slot, self._shape = driver, slot, shape
+    def __init__(self, driver: Driver, slot: Slot, shape: tuple[int, ...], kind: Any):
+        self._driver, self._slot, self._shape, self._kind = driver, slot, shape, kind
 
-    def tolist(self) -> list[list[int]]:
+    def tolist(self) -> list[list[Any]]:
         """Waits."""
         rows, width = self._shape
         self._driver.enter()
         self._driver("cuEventSynchronize", self._slot.event)
-        numbers = (ctypes.c_uint32 * (rows * width)).from_address(self._slot.host.value or 0)
+        numbers = (self._kind * (rows * width)).from_address(self._slot.host.value or 0)
         read = [list(numbers[i * width : (i + 1) * width]) for i in range(rows)]
         self._driver.give_back(self._slot)
         return read

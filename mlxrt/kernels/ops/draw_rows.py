@@ -9,10 +9,11 @@ import struct
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 
-HEADER = struct.Struct("=IfIf4Iff ff 4I".replace(" ", ""))
+HEADER = struct.Struct("=IfIf4I4f4I")
 TOP_K, SHARPNESS, TOP_P, MAX_GAP, SEED_LOW, SEED_HIGH, POSITION, RECENT = range(8)
 REPEATED_ABOVE, REPEATED_BELOW, PRESENCE, FREQUENCY, NUM_PROMPT, NUM_OUTPUT, NUM_BIAS = range(8, 15)
 LISTS = 16
@@ -44,7 +45,7 @@ class DrawRow:
     bias: Mapping[int, float] = field(default_factory=dict)  # -inf: never
 
     def pack(self) -> bytes:
-        share = round(self.top_p * 2**32)
+        share = int(self.top_p * 2**32)  # rounded down: 0.3 of ten equal tokens are three
         header = HEADER.pack(
             self.top_k,
             math.log2(math.e) / max(self.temperature, COLDEST) if self.temperature > 0 else 0.0,
@@ -63,9 +64,8 @@ class DrawRow:
             len(self.bias),
             0,
         )
-        lists = [array("I", self.prompt), array("I", self.output), array("I", self.bias.keys())]
-        lists.append(array("f", map(clamp, self.bias.values())))
-        return header + b"".join(part.tobytes() for part in lists)
+        lists = [array("I", ids).tobytes() for ids in (self.prompt, self.output, self.bias.keys())]
+        return b"".join([header, *lists, array("f", map(clamp, self.bias.values())).tobytes()])
 
 
 @dataclass(frozen=True)
@@ -98,5 +98,5 @@ def pack_rows(rows: Sequence[DrawRow], width: int = 0) -> mx.array:
     longest = max(map(len, packed), default=0)
     size = max(1 << (longest - 1).bit_length(), 4 * LISTS)  # a power of two: few shapes
     packed += [b""] * (width - len(rows))
-    numbers = array("I", b"".join(row.ljust(size, b"\0") for row in packed))
+    numbers: Any = memoryview(array("I", b"".join(row.ljust(size, b"\0") for row in packed)))
     return mx.array(numbers).reshape(len(packed), size // 4)

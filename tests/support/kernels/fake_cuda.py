@@ -70,8 +70,8 @@ class Bench:
     def copy(self, to: int, source: int, nbytes: int) -> None:
         self._queue.append(lambda: ctypes.memmove(to, source, nbytes))
 
-    def fetch(self, address: int, shape: tuple[int, int]) -> "Fetched":
-        out = Fetched(self, shape)
+    def fetch(self, address: int, shape: tuple[int, ...], dtype: mx.Dtype) -> "Fetched":
+        out = Fetched(self, shape, np.uint32 if dtype == mx.uint32 else np.float32)
         self._queue.append(lambda: ctypes.memmove(out.numbers.ctypes.data, address, out.numbers.nbytes))
         return out
 
@@ -85,8 +85,8 @@ class Bench:
 
 
 class Fetched:
-    def __init__(self, device: Bench, shape: tuple[int, int]):
-        self._device, self.numbers = device, np.zeros(shape, np.uint32)
+    def __init__(self, device: Bench, shape: tuple[int, ...], dtype: type):
+        self._device, self.numbers = device, np.zeros(shape, dtype)
 
     def tolist(self):
         self._device.wait()

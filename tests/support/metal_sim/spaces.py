@@ -30,7 +30,8 @@ def available() -> str:
 def spaced(text: str) -> str:
     t = INSTANTIATION.sub(lambda m: f"\ntemplate decltype({m.group(1)}) ", without_comments(text))
     t = re.sub(r"#include <[^>]*>", "", MARKS.sub("", t))
-    # A threadgroup variable becomes one that is made elsewhere (a class has no constructor there); as a qualifier the word is address space 3.
+    # A threadgroup variable becomes one that is made elsewhere, since a class has no constructor there; as a
+    # qualifier the word is address space 3.
     t = re.sub(r"\bthreadgroup\b", "AS(3)", VARIABLE.sub("extern AS(3)", t))
     return f'#include "{DECLARATIONS}"\n#line 1 "{FILE}"\n{t}'
 

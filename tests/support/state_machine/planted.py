@@ -165,17 +165,13 @@ FAULTS = (
         "else hidden[: len(ends)]",
     ),
     fault(
-        "a draw depends on its row",
-        "engine/sampler.py",
-        "uniforms(seq.seed, len(seq) - len(seq.prompt)) for seq in seqs",
-        "uniforms(seq.seed + i, len(seq) - len(seq.prompt)) for i, seq in enumerate(seqs)",
-        "full",
+        "a draw depends on its row", "engine/sampler.py", "        seq.seed,\n", "        seq.seed + seq.id,\n", "full"
     ),
     fault(
         "a draw forgets tokens in the air",
         "engine/sampler.py",
-        "uniforms(seq.seed, len(seq) -",
-        "uniforms(seq.seed, len(seq.tokens) -",
+        "        len(seq) - len(seq.prompt),\n",
+        "        len(seq.tokens) - len(seq.prompt),\n",
         "full",
     ),
     # Files
