@@ -15,6 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..mlx_defects import cumsum
 from ..registry import Case, Source, op
 from . import draw_rows
 from .draw_rows import EVERYTHING, LISTS, DrawPlan, DrawRow, pack_rows
@@ -220,7 +221,7 @@ def random_bits(rows, offset) -> mx.array:
 
 def pick(y, key, best, rows, offset, sharpness, plan):
     """The token [R, 1] that each row's random number points at."""
-    upto = mx.cumsum(weigh_kept(y, key, best, rows, sharpness, plan), axis=-1)
+    upto = cumsum(weigh_kept(y, key, best, rows, sharpness, plan), axis=-1)
     target = multiply_high64(upto[:, -1:], random_bits(rows, offset))
     return mx.minimum(mx.sum((upto <= target).astype(mx.uint32), axis=-1, keepdims=True), word(y.shape[1] - 1))
 
@@ -249,14 +250,14 @@ def keep_best(key, weight, rows, weight_of, plan) -> mx.array:
     limit = mx.maximum((total >> 32) * top_p + ((total & long(LOW)) * top_p >> 32), long(1))
     down = mx.contiguous(best[:, ::-1])
     mass = mx.where(down >= cut, weight_of(down), long(0))
-    inside = (mx.cumsum(mass, axis=-1) - mass < limit) & (down >= cut)
+    inside = (cumsum(mass, axis=-1) - mass < limit) & (down >= cut)
     last = mx.maximum(mx.sum(inside.astype(mx.int32), axis=-1, keepdims=True), 1) - 1
     nucleus = mx.take_along_axis(down, last, axis=-1)
     above = mx.sum(mx.where(key > nucleus, weight, long(0)), axis=-1, keepdims=True)
     each = mx.maximum(weight_of(nucleus), long(1))
     ties = (limit - above + each - long(1)) // each
     tied = key == nucleus
-    stays = (key > nucleus) | (tied & (mx.cumsum(tied.astype(mx.uint64), axis=-1) <= ties))
+    stays = (key > nucleus) | (tied & (cumsum(tied.astype(mx.uint64), axis=-1) <= ties))
     return mx.where(top_p > 0, stays, key >= cut)
 
 
