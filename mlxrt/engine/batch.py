@@ -7,6 +7,8 @@ from ..cache.memory.slices import ArrayCache
 from ..kernels import DrawRow, pack_rows
 from .sequence import Step
 
+HISTORY_WIDTH = 1024  # numbers of a row whose tokens are penalised, at least: a wider table is another compiled step
+
 
 def decode_batch(
     step: Step, groups: list[Group], start: list[int], used: int, width: int, compiled: bool, arrays: ArrayCache
@@ -28,7 +30,8 @@ def draw_batch(rows: list[DrawRow], width: int, history: bool, top: int) -> dict
     `variant`: whether tokens of the tail are penalised, and how many log probabilities are wanted.
     """
     steps = mx.arange(TAIL).astype(mx.uint32)[:, None]
-    return {"table": pack_rows(rows, width), "steps": steps, "variant": (int(history), top)}
+    table = pack_rows(rows, width, HISTORY_WIDTH) if history else pack_rows(rows, width)
+    return {"table": table, "steps": steps, "variant": (int(history), top)}
 
 
 def step_of_tail(draws: dict, used: int) -> dict:

@@ -92,11 +92,11 @@ def clamp(x: float) -> float:
     return x if math.isinf(x) else min(max(x, -LARGEST), LARGEST)
 
 
-def pack_rows(rows: Sequence[DrawRow], width: int = 0) -> mx.array:
-    """uint32 [R, N]; up to `width`, idle rows that take the best token."""
+def pack_rows(rows: Sequence[DrawRow], width: int = 0, least: int = LISTS) -> mx.array:
+    """uint32 [R, N], with N at least `least`; up to `width`, idle rows that take the best token."""
     packed = [row.pack() for row in rows]
     longest = max(map(len, packed), default=0)
-    size = max(1 << (longest - 1).bit_length(), 4 * LISTS)  # a power of two: few shapes
+    size = max(1 << (longest - 1).bit_length(), 4 * least)  # a power of two: few shapes
     packed += [b""] * (width - len(rows))
     numbers: Any = memoryview(array("I", b"".join(row.ljust(size, b"\0") for row in packed)))
     return mx.array(numbers).reshape(len(packed), size // 4)
