@@ -22,7 +22,7 @@ from ..cache import LayerState, PrefixCache
 from ..cache.memory import KVPools, apply_kv_options, size_pools
 from ..cache.storage import DiskStore
 from ..config import EngineConfig, nbytes
-from ..errors import BadRequest, EngineClosed, EngineFailed, WontFit
+from ..errors import BadRequest, EngineClosed, EngineFailed, WontFit, is_out_of_memory
 from ..kernels import device
 from ..models import CausalLM
 from ..text import Tokenizer
@@ -104,7 +104,7 @@ class EngineCore:
         compiled = device.backend() != "cpu" if config.compile is None else config.compile
         if config.cuda_graphs and device.backend() != "cuda":
             raise BadRequest(f"cuda_graphs does not apply: this device is {device.backend()}")
-        graph_bytes = None if config.memory is None else self.memory.total // 32  # within the user's limit
+        graph_bytes = device.memory()[1] // 16 if config.memory is None else self.memory.total // 32
         graph_bytes = 0 if config.cuda_graphs is False else graph_bytes
         self.runner = ModelRunner(model, self.specs, self.pools, compiled, graph_bytes)
         check_buffers(count_buffers(model, self.pools.arrays))
@@ -451,6 +451,9 @@ class EngineCore:
             self.prefix_cache.clear()
         if failure is not None:
             traceback.clear_frames(failure.__traceback__)  # their locals hold arrays
+            if is_out_of_memory(failure):
+                total, free = device.memory()
+                failure.add_note(f"{free} of {total} bytes of the device were free")
         try:
             mx.synchronize(self._stream)
             self.runner.close()

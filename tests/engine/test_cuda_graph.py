@@ -214,7 +214,7 @@ def test_graphs_can_be_switched_off_and_are_refused_where_there_are_none(monkeyp
     monkeypatch.setattr(ModelRunner, "_open_graphs", lambda self, most: opened.append(most))
     for graphs in (None, False):
         mlxrt.Engine(model, mlxrt.EngineConfig(compile=True, cuda_graphs=graphs)).close()
-    assert opened == [None]
+    assert len(opened) == 1 and opened[0] > 0
     with pytest.raises(mlxrt.BadRequest, match="cuda_graphs does not apply: this device is cpu"):
         mlxrt.Engine(model, mlxrt.EngineConfig(cuda_graphs=True))
     with pytest.raises(mlxrt.BadRequest, match="cuda_graphs does not apply with compile off"):
