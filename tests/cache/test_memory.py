@@ -8,7 +8,7 @@ from mlxrt.cache.memory.slices import bucket, extend, pad_table, update
 from mlxrt.kernels.ops import kv_codec
 from mlxrt.kernels.ops.kv_codec import QuantizedKV
 from tests.support.ahead_memory import measure_peak
-from tests.support.oracle import truth
+from tests.support.oracle import truth, truths
 from tests.support.toy_models import make
 
 
@@ -86,7 +86,8 @@ def test_one_trace_serves_many_steps():
     engine = Engine(model, EngineConfig(compile=True))
     got = engine.generate([ask((1, 2, 3), 40), ask((4, 5, 6, 7), 40)])
     steps = len(traced)
-    assert [c.tokens for c in got] == [truth(model, p, 40) for p in ((1, 2, 3), (4, 5, 6, 7))]
+    answers = [c.tokens for c in got]
+    assert answers == truths(model, [(1, 2, 3), (4, 5, 6, 7)], 40, answers)
     # one prefill; then tables of 1, 2, 4, 8, 16 blocks, each perhaps with a grown pool; flushes do not trace
     assert steps <= 1 + 5 + 2
 

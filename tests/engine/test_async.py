@@ -6,7 +6,7 @@ import pytest
 
 import mlxrt
 from mlxrt import AsyncEngine, Engine, EngineConfig, Request, SamplingParams
-from tests.support.oracle import truth
+from tests.support.oracle import truth, truths
 from tests.support.state_machine.kinds import model as spoken
 from tests.support.state_machine.kinds import tokenizer
 from tests.support.toy_models import VOCAB, make
@@ -58,7 +58,7 @@ def test_a_slow_reader_stops_its_own_request_only(model):
             return quick.tokens, waiting, rest
 
     quick, waiting, rest = run(work())
-    assert quick == truth(model, prompt(2), 60) and rest == truth(model, prompt(1), 60)
+    assert [quick, rest] == truths(model, [prompt(2), prompt(1)], 60, [quick, rest])
     assert 4 <= waiting <= 4 + 2  # and what was in the air
 
 
@@ -72,7 +72,7 @@ def test_readers_that_stop_do_not_keep_others_out(model):
             return done.tokens, [tuple([e.token async for e in stream]) for stream in idle]
 
     done, idle = run(work())
-    assert done == truth(model, prompt(3), 10) and idle == [truth(model, prompt(k), 30) for k in (1, 2)]
+    assert done == truth(model, prompt(3), 10) and idle == truths(model, [prompt(1), prompt(2)], 30, idle)
 
 
 def test_leaving_a_stream_cancels_it(model):
@@ -121,7 +121,8 @@ def test_close_finishes_or_cancels(model, finish):
     done, [late], alive = run(work())
     assert isinstance(late, mlxrt.EngineClosed) and not alive
     if finish:
-        assert [d.tokens for d in done] == [truth(model, prompt(k), 40) for k in range(3)]
+        got = [d.tokens for d in done]
+        assert got == truths(model, map(prompt, range(3)), 40, got)
     else:
         assert all(isinstance(d, mlxrt.EngineClosed) for d in done)
 

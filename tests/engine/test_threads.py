@@ -12,7 +12,7 @@ import pytest
 import mlxrt
 from mlxrt import Engine, EngineConfig, Request, SamplingParams
 from mlxrt.engine.threads import FairLock
-from tests.support.oracle import logits, truth
+from tests.support.oracle import logits, truth, truths
 from tests.support.toy_models import KINDS, VOCAB, make
 
 
@@ -82,7 +82,7 @@ def test_a_consumer_that_raises_harms_nobody():
 
     error, *others = together(bad, *(lambda k=k: engine.generate(prompt(k), max_tokens=30).tokens for k in (2, 3, 4)))
     assert isinstance(error, KeyError)
-    assert others == [truth(model, prompt(k), 30) for k in (2, 3, 4)]
+    assert others == truths(model, map(prompt, (2, 3, 4)), 30, others)
     assert engine.generate(prompt(5), max_tokens=5).tokens == truth(model, prompt(5), 5)
 
 

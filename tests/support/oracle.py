@@ -36,10 +36,14 @@ def logits(model, tokens):
     return model.logits(model(mx.array(list(tokens)), views))
 
 
-def truth(model, prompt, n):
-    """n greedy tokens."""
-    tokens = list(prompt)
-    for _ in range(n):
+def truth(model, prompt, n, guess=()):
+    """n greedy tokens. One forward confirms as much of a guess as is right; the rest takes a forward for each token."""
+    tokens, guess = list(prompt), list(guess[:n])
+    if guess:
+        best = mx.argmax(logits(model, [*prompt, *guess[:-1]])[len(prompt) - 1 :], axis=-1).tolist()
+        wrong = [i for i, (token, right) in enumerate(zip(guess, best, strict=True)) if token != right]
+        tokens += guess[: wrong[0]] if wrong else guess
+    while len(tokens) < len(prompt) + n:
         tokens.append(mx.argmax(logits(model, tokens)[-1]).item())
     return tuple(tokens[len(prompt) :])
 
@@ -53,3 +57,8 @@ def next_prefix(tokenizer, messages) -> int:
     """How many tokens the next prompt of a conversation begins with, whatever is asked."""
     one, other = (tokenizer.chat([*messages, {"role": "user", "content": text}]) for text in ("x", "9"))
     return common_prefix(one, other)
+
+
+def truths(model, prompts, n, answers):
+    """The truth for each prompt, with the answer to it as the guess."""
+    return [truth(model, prompt, n, answer) for prompt, answer in zip(prompts, answers, strict=True)]
