@@ -51,6 +51,7 @@ static void* new_stack_pointer(uint8_t* stack, size_t size) {
   return sp;
 }
 #elif defined(__x86_64__)
+// A jump at the end: the CPU would predict that a ret goes back to the caller.
 asm(R"(
 .text
 .global msim_switch
@@ -70,7 +71,8 @@ msim_switch:
   popq %r12
   popq %rbx
   popq %rbp
-  ret
+  popq %rcx
+  jmpq *%rcx
 .global msim_boot
 .type msim_boot,@function
 msim_boot:
