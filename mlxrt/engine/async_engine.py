@@ -16,6 +16,7 @@ from ..config import EngineConfig
 from ..errors import BadRequest, EngineClosed
 from .engine import Engine, is_many
 from .output import complete, complete_all
+from .process_exit import is_exiting, watch
 from .request import Completion, Event, Request
 from .session import PromptPlan, ReplyRecorder, Session
 
@@ -188,6 +189,8 @@ class AsyncEngine:
         self._work = threading.Condition(threading.Lock())
         self._ending = False  # nothing new is accepted; what is there is finished
         self._ended = False
+        self.stepping = None  # as its engine says
+        watch(self)
         self._thread = threading.Thread(target=self._run, name="mlxrt engine", daemon=True)
         self._thread.start()
 
@@ -286,12 +289,17 @@ class AsyncEngine:
         finally:
             self._end()
 
+    def wake(self) -> None:
+        """Let the thread look again whether there is something to do."""
+        with self._work:
+            self._work.notify_all()
+
     def _wait(self) -> bool:
         """Sleep until there is something to do; False when nothing ever will be."""
         with self._work:
-            while not self._jobs and not self.engine.core.busy and not self._ending:
+            while not self._jobs and not self.engine.core.busy and not self._ending and not is_exiting():
                 self._work.wait()
-            return bool(self._jobs) or self.engine.core.busy
+            return (bool(self._jobs) or self.engine.core.busy) and not is_exiting()
 
     def _run_jobs(self) -> None:
         while self._jobs:

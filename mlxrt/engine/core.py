@@ -40,6 +40,7 @@ from .memory import (
 )
 from .model_runner import InflightStep, ModelRunner
 from .output import OutputProcessor
+from .process_exit import block_if_exiting, track_thread, watch
 from .request import EngineEvent, Finish, Logprobs, Request
 from .scheduler import Limits, Scheduler
 from .sequence import Sequence
@@ -86,6 +87,8 @@ class EngineCore:
         self._aborts: deque[tuple[int, bool]] = deque()  # deferred: (request, whether it gets a last event)
         self._launched = 0, 0  # rows and tokens of the newest step, for messages
         self._launched_prefill = 0  # prompt tokens of the step that is still running
+        track_thread()
+        watch(self)
         with mx.stream(self._stream):
             mx.eval(model.constants())  # lazy arrays of the loading thread could not be evaluated from another
             with refuse_overflow(source.name or "the model"):
@@ -166,6 +169,9 @@ class EngineCore:
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """The engine for this thread alone, between two steps. Threads get it in the order they asked."""
+        track_thread()
+        if not self._lock.mine:
+            block_if_exiting()
         self._lock.acquire()
         try:
             with mx.stream(self._stream):
@@ -193,6 +199,15 @@ class EngineCore:
                 self._run_deferred()
             finally:
                 self._lock.release()
+
+    @property
+    def stepping(self) -> int | None:
+        """The thread that has the engine for itself."""
+        return self._lock.owner
+
+    def wake(self) -> None:
+        """Let waiting threads look again whether there is something for them."""
+        self.outputs.notify()
 
     def check_open(self) -> None:
         if self._closed:

@@ -25,6 +25,10 @@ class FairLock:
         self._depth = 0
 
     @property
+    def owner(self) -> int | None:
+        return self._owner
+
+    @property
     def mine(self) -> bool:
         return self._owner == threading.get_ident()
 
