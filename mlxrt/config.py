@@ -10,6 +10,7 @@ from .errors import BadRequest
 
 OPTIONAL = ("max_context", "max_kv_size", "chunk", "max_stall")  # None: chosen at load
 DETERMINISTIC = "every prompt is prefilled in steps of `chunk` tokens, whatever else runs, and no prefix is reused"
+KV_KINDS = ("full", "paged", "q8", "q6", "q4", "q3", "q2", "k8v4")
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -72,6 +73,8 @@ class EngineConfig:
             raise BadRequest(f"cuda_graphs must be True, False or None, not {self.cuda_graphs!r}")
         if self.cuda_graphs and self.compile is False:
             raise BadRequest("cuda_graphs does not apply with compile off: graphs are captured from compiled steps")
+        if self.kv not in KV_KINDS:
+            raise BadRequest(f"kv must be one of {', '.join(KV_KINDS)}, not {self.kv!r}")
         if self.dtype not in (None, "float32", "bfloat16", "float16"):
             raise BadRequest(f"dtype must be float32, bfloat16 or float16, not {self.dtype!r}")
         if self.kernels not in ("auto", "strict", "reference"):

@@ -29,7 +29,7 @@ LAYERS = {
     "weights": "errors cache text kernels models",
     "cache.storage": "errors cache cache.memory weights",
     "engine": "errors _openblas config cache text kernels cache.memory models weights cache.storage",
-    "bench": "errors _openblas cache kernels cache.memory text models weights engine",
+    "bench": "errors config _openblas cache kernels cache.memory text models weights engine",
     "cli": "errors config _openblas kernels cache.memory text models weights cache.storage engine bench",
     "__main__": "cli",
 }

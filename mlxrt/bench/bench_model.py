@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..engine.load import is_packed, open_checkpoint
+from ..engine.load import open_checkpoint
+from ..engine.load_plan import is_packed
 from ..errors import BadRequest, WontFit
 from ..kernels import device
 from ..weights.identity import weights_digest

@@ -9,10 +9,11 @@ from typing import Any
 import mlx.core as mx
 
 from ..cache.memory import ExternalKV, Shared
-from ..engine.load import DTYPES, compute_dtype, is_packed, open_checkpoint, unpacked_fits
+from ..config import EngineConfig
+from ..engine.load import open_checkpoint
+from ..engine.load_plan import DTYPES, compute_dtype, is_packed, plan_checkpoint
 from ..engine.weight_size import loaded_bytes, make_outline, make_shape_outline, parameters
 from ..errors import BadRequest
-from ..kernels import device
 from ..models import CausalLM, find
 from ..weights.random_models import Shape
 from ..weights.source.resolve import ResolvedModel
@@ -48,7 +49,7 @@ def token_cost(resolved: ResolvedModel, dtype: str | None = None) -> TokenCost:
     checkpoint = open_checkpoint(resolved)
     chosen = compute_dtype(dtype, mx.float16)
     model, stored = make_outline(checkpoint.config, chosen), {}
-    if is_packed(checkpoint) and not (device.backend() == "cpu" and unpacked_fits(checkpoint, chosen)):
+    if is_packed(checkpoint) and not plan_checkpoint(checkpoint, EngineConfig(dtype=dtype)).dequantise:
         rename = find(checkpoint.config).rename
         stored = {rename(name): loaded_bytes(info, chosen) for name, info in checkpoint.sizes().items()}
     return count_cost(model, checkpoint.config, stored)

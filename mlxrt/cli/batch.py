@@ -18,12 +18,21 @@ from ..engine.request import Event, Request, SamplingParams
 from ..errors import BadRequest, MlxrtError, quote
 from .exit_status import FAILED, INTERRUPTED
 from .flags import Parser
-from .request import add_seed, chat_request, decode_utf8, load_engine, merge_defaults
+from .request import (
+    add_seed,
+    chat_request,
+    decode_utf8,
+    merge_defaults,
+    open_model,
+    require_template,
+    require_tokenizer,
+)
 from .terminal import note
 
 if TYPE_CHECKING:
     from ..config import EngineConfig
     from ..engine.engine import Engine
+    from ..engine.load import OpenModel
     from ..engine.output import RequestStream
 
 INPUTS = ("prompt", "messages", "tokens")
@@ -182,7 +191,9 @@ class Batch:
 
 def run_batch(args: argparse.Namespace, config: "EngineConfig", sampling: dict[str, Any]) -> int:
     jobs = read_jobs(args.prompts)
-    with open_output(args.output) as out, load_engine(args, config) as engine:
+    model = open_model(args, config)
+    check_inputs(model, jobs, args.raw)
+    with open_output(args.output) as out, model.load() as engine:
         base = merge_defaults(dict(engine.source.generation), sampling)
         batch = Batch(engine, jobs, lambda job: make_request(engine, args, job, base), out)
         try:
@@ -198,6 +209,14 @@ def run_batch(args: argparse.Namespace, config: "EngineConfig", sampling: dict[s
             f"{100 * stats.cached_share:.0f} % of prompt tokens cached | {stats.preemptions} preemptions"
         )
     return FAILED if batch.failed else 0
+
+
+def check_inputs(model: "OpenModel", jobs: list[Job], raw: bool) -> None:
+    """Refuse a file that this model can answer no line of, before its weights are loaded."""
+    if all((job.input == "prompt" and not raw) or job.input == "messages" for job in jobs):
+        require_template(model)
+    elif all(job.input != "tokens" for job in jobs):
+        require_tokenizer(model)
 
 
 def make_request(engine: "Engine", args: argparse.Namespace, job: Job, base: dict[str, Any]) -> Request:

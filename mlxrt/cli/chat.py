@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import BadRequest, MlxrtError
 from .exit_status import print_error
 from .flags import Parser, add_engine_flags, add_model_flag, add_sampling_flags, engine_config, sampling_options
-from .request import add_template_flags, decode_utf8, load_engine, merge_defaults, read_tools, require_template
+from .request import add_template_flags, decode_utf8, merge_defaults, open_model, read_tools, require_template
 from .terminal import format_bytes, note
 
 if TYPE_CHECKING:
@@ -36,8 +36,9 @@ def run(args: argparse.Namespace) -> int:
     if sampling.get("logprobs"):
         raise BadRequest("--logprobs are shown by `mlxrt generate --json`, not in a chat")
     extra = {"tools": read_tools(args.tools), "enable_thinking": args.enable_thinking}
-    with load_engine(args, config) as engine:
-        require_template(engine)
+    model = open_model(args, config)
+    require_template(model)
+    with model.load() as engine:
         options = merge_defaults(dict(engine.source.generation), sampling)
         options |= {name: value for name, value in extra.items() if value is not None}
         return run_chat(Chat(engine, args.system, options))

@@ -14,15 +14,17 @@ from .request import (
     add_seed,
     add_template_flags,
     chat_request,
-    load_engine,
     merge_defaults,
+    open_model,
     read_prompt,
     read_tools,
+    require_tokenizer,
 )
 
 if TYPE_CHECKING:
     from ..config import EngineConfig
     from ..engine.engine import Engine
+    from ..engine.load import OpenModel
     from ..engine.request import Request
 
 
@@ -45,8 +47,10 @@ def run(args: argparse.Namespace) -> int:
     if sampling.get("logprobs") and not args.json:
         raise BadRequest("--logprobs are shown with --json only; add --json")
     prompt, template = read_prompt(args), template_options(args)
-    with load_engine(args, config) as engine:
-        return print_completion(engine, make_request(engine, args, prompt, template, sampling), args.json)
+    model = open_model(args, config)
+    request = make_request(model, args, prompt, template, sampling)
+    with model.load() as engine:
+        return print_completion(engine, request, args.json)
 
 
 def run_prompts(args: argparse.Namespace, config: "EngineConfig", sampling: dict[str, Any]) -> int:
@@ -67,14 +71,15 @@ def template_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def make_request(
-    engine: "Engine", args: argparse.Namespace, prompt: str, template: dict[str, Any], sampling: dict[str, Any]
+    model: "OpenModel", args: argparse.Namespace, prompt: str, template: dict[str, Any], sampling: dict[str, Any]
 ) -> "Request":
     from ..engine.request import Request, SamplingParams
 
-    params = SamplingParams(**add_seed(merge_defaults(dict(engine.source.generation), sampling)))
+    params = SamplingParams(**add_seed(merge_defaults(dict(model.source.generation), sampling)))
     if args.raw:
+        require_tokenizer(model)
         return Request(prompt=prompt, params=params)
-    return chat_request(engine, args.system, prompt, params, **template)
+    return chat_request(model, args.system, prompt, params, **template)
 
 
 def print_completion(engine: "Engine", request: "Request", as_json: bool) -> int:

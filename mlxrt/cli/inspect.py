@@ -4,7 +4,7 @@ Reads headers and model outlines; nothing is loaded or computed.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -16,7 +16,7 @@ from .. import __version__, _openblas
 from ..bench.token_cost import grows
 from ..cache.memory import ExternalKV, LayerSpec, Shared
 from ..config import EngineConfig
-from ..engine.load import compute_dtype, is_packed, unpacked_fits
+from ..engine.load_plan import STORED_DTYPES, choose_dtype, compute_dtype, plan_checkpoint
 from ..engine.weight_size import loaded_bytes, make_outline, parameters
 from ..kernels import backend, device
 from ..models import CausalLM, find
@@ -31,9 +31,6 @@ from ..weights.random_models import Shape, is_quantizable
 MACS = (16, 32, 64, 128)  # GB of unified memory
 GPU_SHARE = {16: 2 / 3, 32: 2 / 3, 64: 3 / 4, 128: 3 / 4}  # of it that macOS lets a GPU use
 PARAMETER_CLASSES = ("embedding", "attention", "mlp", "norm", "head", "other")
-STORED_DTYPES = {
-    "F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16, "U32": mx.uint32, "U8": mx.uint8,
-}  # fmt: skip
 
 
 @dataclass
@@ -102,33 +99,12 @@ def inspect_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> ModelRep
     dtype = choose_dtype(config, sizes.values(), family)
     model = report_outline(checkpoint.config, dtype)
     arrays = parameters(model)
-    if dequantizes(checkpoint, config, dtype):
-        resident = sum(array.nbytes for array in arrays.values())
-    else:
-        resident = sum(loaded_bytes(info, dtype) for info in sizes.values())
+    resident = plan_checkpoint(checkpoint, config).weights
     on_gpu = sum(loaded_bytes(info, mx.bfloat16) for info in sizes.values())
     found = formats_from_headers({name: array.shape for name, array in arrays.items()}, sizes, jang)
     labels = rename_quantized_modules(checkpoint.config, family.rename)
     format = describe_jang(found, jang), tuple(header_contradictions(found, labels, jang))
     return ModelReport(model, count_parameters(arrays, sizes, found), resident, on_gpu, dtype_name(dtype), *format)
-
-
-def choose_dtype(config: EngineConfig, infos: Iterable[TensorInfo], family: type[CausalLM] = CausalLM) -> mx.Dtype:
-    """The dtype that loading chooses, from the headers. GGUF types other than MXFP4 are loaded with float16 scales."""
-    held: Counter[str] = Counter()
-    for info in infos:
-        kind = "F16" if info.dtype.startswith(("Q", "IQ", "TQ")) else info.dtype
-        held[kind] += info.nbytes if kind in ("F32", "F16", "BF16") else 0
-    stored = STORED_DTYPES[held.most_common(1)[0][0]] if held.total() else mx.float16
-    return compute_dtype(config.dtype, mx.bfloat16 if stored == mx.float16 and family.NEEDS_BF16 else stored)
-
-
-def dequantizes(checkpoint: Checkpoint, config: EngineConfig, dtype: mx.Dtype) -> bool:
-    if not is_packed(checkpoint):
-        return False
-    if config.dequantise is not None:
-        return config.dequantise
-    return device.backend() == "cpu" and unpacked_fits(checkpoint, dtype)
 
 
 def count_parameters(

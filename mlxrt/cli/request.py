@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.request import Request, SamplingParams
-from ..errors import BadCheckpoint, BadRequest
+from ..errors import BadCheckpoint, BadRequest, NoTokenizer
 from .flags import Parser
 from .terminal import note
 
 if TYPE_CHECKING:
     from ..config import EngineConfig
     from ..engine.engine import Engine
+    from ..engine.load import OpenModel
+    from ..text import Tokenizer
 
 APPLIED_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 IGNORED_KEYS = frozenset(
@@ -77,22 +79,31 @@ def read_tools(path: str | None) -> tuple[dict[str, Any], ...] | None:
     return tuple(tools)
 
 
-def load_engine(args: argparse.Namespace, config: "EngineConfig") -> "Engine":
-    from ..engine.load import load
+def open_model(args: argparse.Namespace, config: "EngineConfig") -> "OpenModel":
+    """The model of --model, its weights not loaded yet: what can be refused without them is refused first."""
+    from ..engine.load import open_model
     from ..weights.source.alias import DEFAULT
 
-    return load(DEFAULT if args.model is None else args.model, config)
+    return open_model(DEFAULT if args.model is None else args.model, config)
 
 
-def chat_request(engine: "Engine", system: str | None, prompt: str, params: SamplingParams, **options: Any) -> Request:
-    require_template(engine)
+def chat_request(
+    model: "OpenModel | Engine", system: str | None, prompt: str, params: SamplingParams, **options: Any
+) -> Request:
+    require_template(model)
     first = ({"role": "system", "content": system},) if system is not None else ()
     return Request(messages=(*first, {"role": "user", "content": prompt}), params=params, **options)
 
 
-def require_template(engine: "Engine") -> None:
-    if not engine.tokenizer.has_template:
-        raise BadRequest(f"{engine.source.name} has no chat template; `mlxrt generate --raw` continues plain text")
+def require_tokenizer(model: "OpenModel | Engine") -> "Tokenizer":
+    if model.tokenizer is None:
+        raise NoTokenizer(f"{model.source.name} came without a tokenizer: give and take tokens (--prompts, --json)")
+    return model.tokenizer
+
+
+def require_template(model: "OpenModel | Engine") -> None:
+    if not require_tokenizer(model).has_template:
+        raise BadRequest(f"{model.source.name} has no chat template; `mlxrt generate --raw` continues plain text")
 
 
 def read_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import mlx.core as mx
 from ..cache import SequenceState
 from ..cache.storage.snapshot import load_state, save_state
 from ..config import EngineConfig
-from ..errors import BadRequest, NoTokenizer, PromptWontFit, quote
+from ..errors import BadRequest, ContextOverflow, NoTokenizer, PromptWontFit, quote
 from ..models import CausalLM
 from ..text import StopMatcher, Tokenizer
 from .core import EngineCore, Source
@@ -102,7 +102,9 @@ class Engine:
         return seq
 
     def _check_fits(self, n: int) -> None:
-        fits = self.core.kv_tokens
+        fits, own = self.core.kv_tokens, self.model.config.context
+        if n >= self.context >= own:
+            raise ContextOverflow(n, own, "shorten the prompt: this is the model's own limit")
         if n >= self.context == fits < self.model.config.context:
             need, have = self._kv_bytes(n + 1), self._kv_bytes(fits)
             hint = f"its keys and values need {need} bytes, there are {have}: shorten it, or raise kv_memory or memory"

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -22,13 +22,11 @@ from ..weights.random_models import Shape, random_weights
 from ..weights.source.cache_dir import cache_root
 from ..weights.source.resolve import ResolvedModel, resolve
 from .engine import Engine, Source
+from .load_plan import DTYPES, LoadPlan, check_plan, compute_dtype, is_packed, plan_checkpoint, plan_shape
 from .memory import refuse_overflow
 from .request import EngineEvent
-from .weight_size import build_skeleton, check_weights_fit, checkpoint_bytes, count_parameters, shape_bytes
 
 log = logging.getLogger("mlxrt")
-
-DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 
 def load(
@@ -41,22 +39,55 @@ def load(
 
     `on_event` is called with what happens to requests; what is worth knowing is logged as `mlxrt`.
     """
-    if device.backend() == "cpu" and blas.slow():
-        log.warning(f"BLAS: {blas.running()}")
-    if device.backend() == "cuda":  # before MLX computes anything
-        use_module_folder(cache_root() / "kernels", device.architecture())
+    return open_model(name, config).load(on_event)
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A model whose headers and tokenizer were read and fit the config. Its weights are not loaded yet."""
+
+    config: EngineConfig
+    plan: LoadPlan
+    source: Source
+    tokenizer: Tokenizer | None = None
+    checkpoint: Checkpoint | None = None
+    shape: Shape | None = None
+
+    @property
+    def context(self) -> int:
+        """Tokens a sequence may hold, if there is memory for so many."""
+        return self.config.max_context or self.plan.outline.config.context
+
+    def load(self, on_event: Callable[[EngineEvent], None] | None = None) -> Engine:
+        if device.backend() == "cpu" and blas.slow():
+            log.warning(f"BLAS: {blas.running()}")
+        if device.backend() == "cuda":  # before MLX computes anything
+            use_module_folder(cache_root() / "kernels", device.architecture())
+        with refuse_overflow(self.source.name):
+            model = self._build()
+        return Engine(model, adapt_config(self.config, model), self.tokenizer, self.source, on_event)
+
+    def _build(self) -> CausalLM:
+        if self.checkpoint is not None:
+            return build_model(self.checkpoint, self.config, self.plan.dequantise)
+        assert self.shape is not None
+        return build_random_model(self.shape, self.config)
+
+
+def open_model(name: str, config: EngineConfig) -> OpenModel:
+    """Find a model and read its headers. What cannot run is refused before a weight is read."""
     resolved = resolve(str(name), revision=config.revision, offline=config.offline, token=config.token)
     if resolved.shape is not None:
-        with refuse_overflow(resolved.name):
-            model = build_random_model(resolved.shape, config)
-        return Engine(model, config, source=Source(resolved.name), on_event=on_event)
+        plan = plan_shape(resolved.shape, config)
+        check_plan(plan, config)
+        return OpenModel(config, plan, Source(resolved.name), shape=resolved.shape)
     checkpoint = open_checkpoint(resolved)
-    with refuse_overflow(resolved.name):
-        model = build_model(checkpoint, config)
+    plan = plan_checkpoint(checkpoint, config)
+    check_plan(plan, config)
     tokenizer = open_tokenizer(checkpoint)
     eos, generation = find_eos_ids(checkpoint, tokenizer), tuple(checkpoint.generation.items())
     source = Source(resolved.name, tuple(checkpoint.files()), eos, generation)
-    return Engine(model, adapt_config(config, model), tokenizer, source, on_event)
+    return OpenModel(config, plan, source, tokenizer, checkpoint)
 
 
 def adapt_config(config: EngineConfig, model: CausalLM) -> EngineConfig:
@@ -76,13 +107,10 @@ def open_checkpoint(resolved: ResolvedModel) -> Checkpoint:
     return opened(resolved.path, resolved.name)
 
 
-def build_model(checkpoint: Checkpoint, config: EngineConfig) -> CausalLM:
+def build_model(checkpoint: Checkpoint, config: EngineConfig, dequantise: bool | None = None) -> CausalLM:
     on_cpu = device.backend() == "cpu"
     dtype = DTYPES[config.dtype] if config.dtype else (mx.float32 if on_cpu else None)
-    unpack = config.dequantise
-    if unpack is None:
-        unpack = on_cpu and is_packed(checkpoint) and unpacked_fits(checkpoint, dtype or mx.float32)
-    check_weights_fit(checkpoint.name, checkpoint_bytes(checkpoint, dtype, unpack and is_packed(checkpoint)), config)
+    unpack = plan_checkpoint(checkpoint, config).dequantise if dequantise is None else dequantise
     model = build(checkpoint, dtype=dtype, dequantise=unpack)
     if on_cpu and is_packed(checkpoint):
         how = "unpacked to" if unpack else "kept packed, computed in"
@@ -90,31 +118,8 @@ def build_model(checkpoint: Checkpoint, config: EngineConfig) -> CausalLM:
     return prepare_model(model, config)
 
 
-def compute_dtype(name: str | None, on_gpu: mx.Dtype) -> mx.Dtype:
-    """The dtype a model computes in: the one asked for, else float32 on a CPU and `on_gpu` elsewhere."""
-    return DTYPES[name] if name else (mx.float32 if device.backend() == "cpu" else on_gpu)
-
-
-def is_packed(checkpoint: Checkpoint) -> bool:
-    return not all(info.dtype in ("F32", "F16", "BF16") for info in checkpoint.sizes().values())
-
-
-def unpacked_fits(checkpoint: Checkpoint, dtype: mx.Dtype) -> bool:
-    """Whether plain matrices leave room for the rest. Half-precision and packed matmuls crawl on a CPU."""
-    need = count_parameters(build_skeleton(checkpoint.config)) * dtype.size
-    _, free = device.memory()
-    if need < 0.7 * free:
-        return True
-    log.info(
-        f"{checkpoint.name}: {need / 1e9:.1f} GB unpacked do not fit {free / 1e9:.1f} GB free; "
-        "weights stay packed (slow)"
-    )
-    return False
-
-
 def build_random_model(shape: Shape, config: EngineConfig) -> CausalLM:
     dtype = compute_dtype(config.dtype, mx.bfloat16)
-    check_weights_fit(f"shape:{shape.name}", shape_bytes(shape, dtype), config)
     family = find(shape.config)
     model = family(family.parse(shape.config))  # type: ignore[call-arg]
     random_weights(model, shape.bits, dtype, mode=shape.mode, group_size=shape.group_size)

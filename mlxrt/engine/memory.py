@@ -97,9 +97,11 @@ def row_count(matrix: mx.array) -> int:
     return int(matrix.shape[-2]) * (min(MAX_EXPERTS, int(matrix.shape[0])) if matrix.ndim > 2 else 1)
 
 
-def plan_memory(model: CausalLM, specs: list[LayerSpec | Shared], config: EngineConfig, chunk: int) -> MemoryPlan:
-    """Divide the memory. Under a limit of the user's own, all of it has to fit."""
-    weights, (total, free) = weight_bytes(model), device.memory()
+def plan_memory(
+    model: CausalLM, specs: list[LayerSpec | Shared], config: EngineConfig, chunk: int, weights: int | None = None
+) -> MemoryPlan:
+    """Divide the memory. Under a limit of the user's own, all of it has to fit. `weights`: if not the model's bytes."""
+    weights, (total, free) = weight_bytes(model) if weights is None else weights, device.memory()
     asked = None if config.kv_memory is None else nbytes(config.kv_memory)
     if config.memory is None:
         kv = free // 2 if asked is None else asked

@@ -22,6 +22,7 @@ from ..weights.formats.gguf.tensors import PACKED
 from ..weights.random_models import Shape, is_quantizable
 
 KEPT = ("U32", "I32", "U16", "U8", "I8", *PACKED)  # dtypes of packed tensors: loaded as they are
+AFFINE = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}  # of them, those with scales that are cast -> bits
 UNPACKED_BYTES = 2  # of a weight whose stored type is unpacked at load and no dtype was asked for
 
 
@@ -75,9 +76,16 @@ def checkpoint_bytes(checkpoint: Checkpoint, dtype: mx.Dtype | None, dequantise:
 
 def loaded_bytes(info: TensorInfo, dtype: mx.Dtype | None) -> int:
     """Bytes of a tensor once loaded: floats are cast, types that MLX has no kernel for are dequantised."""
+    if info.dtype in AFFINE:
+        return packed_bytes(prod(info.shape), AFFINE[info.dtype], dtype)
     if info.dtype in KEPT or (dtype is None and info.dtype in ("F32", "F16", "BF16")):
         return info.nbytes
     return prod(info.shape) * (UNPACKED_BYTES if dtype is None else dtype.size)
+
+
+def packed_bytes(count: int, bits: int, dtype: mx.Dtype | None) -> int:
+    """Of an affine matrix in groups of 32, with a scale and a bias each."""
+    return count * bits // 8 + count // 32 * 2 * (UNPACKED_BYTES if dtype is None else dtype.size)
 
 
 def check_weights_fit(name: str, need: int, config: EngineConfig) -> None:

@@ -20,7 +20,7 @@ from mlxrt.bench.corpus import random_prompts
 from mlxrt.bench.result import OURS
 from mlxrt.bench.statistics import StoppingRule
 from mlxrt.bench.suites import cases
-from mlxrt.engine.load import build_skeleton
+from mlxrt.engine.weight_size import build_skeleton
 from mlxrt.weights.random_models import random_weights
 
 REPEATS = int(os.environ.get("HARNESS_REPEATS", 20))

@@ -207,3 +207,40 @@ def test_a_full_memory_is_one_line_and_a_bug_is_not(cli, folder, monkeypatch):
     monkeypatch.setattr(loader, "resolve", stumble)
     with pytest.raises(RuntimeError, match="broken invariant"):
         cli("generate", "-m", folder, "hi")
+
+
+@pytest.fixture
+def no_weights(monkeypatch):
+    """Reading a weight is an error."""
+
+    def refuse(*_, **__):
+        raise AssertionError("a weight was read")
+
+    monkeypatch.setattr("mlxrt.engine.load.build", refuse)
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "batch"])
+@pytest.mark.parametrize("missing", ["template", "tokenizer"])
+def test_without_template_or_tokenizer_no_weight_is_read(cli, folder, tmp_path, no_weights, command, missing):
+    if missing == "tokenizer":
+        (folder.path / "tokenizer.json").unlink()
+    (folder.path / "tokenizer_config.json").unlink()
+    (tmp_path / "some.jsonl").write_text('"hello"\n{"messages": [{"role": "user", "content": "hello"}]}\n')
+    argv = {
+        "generate": ["generate", "hi"],
+        "chat": ["chat"],
+        "batch": ["generate", "--prompts", tmp_path / "some.jsonl"],
+    }
+    line = cli(*argv[command], "-m", folder).refused(2 if missing == "template" else 1)
+    assert "has no chat template" in line if missing == "template" else "came without a tokenizer" in line
+
+
+def test_wrong_kv_and_too_little_memory_read_no_weight(cli, folder, no_weights):
+    assert "kv must be one of full" in cli("generate", "-m", folder, "--kv", "q5", "hi").refused(2)
+    assert "memory is limited to" in cli("generate", "-m", folder, "--memory", "100K", "hi").refused(1)
+
+
+def test_a_prompt_beyond_the_model_is_not_told_to_raise_max_context(cli, folder):
+    line = cli("generate", "-m", folder, "--raw", "x" * 5000).refused(2)
+    assert "this is the model's own limit" in line and "raise max_context" not in line
+    assert "raise max_context" in cli("generate", "-m", folder, "--raw", "--max-context", 50, "x" * 60).refused(2)

@@ -7,7 +7,7 @@ import mlx.nn as nn
 import pytest
 
 import mlxrt
-from mlxrt.cli import inspect
+from mlxrt.engine import load_plan
 from mlxrt.kernels import device
 from mlxrt.models import CausalLM
 from mlxrt.weights.formats.checkpoint import TensorInfo
@@ -127,7 +127,7 @@ def test_pull_of_a_shape_is_refused(cli):
 )
 def test_dtype_chosen_on_a_gpu(monkeypatch, kinds, needs_bf16, expected):
     """As loading chooses it, from the headers alone."""
-    monkeypatch.setattr(inspect.device, "backend", lambda: "metal")
+    monkeypatch.setattr(load_plan.device, "backend", lambda: "metal")
     family = type("Family", (CausalLM,), {"NEEDS_BF16": needs_bf16})
     infos = [TensorInfo((1,), kind, nbytes) for kind, nbytes in kinds.items()]
-    assert inspect.choose_dtype(mlxrt.EngineConfig(), infos, family) == expected
+    assert load_plan.choose_dtype(mlxrt.EngineConfig(), infos, family) == expected

@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 # isort: on
 
-from mlxrt.engine.load import build_skeleton
+from mlxrt.engine.weight_size import build_skeleton
 from mlxrt.weights import FolderCheckpoint
 from mlxrt.weights.convert.convert import convert as convert_ours
 from mlxrt.weights.convert.recipe import Recipe

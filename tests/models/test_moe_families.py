@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from mlxrt.engine.load import build_skeleton, count_parameters
+from mlxrt.engine.weight_size import build_skeleton, count_parameters
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
 from mlxrt.models import find
 from mlxrt.models.moe import QuantizedExpertLinear

@@ -170,8 +170,8 @@ def build_shape(name: str, dtype: str | None) -> Any:
     """mlx-lm's module of a published shape with mlxrt's random weights."""
     from mlx_lm.utils import _get_classes
 
-    from mlxrt.bench.token_cost import compute_dtype
-    from mlxrt.engine.load import build_skeleton
+    from mlxrt.engine.load_plan import compute_dtype
+    from mlxrt.engine.weight_size import build_skeleton
     from mlxrt.weights.random_models import Shape, random_weights
 
     shape = Shape.parse(name)

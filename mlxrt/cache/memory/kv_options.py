@@ -25,7 +25,9 @@ KEEP = 4  # first tokens that stay visible under max_kv_size: many heads use the
 Specs = list[LayerSpec | Shared]
 
 
-def apply_kv_options(specs: Specs, kv: str, max_kv_size: int | None, dtype: mx.Dtype) -> Specs:
+def apply_kv_options(specs: Specs, kv: str, max_kv_size: int | None, dtype: mx.Dtype, quiet: bool = False) -> Specs:
+    """The specs with the options in them. `quiet`: only to know whether they apply, and what they take."""
+    warn = log.debug if quiet else log.warning
     if kv not in KV:
         raise BadRequest(f"kv must be one of {', '.join(KV)}, not {kv!r}")
     if bits := KV[kv]:
@@ -33,10 +35,10 @@ def apply_kv_options(specs: Specs, kv: str, max_kv_size: int | None, dtype: mx.D
         if not any(isinstance(s, PagedKV) for s in specs):
             raise BadRequest(f"kv {kv} does not apply: mlxrt keeps no keys and values for this model")
         better = "; keys need their bits more than values do: k8v4 differs far less" if bits[0] < 6 else ""
-        log.warning(f"kv {kv}: keys in {bits[0]} bits, values in {bits[1]}; answers may differ from kv full{better}")
+        warn(f"kv {kv}: keys in {bits[0]} bits, values in {bits[1]}; answers may differ from kv full{better}")
     if max_kv_size is not None:
         specs = limit_window(specs, max_kv_size)
-        log.warning(
+        warn(
             f"max_kv_size {max_kv_size}: full-attention layers see the first {KEEP} tokens and the last "
             f"{max_kv_size - KEEP}; answers to longer texts differ from the model's own"
         )
