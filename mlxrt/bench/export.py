@@ -14,8 +14,7 @@ import mlx.core as mx
 
 from ..engine.load import open_checkpoint
 from ..errors import BadRequest
-from ..text.gguf_vocab import write_folder
-from ..weights import Checkpoint, GgufCheckpoint, build
+from ..weights import Checkpoint, build
 from ..weights.identity import weights_digest
 from ..weights.source.alias import ALIASES, DEFAULT
 from ..weights.source.cache_dir import cache_root, writing
@@ -23,7 +22,6 @@ from ..weights.source.resolve import ResolvedModel, resolve
 from .token_cost import parameters
 
 GROUP = 32  # of GGUF's Q4_1 and Q8_0
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json")
 
 
 def export(kind: str, resolved: ResolvedModel | None = None) -> Path:
@@ -64,13 +62,7 @@ def write_model(made: Path, checkpoint: Checkpoint, kind: str) -> None:
         config["quantization"] = quantization_config(weights)
     mx.save_safetensors(str(made / "model.safetensors"), weights, metadata={"format": "mlx"})
     (made / "config.json").write_text(json.dumps(config, ensure_ascii=False, indent=1), encoding="utf-8")
-    if isinstance(checkpoint, GgufCheckpoint):
-        write_folder(made, checkpoint.metadata)
-    else:
-        folder = Path(next(iter(checkpoint.files()))).parent
-        for name in TOKENIZER_FILES:
-            if (folder / name).is_file():
-                shutil.copy(folder / name, made / name)
+    checkpoint.save_tokenizer(made)
 
 
 def quantization_config(weights: dict[str, mx.array]) -> dict[str, Any]:

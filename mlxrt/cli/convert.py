@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import BadRequest, NoTokenizer
 from .flags import Parser, add_engine_flags, engine_config
-from .terminal import format_bytes, mute_log, note
+from .progress import show_progress
+from .terminal import format_bytes, mute_log, note, print_warning
 
 if TYPE_CHECKING:
     from ..config import EngineConfig
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ..weights.convert.recipe import Recipe
 
 FORMATS = ("mlx", "jang", "jangtq", "codebook")
+MIN_SAME_CHOICE = 0.8  # of the tokens of the sample
 SAMPLE = (
     "The harbour was quiet that morning. A few boats lay against the wall, and an old man mended his nets in the sun. "
     "He had been a teacher once, far from the sea, and when children came by he still asked them how much seven times "
@@ -28,17 +30,21 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument("source", metavar="SRC", help="what `generate -m` takes")
     parser.add_argument("folder", metavar="DST", type=Path, help="the folder to create; must not exist")
     parser.add_argument("--format", required=True, choices=FORMATS, help="how matrices are stored")
-    parser.add_argument("--bits", type=int, help="of mlx (default 4) and jangtq (default 4)")
+    text = (
+        "of mlx: 1 to 8, 16 for floats (default: 4; what is in MLX's formats already is copied); of jangtq: default 4"
+    )
+    parser.add_argument("--bits", type=int, help=text)
     parser.add_argument("--group-size", type=int, dest="group", help="weights per scale (default 64)")
     parser.add_argument("--profile", help="of jang (default JANG_4M) or jangtq (like JANGTQ2, JANGTQ_K)")
     text = 'JSON, for mlx: {"regex on names": {"bits": 6, "group_size": 32} or null, ...}; the first match counts'
-    parser.add_argument("--rules", type=Path, help=text)
+    parser.add_argument("--rules", metavar="FILE|JSON", help=text)
     parser.add_argument("--hadamard", action="store_true", help="of jang: Hadamard-rotate rows before quantising")
     text = "codebook size, at most (default 16384)"
     parser.add_argument("--codes", type=int, dest="codebook_size", default=1 << 14, help=text)
     parser.add_argument("--length", type=int, default=8, help="weights per codebook vector (default 8)")
     parser.add_argument("--shard-size", type=float, default=4.0, metavar="GB", help="of one file (default 4)")
     parser.add_argument("--sample", default=SAMPLE, help="text to compare logits on, and to calibrate a codebook on")
+    parser.add_argument("--no-tokenizer", action="store_true", help="write weights and config only")
     parser.add_argument("--no-check", action="store_true", help="do not load both models to compare their logits")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_engine_flags(parser, only=("revision", "offline", "dtype"))
@@ -57,22 +63,53 @@ def run(args: argparse.Namespace) -> int:
     if resolved.shape is not None:
         raise BadRequest(f"{args.source} has no weights to convert; give an alias, a folder, a .gguf file or a hub id")
     size = int(args.shard_size * 1e9)
-    done = convert(open_checkpoint(resolved), args.folder, recipe, size, lambda: measure_importance(args, config))
+    with show_progress("converting") as on_tensor:
+        done = convert(
+            open_checkpoint(resolved),
+            args.folder,
+            recipe,
+            size,
+            calibrate=lambda: measure_importance(args, config),
+            tokenizer=not args.no_tokenizer,
+            on_tensor=on_tensor,
+        )
     result: dict[str, Any] = {"folder": str(done.folder), "bytes": done.nbytes, "parameters": done.parameters}
     result["bits_per_weight"] = round(done.bits_per_weight, 4)
     if not args.no_check:
         result |= compare(args.source, done.folder, config, args.sample)
+        warn_if_poor(args, result)
     print(json.dumps(result) if args.json else "\n".join(format_result(result)))
     return 0
 
 
 def read_recipe(args: argparse.Namespace) -> "Recipe":
     from ..weights.convert.recipe import Recipe, read_rules
-    from ..weights.json_object import read_json
 
-    rules = read_rules(read_json(args.rules)) if args.rules else ()
+    rules = read_rules(read_given_rules(args.rules)) if args.rules else ()
     names = ("format", "bits", "group", "profile", "hadamard", "codebook_size", "length")
     return Recipe(**{name: getattr(args, name) for name in names}, rules=rules)
+
+
+def read_given_rules(given: str) -> dict[str, Any]:
+    """From a file, or written out on the command line."""
+    from ..weights.json_object import parse_object, read_json
+
+    if not given.lstrip().startswith("{"):
+        return read_json(Path(given))
+    try:
+        return parse_object(given.encode())
+    except ValueError as error:
+        raise BadRequest(f"--rules {given}: {error}") from None
+
+
+def warn_if_poor(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    if result["same_choice"] >= MIN_SAME_CHOICE:
+        return
+    better = {"mlx": "--bits 8", "jang": "--profile JANG_6M", "jangtq": "--bits 8"}.get(args.format, "--format mlx")
+    print_warning(
+        f"warning: this is poor: the first choice is the source's for {100 * result['same_choice']:.0f} % of the "
+        f"tokens only (good: over {100 * MIN_SAME_CHOICE:.0f} %); small models need more bits: try {better}"
+    )
 
 
 def measure_importance(args: argparse.Namespace, config: "EngineConfig") -> "Importance":

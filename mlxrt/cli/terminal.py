@@ -32,6 +32,11 @@ def note(line: str) -> None:
     print(paint(one_line(line), "dim", sys.stderr), file=sys.stderr, flush=True)
 
 
+def print_warning(line: str) -> None:
+    """Print one line on stderr that --quiet does not hide."""
+    print(paint(one_line(line), "bold", sys.stderr), file=sys.stderr, flush=True)
+
+
 def one_line(text: str) -> str:
     """Escape control characters: names and keys come from files and could move the cursor."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from ..errors import BadRequest, BadTokenizer
@@ -59,12 +58,9 @@ def read_bpe(meta: TokenizerMetadata, ids: dict[str, int], types: list[int]) -> 
 
 def read_char_bpe(meta: TokenizerMetadata, ids: dict[str, int], types: list[int]) -> Vocabulary:
     """Gemma 4's BPE over characters: spaces are ▁, unknown characters fall back to bytes."""
-    from tokenizers import Regex, normalizers, pre_tokenizers
-
     byte_ids(ids)
     backend = build_bpe(meta, ids, types, {"byte_fallback": True})
-    backend.normalizer = normalizers.Replace(" ", SPACE)
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), "isolated")
+    set_char_splits(backend)
     pieces = [spm_piece_bytes(t, k) for t, k in zip(ids, types)]
     encode = lambda text: rust_call("the vocabulary", lambda: backend.encode(text)).ids  # noqa: E731
     return assemble(meta, ids, types, encode, pieces, (True, None, None), lambda: [Utf8()])
@@ -135,6 +131,14 @@ def set_pretokenizer(backend, pre: PreTokenizer) -> None:
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(False, use_regex=False)])
 
 
+def set_char_splits(backend) -> None:
+    """As Gemma 4: spaces are ▁, lines are encoded by themselves."""
+    from tokenizers import Regex, normalizers, pre_tokenizers
+
+    backend.normalizer = normalizers.Replace(" ", SPACE)
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), "isolated")
+
+
 def assemble(meta: TokenizerMetadata, ids, types, encode, pieces, defaults, stages) -> Vocabulary:
     """Add what all kinds share: BOS and EOS, end-of-turn tokens, names, chat templates."""
     size, pieces_by_id = len(ids), list(ids)
@@ -172,31 +176,3 @@ def metadata_digest(meta: TokenizerMetadata) -> str:
     kept |= {k: v for k, v in meta.values.items() if str(k).startswith(PREFIX) and isinstance(v, (str, int, float))}
     strips = is_phi3(meta.values.get("general.name"))
     return hashlib.sha256(json.dumps([kept, strips], sort_keys=True).encode()).hexdigest()
-
-
-def write_folder(folder: Path, metadata: Mapping[str, Any]) -> bool:
-    """Write tokenizer.json and tokenizer_config.json; False for vocabularies that have no such form.
-
-    The caller compares both tokenizers on a text before it relies on the files.
-    """
-    from tokenizers import decoders
-
-    meta = TokenizerMetadata(metadata)
-    if meta.text("model") != "gpt2":
-        return False
-    ids = meta.tokens()
-    pre = find_pretokenizer(str(meta.text("pre")))
-    backend = build_bpe(meta, ids, meta.types(len(ids)), {"ignore_merges": pre.ignore_merges})
-    set_pretokenizer(backend, pre)
-    backend.decoder = decoders.ByteLevel()
-    backend.save(str(folder / "tokenizer.json"))
-    pieces, templates = list(ids), meta.templates()
-    names = {name: pieces[token] for name in ("bos", "eos") if (token := meta.token(name, len(ids))) is not None}
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        **({"chat_template": templates["default"]} if "default" in templates else {}),
-        **{f"{name}_token": text for name, text in names.items()},
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False, indent=1), encoding="utf-8")
-    return True

@@ -1,7 +1,7 @@
 """Vocabulary, the common result of every tokenizer file format, and what the readers of those formats share."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,19 +38,58 @@ class SpecialTokenSplitter:
 
     def __init__(self, tokens: Iterable[SpecialToken]):
         tokens = sorted((t for t in tokens if t.text), key=lambda t: len(t.text), reverse=True)
-        self.ids = [t.id for t in tokens]
-        self.pattern = re.compile("|".join(map(token_pattern, tokens)) or "(?!)")
+        # One that swallows white space before it begins there: only a regular expression finds that.
+        self._find = find_by_pattern(tokens) if any(t.lstrip for t in tokens) else find_by_lookup(tokens)
 
     def split(self, text: str) -> Iterator[str | int]:
         """Strings and ids in order; no empty strings."""
         at = 0
-        for match in self.pattern.finditer(text):
-            if match.start() > at:
-                yield text[at : match.start()]
-            yield self.ids[(match.lastindex or 0) - 1]  # every alternative is one group
-            at = match.end()
+        for start, end, token in self._find(text):
+            if start > at:
+                yield text[at:start]
+            yield token
+            at = end
         if at < len(text):
             yield text[at:]
+
+
+Finder = Callable[[str], Iterator[tuple[int, int, int]]]  # where each token starts and ends, and its id
+
+
+def find_by_pattern(tokens: Sequence[SpecialToken]) -> Finder:
+    pattern, ids = re.compile("|".join(map(token_pattern, tokens)) or "(?!)"), [t.id for t in tokens]
+
+    def find(text: str) -> Iterator[tuple[int, int, int]]:
+        for match in pattern.finditer(text):
+            yield match.start(), match.end(), ids[(match.lastindex or 0) - 1]  # every alternative is one group
+
+    return find
+
+
+def find_by_lookup(tokens: Sequence[SpecialToken]) -> Finder:
+    """By the first character, then by length: Gemma has 6,400 such tokens, too many to try at every position."""
+    by_text = {t.text: t for t in tokens}
+    lengths: dict[str, list[int]] = {}
+    for length, first in sorted({(len(t.text), t.text[0]) for t in tokens}, reverse=True):
+        lengths.setdefault(first, []).append(length)
+    start = re.compile(f"[{re.escape(''.join(sorted(lengths)))}]" if lengths else "(?!)")
+    space = re.compile(r"\s*")
+
+    def find(text: str) -> Iterator[tuple[int, int, int]]:
+        at = 0
+        while match := start.search(text, at):
+            at = match.start()
+            found = (by_text.get(text[at : at + length]) for length in lengths[text[at]])
+            token = next((t for t in found if t is not None), None)
+            if token is None:
+                at += 1
+                continue
+            end = at + len(token.text)
+            end = space.match(text, end).end() if token.rstrip else end  # type: ignore[union-attr]  # matches anything
+            yield at, end, token.id
+            at = end
+
+    return find
 
 
 def token_pattern(token: SpecialToken) -> str:

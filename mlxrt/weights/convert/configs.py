@@ -33,10 +33,10 @@ def affine_entries(source: SourceModel, tensors: Iterable[EncodedTensor]) -> dic
         source.stored_name(tensor.name).removesuffix(".weight"): {
             "group_size": tensor.encoding.group_size,
             "bits": tensor.encoding.bits,
-            "mode": "affine",
+            "mode": tensor.encoding.mode,
         }
         for tensor in tensors
-        if tensor.encoding.kind == "affine"
+        if tensor.encoding.kind in ("affine", "copied")
     }
 
 
@@ -45,9 +45,10 @@ def make_config(source: SourceModel, recipe: Recipe, tensors: Iterable[EncodedTe
     config = {key: value for key, value in source.raw.items() if key not in FORMAT_KEYS}
     entries = affine_entries(source, tensors)
     if entries:
-        most_common = Counter((e["group_size"], e["bits"]) for e in entries.values()).most_common(1)[0][0]
-        bits = most_common[1] if recipe.format == "mlx" else min(e["bits"] for e in entries.values())
-        config["quantization"] = {"group_size": most_common[0], "bits": bits, "mode": "affine", **entries}
+        found = Counter((e["group_size"], e["bits"], e["mode"]) for e in entries.values())
+        group, bits, mode = found.most_common(1)[0][0]
+        bits = bits if recipe.format == "mlx" else min(e["bits"] for e in entries.values())
+        config["quantization"] = {"group_size": group, "bits": bits, "mode": mode, **entries}
     if recipe.format == "jangtq":
         config |= {"weight_format": "mxtq", "mxtq_seed": SEED, "mxtq_bits": mxtq_bits(tensors)}
     return config | source.norm_flag()

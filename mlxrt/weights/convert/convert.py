@@ -4,11 +4,14 @@ Everything is written into DST.partial, which is renamed at the end. A shard is 
 existing one is complete and an interrupted conversion continues after it. encode.py has the arithmetic.
 """
 
+import errno
 import hashlib
 import json
 import logging
 import math
 import os
+import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...errors import BadRequest
+from ...errors import BadRequest, MlxrtError
 from ..formats.checkpoint import Checkpoint
 from ..formats.hadamard import is_rotated
 from ..formats.safetensors import read_header
@@ -31,6 +34,7 @@ log = logging.getLogger("mlxrt")
 
 SHARD_BYTES = 4 << 30
 JOURNAL = "convert.json"
+TEMPORARY = ".{}.writing.safetensors"
 KEEP_FP32 = "e_score_correction_bias"
 
 
@@ -61,32 +65,84 @@ def convert(
     recipe: Recipe,
     shard_bytes: int = SHARD_BYTES,
     calibrate: Callable[[], Importance] = Importance,
+    tokenizer: bool = True,
+    on_tensor: Callable[[int, int], None] = lambda done, total: None,
 ) -> Converted:
-    """Convert `checkpoint` into the new `folder`. `calibrate` is called if there are codebooks to learn."""
+    """Convert `checkpoint` into the new `folder`. `calibrate` is called if there are codebooks to learn, `on_tensor`
+    after each tensor, with the values encoded so far and in all."""
     if folder.exists():
         raise BadRequest(f"{folder} exists; give a new folder")
     source = open_source(checkpoint)
     recipe = Recipe(**{**vars(recipe), "experts": source.experts})
     plans = plan_tensors(source, recipe, shard_bytes)
     partial = folder.with_name(f"{folder.name}.partial")
+    check_space(folder, plans)
     learned = [plan.name for plan in plans if plan.encoding.kind == "codebook"]
     importance = calibrate() if learned else Importance()
     if importance.digest and (unseen := [name for name in learned if name not in importance.squares]):
         log.info(f"the sample did not reach {len(unseen)} matrices ({unseen[0]}): their inputs count equally")
+    log_copies(plans)
     start(partial, checkpoint, recipe, plans, importance.digest)
+    try:
+        if tokenizer:
+            checkpoint.save_tokenizer(partial)
+        write_shards(partial, source, recipe, plans, importance, on_tensor)
+        return finish(partial, folder, checkpoint, source, recipe, plans)
+    except (OSError, MlxrtError) as error:
+        raise abandon(partial, plans, error) from error
+
+
+def check_space(folder: Path, plans: list[TensorPlan]) -> None:
+    """Refuse a disk that is too small before the first tensor is read."""
+    there = next(place for place in (folder.absolute().parent, *folder.absolute().parents) if place.is_dir())
+    need = sum(math.prod(plan.shape) * plan.encoding.bits // 8 for plan in plans)
+    if (free := shutil.disk_usage(there).free) < need:
+        raise BadRequest(f"{folder} needs about {need} bytes, its disk has {free} free; free space or choose another")
+
+
+def log_copies(plans: list[TensorPlan]) -> None:
+    kinds = Counter(f"{p.encoding.mode} {p.encoding.bits} bit" for p in plans if p.encoding.kind == "copied")
+    if kinds:
+        listed = ", ".join(f"{count} as {kind}" for kind, count in kinds.most_common())
+        log.info(f"{kinds.total()} matrices are in MLX's formats already and copied bit for bit: {listed}")
+
+
+def abandon(partial: Path, plans: list[TensorPlan], error: Exception) -> Exception:
+    """Remove what is incomplete; finished shards stay, so that the same command continues."""
+    for path in partial.glob(TEMPORARY.format("*")):
+        path.unlink()
+    if not any((partial / plan.file).exists() for plan in plans):
+        shutil.rmtree(partial, ignore_errors=True)
+    elif isinstance(error, OSError):
+        reason = error.strerror or str(error)
+        return OSError(error.errno, f"{reason}; free space and give the same command again: it continues", str(partial))
+    return error
+
+
+def write_shards(
+    partial: Path,
+    source: SourceModel,
+    recipe: Recipe,
+    plans: list[TensorPlan],
+    importance: Importance,
+    on_tensor: Callable[[int, int], None],
+) -> None:
     files = sorted({plan.file for plan in plans})
+    done, total = 0, sum(math.prod(plan.shape) for plan in plans)
     for number, file in enumerate(files, 1):
+        mine = [plan for plan in plans if plan.file == file]
         if (partial / file).exists():
             log.info(f"{number} of {len(files)}: {file} exists already")
+            done += sum(math.prod(plan.shape) for plan in mine)
             continue
-        mine = [plan for plan in plans if plan.file == file]
         made: dict[str, mx.array] = {}
         for plan in mine:
             made |= stored_tensors(source, plan, recipe, importance)
             mx.eval(made)  # one by one, to free the temporaries of encoding
+            done += math.prod(plan.shape)
+            on_tensor(done, total)
         write_shard(partial / file, made)
         log.info(f"{number} of {len(files)}: {file}, {len(mine)} tensors")
-    return finish(partial, folder, checkpoint, source, recipe, plans)
 
 
 def plan_tensors(source: SourceModel, recipe: Recipe, shard_bytes: int) -> list[TensorPlan]:
@@ -94,7 +150,7 @@ def plan_tensors(source: SourceModel, recipe: Recipe, shard_bytes: int) -> list[
     names = sorted(source.shapes, key=lambda n: [(s.isdigit(), int(s) if s.isdigit() else 0, s) for s in n.split(".")])
     shards: list[list[str]] = [[]]
     filled = 0
-    encodings: dict[str, Encoding] = {name: recipe.choose(name, source.shapes[name]) for name in names}
+    encodings = {name: recipe.choose(name, source.shapes[name], source.mlx_format(name)) for name in names}
     for name in [n for n in names if encodings[n].kind != "codebook"]:
         size = math.prod(source.shapes[name]) * encodings[name].bits // 8
         if shards[-1] and filled + size > shard_bytes:
@@ -129,10 +185,13 @@ def start(partial: Path, checkpoint: Checkpoint, recipe: Recipe, plans: list[Ten
 
 def encode_tensor(source: SourceModel, plan: TensorPlan, recipe: Recipe, importance: Importance) -> dict[str, mx.array]:
     """The encoded tensor, by the names of its parts."""
-    array = source.tensor(plan.name)
     encoding = plan.encoding
+    if encoding.kind == "copied":
+        path = plan.name.removesuffix(".weight")
+        return source.formats[path].module_tensors(path, source.arrays)
+    array = source.tensor(plan.name)
     if encoding.kind == "plain":
-        return {"": cast_float(array, plan.name, recipe)}
+        return {"": cast_float(array, plan, source, recipe)}
     if encoding.kind == "jangtq":
         return encode.jangtq(array, encoding.bits)
     if encoding.kind == "codebook":
@@ -144,8 +203,11 @@ def encode_tensor(source: SourceModel, plan: TensorPlan, recipe: Recipe, importa
     return encode.affine(array, encoding.bits, encoding.group_size, dtype, rotation)
 
 
-def cast_float(array: mx.array, name: str, recipe: Recipe) -> mx.array:
-    if array.dtype not in FLOATS or recipe.format == "mlx" or name.endswith(KEEP_FP32):
+def cast_float(array: mx.array, plan: TensorPlan, source: SourceModel, recipe: Recipe) -> mx.array:
+    if recipe.format == "mlx":
+        was_packed = plan.name.removesuffix(".weight") in source.formats  # and is float32 now
+        return array.astype(source.dtype) if was_packed else array
+    if array.dtype not in FLOATS or plan.name.endswith(KEEP_FP32):
         return array
     return array.astype(mx.float16)
 
@@ -165,8 +227,13 @@ def write_shard(path: Path, arrays: dict[str, mx.array]) -> None:
     """Write, check and rename: a file is complete or absent."""
     ready = {name: mx.contiguous(check_finite(name, array)) for name, array in arrays.items()}
     mx.eval(ready)
-    temporary = path.with_name(f".{path.stem}.writing.safetensors")
-    mx.save_safetensors(str(temporary), ready, metadata={"format": "mlx"})
+    temporary = path.with_name(TEMPORARY.format(path.stem))
+    try:
+        mx.save_safetensors(str(temporary), ready, metadata={"format": "mlx"})
+    except RuntimeError as error:  # MLX does not say why
+        free = shutil.disk_usage(path.parent).free
+        full = os.strerror(errno.ENOSPC) if free < sum(a.nbytes for a in ready.values()) else str(error)
+        raise OSError(errno.ENOSPC, full, str(path)) from None
     read_header(temporary)
     os.replace(temporary, path)
 
@@ -188,11 +255,18 @@ def finish(
         documents["jang_config.json"] = make_jang_config(
             source, recipe, plans, 8 * nbytes / parameters, checkpoint.name
         )
-    if checkpoint.generation:
-        documents["generation_config.json"] = checkpoint.generation
+    if generation := checkpoint.generation or read_ends(partial, checkpoint):
+        documents["generation_config.json"] = generation
     for name, document in documents.items():
         (partial / name).write_text(json.dumps(document, indent=1, ensure_ascii=False), encoding="utf-8")
-    checkpoint.save_tokenizer(partial)
     (partial / JOURNAL).unlink()
     os.replace(partial, folder)
     return Converted(folder, parameters, nbytes)
+
+
+def read_ends(partial: Path, checkpoint: Checkpoint) -> dict[str, Any]:
+    """The tokens that end an answer, where the source keeps them in its tokenizer: tokenizer_config.json names one."""
+    if not (partial / "tokenizer_config.json").is_file():
+        return {}
+    ends = sorted(checkpoint.tokenizer().eos_ids)
+    return {"eos_token_id": ends} if ends else {}

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import BadRequest, quote
-from ..formats.quantized import AFFINE_BITS, AFFINE_GROUPS
+from ..formats.quantized import AFFINE_BITS, AFFINE_GROUPS, MLXFormat
 
 FORMATS = ("mlx", "jang", "jangtq", "codebook")
+UNQUANTIZED_BITS = 16  # --bits 16: floats, as in the source
 # Bits of the most, less and least sensitive tensors.
 TIERS = {
     "1L": (8, 8, 2), "2S": (6, 4, 2), "2M": (8, 4, 2), "2L": (8, 6, 2), "3S": (6, 3, 3), "3M": (8, 3, 3),
@@ -27,9 +28,10 @@ MANY_EXPERTS, MOST_EXPERTS = 150, 256
 class Encoding:
     """How one tensor is stored."""
 
-    kind: str  # plain, affine, jangtq or codebook
+    kind: str  # plain, affine, jangtq, codebook or copied
     bits: int = 16
     group_size: int = 64
+    mode: str = "affine"  # of affine and copied ones
 
 
 PLAIN = Encoding("plain")
@@ -51,7 +53,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         require(self.format in FORMATS, f"--format must be one of {', '.join(FORMATS)}, not {quote(self.format)}")
-        allowed = {"mlx": AFFINE_BITS, "jang": (), "jangtq": (1, 2, 3, 4, 8), "codebook": ()}[self.format]
+        widths = {"mlx": (*AFFINE_BITS, UNQUANTIZED_BITS), "jang": (), "jangtq": (1, 2, 3, 4, 8), "codebook": ()}
+        allowed = widths[self.format]
         if self.bits is not None:
             require(bool(allowed), f"--bits does not apply to {self.format}; see --profile")
             require(self.bits in allowed, f"--bits must be one of {list(allowed)} for {self.format}, not {self.bits}")
@@ -79,12 +82,19 @@ class Recipe:
             return self.profile or f"JANGTQ{self.bits or 4}"
         return self.format
 
-    def choose(self, name: str, shape: tuple[int, ...]) -> Encoding:
-        """The encoding of a tensor; `name` as in our models."""
+    def choose(self, name: str, shape: tuple[int, ...], stored: MLXFormat | None = None) -> Encoding:
+        """The encoding of a tensor; `name` as in our models. `stored`: its format, where that is one of MLX's."""
+        if stored is not None and self.copies(name):
+            return Encoding("copied", stored.bits, stored.group_size, stored.mode)
         if len(shape) not in (2, 3) or not name.endswith(".weight") or UNQUANTIZED.search(name):
             return PLAIN
         choose = {"mlx": self.mlx, "jang": self.jang, "jangtq": self.jangtq, "codebook": self.codebook}
         return choose[self.format](name, shape)
+
+    def copies(self, name: str) -> bool:
+        """Whether a matrix in one of MLX's formats stays as it is, bit for bit: where nothing else was asked for."""
+        asked = self.bits is not None or self.group is not None or any(re.search(p, name) for p, _ in self.rules)
+        return self.format == "mlx" and not asked
 
     def affine(self, bits: int, shape: tuple[int, ...], group: int | None = None) -> Encoding:
         """Affine with the largest group size that divides the rows, up to the requested one."""
@@ -96,7 +106,7 @@ class Recipe:
         for pattern, rule in self.rules:
             if re.search(pattern, name):
                 return PLAIN if rule is None else self.affine(rule["bits"], shape, rule.get("group_size"))
-        return self.affine(self.bits or 4, shape)
+        return PLAIN if self.bits == UNQUANTIZED_BITS else self.affine(self.bits or 4, shape)
 
     def jang(self, name: str, shape: tuple[int, ...]) -> Encoding:
         most, less, least = TIERS[self.name.removeprefix("JANG_")]

@@ -20,7 +20,7 @@ from ...models.sanitize_moe import stack_experts
 from ..formats.checkpoint import Checkpoint
 from ..formats.fp8 import has_fp8, unpack_fp8
 from ..formats.jang import labels as jang
-from ..formats.quantized import refuse_methods
+from ..formats.quantized import MLXFormat, refuse_methods
 from ..formats.weight_format import FLOATS, WeightFormat
 from ..load.assign import load_tensors, main_dtype, rename_quantized_modules, select_tensors, without_formats
 from ..load.detect import Hints, detect_formats, read_mlx
@@ -44,6 +44,11 @@ class SourceModel:
     @property
     def experts(self) -> int:
         return self.config.num_experts if isinstance(self.config, MoEConfig) else 0
+
+    def mlx_format(self, name: str) -> MLXFormat | None:
+        """The format of a matrix, where it is one of MLX's own."""
+        fmt = self.formats.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
+        return fmt if isinstance(fmt, MLXFormat) else None
 
     def tensor(self, name: str) -> mx.array:
         """A plain tensor as it is, a quantised one dequantised to float32."""

@@ -49,7 +49,7 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def save_tokenizer(self, folder: Path) -> None:
-        """Write the tokenizer's files into another folder; logs a line where that is impossible."""
+        """Write the tokenizer's files into another folder; an error where they would not encode alike."""
 
     @abstractmethod
     def files(self) -> list[Path]:

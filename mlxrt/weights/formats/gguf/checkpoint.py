@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ....text import Tokenizer
 
 ROPE_FREQS = "rope_freqs.weight"  # llama3's scaling as one factor per RoPE pair
-PROBE = "It's 3,141 — naïve  <s>日本\n\n  def f(x):\treturn 'ok'"  # encoded differently by tokenizers that differ
 
 
 class GgufCheckpoint(Checkpoint):
@@ -108,15 +107,15 @@ class GgufCheckpoint(Checkpoint):
         return Tokenizer.from_gguf(self.metadata)
 
     def save_tokenizer(self, folder: Path) -> None:
-        from ....text import Tokenizer
-        from ....text.gguf_vocab import write_folder
+        from ....text.gguf_to_json import write_tokenizer
 
-        same = "tokenizer.ggml.model" in self.metadata and write_folder(folder, self.metadata)
-        if same and Tokenizer.from_folder(folder).encode(PROBE) == self.tokenizer().encode(PROBE):
-            return
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            (folder / name).unlink(missing_ok=True)
-        log.warning(f"{self.name}: its vocabulary cannot be written as tokenizer.json; copy the original files")
+        if "tokenizer.ggml.model" not in self.metadata:
+            log.warning(f"{self.name} holds no tokenizer: neither will {folder.name}")
+        elif not write_tokenizer(folder, self.metadata):
+            raise UnsupportedModel(
+                f"{self.name}: its vocabulary cannot be written as tokenizer.json; convert from the original folder, "
+                "or leave the tokenizer out (--no-tokenizer) and copy its files"
+            )
 
     def files(self) -> list[Path]:
         return [self.path]
