@@ -125,7 +125,7 @@ PENALISED = {"repetition_penalty": 1.4, "presence_penalty": 0.3, "frequency_pena
 def test_drawn_rows_are_launched_as_graphs(engines, params):
     """Tails of 3 and 4 steps: penalties reach back into the one before."""
     _, device, said = both(engines, *([ask([(7 * i + n) % 41 for i in range(29)], 8, **params)] for n in (0, 1)))
-    assert device.launched >= 8 and not said
+    assert device.launched > 3 and not said
 
 
 def test_greedy_and_drawn_rows_share_a_graph_and_log_probabilities_come_with_it(engines):
