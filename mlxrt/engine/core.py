@@ -323,6 +323,11 @@ class EngineCore:
             return bool(expired or failed or emitted)
         if not step or len(self._inflight) > self.config.ahead:
             emitted += self._retire(self._inflight.pop(0))
+        if step and any(s.seq.request.on_logits for s in step.slices):
+            # A row with a callback cannot be launched ahead. Without it the batch would be another one in every
+            # second step, and its tail be flushed each time.
+            while self._inflight:
+                emitted += self._retire(self._inflight.pop(0))
         self._measure(step.prefill_tokens if step else 0, emitted, began)
         return True
 
