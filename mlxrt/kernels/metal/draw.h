@@ -130,6 +130,12 @@ FN ulong load64(P low, P high, uint i) {
     return (upper << 32) | atomic_load_explicit(&low[i], memory_order_relaxed);
 }
 
+// What a slice's tokens in a bin weigh, as draw_weigh.metal has written it.
+template <typename P>
+FN ulong load_mass(P masses, uint slice, uint bin) {
+    return ((const device ulong*)(masses))[slice * BINS + bin];
+}
+
 FN ulong simd_shuffle64(ulong v, uint from) {
     ulong upper = simd_shuffle(uint(v >> 32), from);
     return (upper << 32) | simd_shuffle(uint(v), from);

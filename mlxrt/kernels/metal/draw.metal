@@ -146,12 +146,19 @@
                 }
                 sum_before<32>(rest, lane, sg, sums, rest);
             }
-            ulong mass = tid == end ? rest : 0;
+            // Four threads have a quarter of the slices of a bin each.
+            ulong mass = 0;
+            #pragma unroll
+            for (uint i = 0; i < uint((S + 3) / 4); i++) {
+                uint slice = 4 * i + tid / BINS;
+                if (slice < uint(S)) mass += load_mass(masses, row * uint(S) + slice, tid % BINS);
+            }
+            atomic_store_explicit(&low[tid], uint(mass), memory_order_relaxed);
+            atomic_store_explicit(&high[tid], uint(mass >> 32), memory_order_relaxed);
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            mass = tid == end ? rest : 0;
             if (tid < metal::min(end, uint(BINS))) {
-                for (uint i = 0; i < uint(S); i++) {
-                    uint at = 2 * ((row * uint(S) + i) * BINS + tid);
-                    mass += (ulong(masses[at + 1]) << 32) | masses[at];
-                }
+                for (uint i = 0; i < 4; i++) mass += load64(low, high, i * BINS + tid);
             }
             ulong before = sum_before<32>(mass, lane, sg, sums, total);
             limit = share_of(total, top_p);
@@ -235,9 +242,9 @@
     atomic_store_explicit(&smallest[tid], 0u, memory_order_relaxed);
     for (uint i = sg; i < uint(S); i += 32) {
         ulong mass = 0;
-        for (uint bin = lane; bin < whole; bin += 32) {
-            uint at = 2 * ((row * uint(S) + i) * BINS + bin);
-            mass += (ulong(masses[at + 1]) << 32) | masses[at];
+        #pragma unroll
+        for (uint j = 0; j < BINS / 32; j++) {
+            if (32 * j + lane < whole) mass += load_mass(masses, row * uint(S) + i, 32 * j + lane);
         }
         mass = simd_sum64(mass);
         if (lane == 0) {
