@@ -16,7 +16,7 @@ from ..config import EngineConfig
 from ..errors import BadRequest, EngineClosed
 from .engine import Engine, is_many
 from .output import complete, complete_all
-from .process_exit import is_exiting, watch
+from .process_exit import is_exiting, register_steps
 from .request import Completion, Event, Request
 from .session import PromptPlan, ReplyRecorder, Session
 
@@ -190,7 +190,7 @@ class AsyncEngine:
         self._ending = False  # nothing new is accepted; what is there is finished
         self._ended = False
         self.stepping = None  # as its engine says
-        watch(self)
+        register_steps(self)
         self._thread = threading.Thread(target=self._run, name="mlxrt engine", daemon=True)
         self._thread.start()
 
