@@ -22,7 +22,7 @@ __version__ = "0.1.0"
 
 ERRORS = """BadCheckpoint BadLogits BadRequest BadSnapshot BadTemplate BadTokenizer CacheCorrupt CannotRewind
     ContextOverflow EngineClosed EngineFailed EvictedBlock HubError MlxrtError ModelNotFound NoRoom NoTokenizer
-    PromptWontFit QueueFull StaleLogits UnsupportedModel WontFit""".split()
+    PromptWontFit QueueFull StaleLogits UnsupportedContent UnsupportedModel WontFit""".split()
 HOMES = dict.fromkeys(ERRORS, "errors") | {
     "AsyncEngine": "engine.async_engine",
     "Completion": "engine.request",
@@ -39,6 +39,7 @@ HOMES = dict.fromkeys(ERRORS, "errors") | {
     "Session": "engine.session",
     "Stats": "engine.stats",
     "Timings": "engine.request",
+    "ToolCall": "text.parsing.segments",
     "load": "engine.load",
 }
 

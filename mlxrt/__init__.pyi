@@ -36,8 +36,10 @@ from .errors import NoTokenizer as NoTokenizer
 from .errors import PromptWontFit as PromptWontFit
 from .errors import QueueFull as QueueFull
 from .errors import StaleLogits as StaleLogits
+from .errors import UnsupportedContent as UnsupportedContent
 from .errors import UnsupportedModel as UnsupportedModel
 from .errors import WontFit as WontFit
+from .text.parsing.segments import ToolCall as ToolCall
 
 __version__: str
 __all__: list[str]

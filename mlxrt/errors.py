@@ -42,6 +42,10 @@ class ContextOverflow(BadRequest):
         self.prompt, self.limit = prompt, limit
 
 
+class UnsupportedContent(BadRequest):
+    """A message has a part that is no text: an image, a sound, a file."""
+
+
 class QueueFull(MlxrtError):
     """More requests wait than the engine accepts."""
 

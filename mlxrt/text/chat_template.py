@@ -34,17 +34,11 @@ class ChatTemplate:
         self.compiled = run_guarded("cannot be read", lambda: build_sandbox().from_string(source))
 
     def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        enable_thinking: bool | None,
-        add_generation_prompt: bool,
+        self, messages: Sequence[Mapping[str, Any]], given: Mapping[str, Any], add_generation_prompt: bool
     ) -> str:
-        variables: dict[str, Any] = {**self.names, "messages": check_messages(messages), "documents": None}
-        variables["tools"] = None if tools is None else check_dicts(tools, "tools", "tool")
+        """The template's text; `given`: its other variables."""
+        variables = {**self.names, "documents": None, **given, "messages": [dict(message) for message in messages]}
         variables["add_generation_prompt"] = add_generation_prompt
-        if enable_thinking is not None:
-            variables["enable_thinking"] = enable_thinking
         self.compiled.environment.budget = MAX_ITERATIONS
         return run_guarded("refused the messages", lambda: self.compiled.render(variables))
 

@@ -22,6 +22,7 @@ TURN_ENDS = ["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftex
 TURN_ENDS += ["<EOT>", "_<EOT>", "[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>", "<turn|>", "<|return|>"]
 NAMES = {"unknown": "unk", "padding": "pad", "seperator": "sep", "cls": "cls", "mask": "mask"}  # the format's spelling
 SPECIAL_TYPES = (UNKNOWN, CONTROL, USER_DEFINED)  # matched in a text before anything else
+Encoder = Callable[[str], list[int]]
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -42,48 +43,64 @@ def read_bpe(meta: TokenizerMetadata, ids: dict[str, int], types: list[int]) -> 
     if name is None:
         raise BadTokenizer("the GGUF has no tokenizer.ggml.pre, so its pre-tokenizer is unknown; convert it again")
     pre = find_pretokenizer(name)
-    backend = build_bpe(meta, ids, types, {"ignore_merges": pre.ignore_merges})
-    set_pretokenizer(backend, pre)
     pieces = [piece_bytes(t, raw=k in SPECIAL_TYPES) for t, k in zip(ids, types)]
     missing = missing_bytes(ids)
 
-    def encode(text: str) -> list[int]:
-        if not missing.isdisjoint(data := text.encode()):
-            byte = next(b for b in data if b in missing)
-            raise BadRequest(f"this vocabulary has no token for byte 0x{byte:02X} of the text; remove the character")
-        return rust_call("the vocabulary", lambda: backend.encode(text)).ids
+    def make_encoder(forms: Mapping[str, str]) -> Encoder:
+        backend = build_bpe(meta, rename_ids(ids, forms), types, {"ignore_merges": pre.ignore_merges})
+        set_pretokenizer(backend, pre)
 
-    return assemble(meta, ids, types, encode, pieces, (pre.add_bos, None, None), lambda: [Utf8()])
+        def encode(text: str) -> list[int]:
+            if not missing.isdisjoint(data := text.encode()):
+                byte = next(b for b in data if b in missing)
+                raise BadRequest(
+                    f"this vocabulary has no token for byte 0x{byte:02X} of the text; remove the character"
+                )
+            return rust_call("the vocabulary", lambda: backend.encode(text)).ids
+
+        return encode
+
+    return assemble(meta, ids, types, make_encoder, pieces, (pre.add_bos, None, None), lambda: [Utf8()])
 
 
 def read_char_bpe(meta: TokenizerMetadata, ids: dict[str, int], types: list[int]) -> Vocabulary:
     """Gemma 4's BPE over characters: spaces are ▁, unknown characters fall back to bytes."""
     byte_ids(ids)
-    backend = build_bpe(meta, ids, types, {"byte_fallback": True})
-    set_char_splits(backend)
+
+    def make_encoder(forms: Mapping[str, str]) -> Encoder:
+        backend = build_bpe(meta, rename_ids(ids, forms), types, {"byte_fallback": True})
+        set_char_splits(backend)
+        return lambda text: rust_call("the vocabulary", lambda: backend.encode(text)).ids
+
     pieces = [spm_piece_bytes(t, k) for t, k in zip(ids, types)]
-    encode = lambda text: rust_call("the vocabulary", lambda: backend.encode(text)).ids  # noqa: E731
-    return assemble(meta, ids, types, encode, pieces, (True, None, None), lambda: [Utf8()])
+    return assemble(meta, ids, types, make_encoder, pieces, (True, None, None), lambda: [Utf8()])
 
 
 def read_spm(meta: TokenizerMetadata, ids: dict[str, int], types: list[int]) -> Vocabulary:
     """SentencePiece's BPE: scores instead of ranked merges."""
     prefix = meta.flag("add_space_prefix", True)
-    merges = ScoredMerges(ids, meta.scores(len(ids)), byte_ids(ids))
+    scores, bytes_of = meta.scores(len(ids)), byte_ids(ids)
     strips = is_phi3(meta.values.get("general.name"))
     special = [(t, i) for (t, i), k in zip(ids.items(), types) if k in SPECIAL_TYPES]
-    splitter = SpecialTokenSplitter(SpecialToken(t, i, rstrip=strips and t not in UNSTRIPPED) for t, i in special)
 
-    def encode(text: str) -> list[int]:
-        out: list[int] = []
-        for part in splitter.split(text):
-            # the text after a special token gets a space prefix too
-            out += [part] if isinstance(part, int) else merges.encode(SPACE * prefix + part.replace(" ", SPACE))
-        return out
+    def make_encoder(forms: Mapping[str, str]) -> Encoder:
+        splitter = SpecialTokenSplitter(
+            SpecialToken(forms.get(t, t), i, rstrip=strips and t not in UNSTRIPPED) for t, i in special
+        )
+        merges = ScoredMerges(rename_ids(ids, forms), scores, bytes_of)
+
+        def encode(text: str) -> list[int]:
+            out: list[int] = []
+            for part in splitter.split(text):
+                # the text after a special token gets a space prefix too
+                out += [part] if isinstance(part, int) else merges.encode(SPACE * prefix + part.replace(" ", SPACE))
+            return out
+
+        return encode
 
     pieces = [spm_piece_bytes(t, k) for t, k in zip(ids, types)]
     stages: Callable[[], list[Stage]] = lambda: [Utf8(), Strip(" ", 1)] if prefix else [Utf8()]  # noqa: E731
-    return assemble(meta, ids, types, encode, pieces, (True, 1, 2), stages)
+    return assemble(meta, ids, types, make_encoder, pieces, (True, 1, 2), stages)
 
 
 READERS = {"gpt2": read_bpe, "llama": read_spm, "gemma4": read_char_bpe}
@@ -139,9 +156,13 @@ def set_char_splits(backend) -> None:
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), "isolated")
 
 
-def assemble(meta: TokenizerMetadata, ids, types, encode, pieces, defaults, stages) -> Vocabulary:
+def rename_ids(ids: dict[str, int], forms: Mapping[str, str]) -> dict[str, int]:
+    return {forms.get(text, text): i for text, i in ids.items()} if forms else ids
+
+
+def assemble(meta: TokenizerMetadata, ids, types, make_encoder, pieces, defaults, stages) -> Vocabulary:
     """Add what all kinds share: BOS and EOS, end-of-turn tokens, names, chat templates."""
-    size, pieces_by_id = len(ids), list(ids)
+    size, pieces_by_id, encode = len(ids), list(ids), make_encoder({})
     add_bos, default_bos, default_eos = defaults
     bos, eos = meta.token("bos", size, default_bos), meta.token("eos", size, default_eos)
     before = added_token(meta, "bos", meta.flag("add_bos_token", add_bos), bos)
@@ -161,6 +182,8 @@ def assemble(meta: TokenizerMetadata, ids, types, encode, pieces, defaults, stag
         names={name: pieces_by_id[i] for name, i in named.items() if i is not None},
         templates=meta.templates(),
         digest=metadata_digest(meta),
+        added={text: i for (text, i), kind in zip(ids.items(), types) if kind in SPECIAL_TYPES},
+        rename=make_encoder,
     )
 
 

@@ -9,6 +9,7 @@ import heapq
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -36,15 +37,26 @@ def read_model(data: bytes, settings: Settings) -> Vocabulary:
         token = assign_id(text, flags, pieces)
         tokens[text] = SpecialToken(text, token, flags.get("lstrip", False), flags.get("rstrip", False))
         special_ids |= {token} if flags["special"] else set()
-    splitter = SpecialTokenSplitter(tokens.values())
 
-    def encode(text: str) -> list[int]:
-        out: list[int] = []
-        for part in splitter.split(text):
-            out += [part] if isinstance(part, int) else (later if out else start).encode(part)
-        return out
+    def make_encoder(forms: Mapping[str, str]):
+        splitter = SpecialTokenSplitter(replace(t, text=forms.get(t.text, t.text)) for t in tokens.values())
+        inside = re.compile("|".join(rf"(?<={re.escape(t[0])})(?={re.escape(t[1:])})" for t in forms) or "(?!)")
 
-    return assemble(settings, encode, pieces, frozenset(special_ids), prefixed, hashlib.sha256(data).hexdigest())
+        def encode(text: str) -> list[int]:
+            out: list[int] = []
+            for part in splitter.split(text):
+                if isinstance(part, int):
+                    out.append(part)
+                    continue
+                for piece in inside.split(part):  # the library itself knows the user-defined ones
+                    out += (later if out else start).encode(piece)
+            return out
+
+        return encode
+
+    encode = make_encoder({})
+    found = assemble(settings, encode, pieces, frozenset(special_ids), prefixed, hashlib.sha256(data).hexdigest())
+    return replace(found, added={text: token.id for text, token in tokens.items()}, rename=make_encoder)
 
 
 def load(data: bytes):

@@ -3,12 +3,15 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..errors import BadRequest, NoTokenizer
-from .chat_template import ChatTemplate, select_template
+from .chat_format import ChatFormat
 from .detokenizer import Detokenizer
+from .parsing.lexer import LexerVocabulary
+from .thinking import merge_thinking
 from .tokenizer_config import read_bytes, read_settings
 from .vocabulary import Vocabulary
 
@@ -18,13 +21,17 @@ class Tokenizer:
 
     def __init__(self, vocabulary: Vocabulary):
         self._vocabulary = vocabulary
-        self._compiled: dict[str, ChatTemplate] = {}
+        self.chat_format = ChatFormat(vocabulary)
         self.eos_ids: frozenset[int] = vocabulary.eos_ids
         self.bos_id: int | None = vocabulary.bos
         self.vocab_size: int = vocabulary.size
-        self.has_template: bool = bool(vocabulary.templates)
         parts = json.dumps([vocabulary.digest, dict(vocabulary.names), dict(vocabulary.templates)], sort_keys=True)
         self.digest: str = hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()
+
+    @property
+    def has_template(self) -> bool:
+        """Whether messages can be given: there is a chat template, the files' own or a built-in one."""
+        return bool(self.chat_format.templates)
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
@@ -38,11 +45,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """`special`: add BOS and EOS where the tokenizer does."""
-        if not isinstance(text, str):
-            raise BadRequest(f"only a str can be tokenized, not {type(text).__name__}")
-        lone = next((c for c in text if "\ud800" <= c <= "\udfff"), None) if not text.isascii() else None
-        if lone is not None:
-            raise BadRequest(f"the text holds a lone surrogate {lone!a}, which is no character; remove it")
+        check_text(text)
         return self._vocabulary.encode(text, special)
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
@@ -55,23 +58,60 @@ class Tokenizer:
         piece = (lambda t: None if t in vocab.special_ids else vocab.piece(t)) if skip_special else vocab.piece
         return Detokenizer(vocab.size, piece, vocab.stages(), prompt)
 
+    @cached_property
+    def lexer_vocabulary(self) -> LexerVocabulary:
+        """What the parsers of outputs read tokens with."""
+        vocab = self._vocabulary
+        return LexerVocabulary(
+            vocab.size,
+            vocab.added,
+            vocab.special_ids,
+            lambda prompt: self.detokenizer(skip_special=False, prompt=prompt),
+        )
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Any] | None = None,
+        thinking: str = "auto",
         enable_thinking: bool | None = None,
+        template_options: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
         """Apply the chat template; special tokens are written out as text."""
-        name = select_template(self._vocabulary.templates, tools)
-        if name not in self._compiled:
-            self._compiled[name] = ChatTemplate(self._vocabulary.templates[name], self._vocabulary.names)
-        return self._compiled[name].render(messages, tools, enable_thinking, add_generation_prompt)
+        thinking = merge_thinking(thinking, enable_thinking)
+        prompt = self.chat_format.render(messages, tools, thinking, template_options, add_generation_prompt)
+        return self.chat_format.guard.remove_guards(prompt.text) if prompt.guarded else prompt.text
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """Apply the chat template and encode; the template writes its own BOS."""
-        return self.encode(self.render(messages, **options), special=False)
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        thinking: str = "auto",
+        enable_thinking: bool | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Apply the chat template and encode; the template writes its own BOS.
+
+        Only special tokens that the template writes become tokens: in the messages they are text.
+        """
+        thinking = merge_thinking(thinking, enable_thinking)
+        prompt = self.chat_format.render(messages, tools, thinking, template_options, add_generation_prompt)
+        if not prompt.guarded:
+            return self.encode(prompt.text, special=False)
+        check_text(prompt.text)
+        return self.chat_format.encode_guarded(prompt.text)
+
+
+def check_text(text: str) -> None:
+    if not isinstance(text, str):
+        raise BadRequest(f"only a str can be tokenized, not {type(text).__name__}")
+    lone = next((c for c in text if "\ud800" <= c <= "\udfff"), None) if not text.isascii() else None
+    if lone is not None:
+        raise BadRequest(f"the text holds a lone surrogate {lone!a}, which is no character; remove it")
 
 
 def read_folder(folder: Path) -> Vocabulary:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from ..errors import BadTokenizer
@@ -48,6 +49,48 @@ def post_process(backend, settings: Settings) -> None:
     backend.post_processor = processors.TemplateProcessing(single=[*before, "$A", *after], special_tokens=used)
 
 
+def rename_tokens(backend, forms: Mapping[str, str]) -> Callable[[str], list[int]]:
+    """An encoder in which these added tokens are matched only in another form, their ids unchanged."""
+    from tokenizers import AddedToken, Tokenizer
+
+    model = backend.model
+    own = any(model.token_to_id(text) is not None for text in forms)
+    # BPE does not find a token that no merge makes, so its model can be shared; the others look up whole words.
+    shares = type(model).__name__ == "BPE" and not (own and model.ignore_merges)
+    copy = Tokenizer(model if shares else rename_vocabulary(backend, forms))
+    for part in ("normalizer", "pre_tokenizer"):
+        if getattr(backend, part) is not None:
+            setattr(copy, part, getattr(backend, part))
+    added = backend.get_added_tokens_decoder()
+    written = {id: forms.get(token.content, token.content) for id, token in sorted(added.items())}
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    copy.add_tokens([AddedToken(form, **{f: getattr(added[id], f) for f in flags}) for id, form in written.items()])
+    ids = {copy.token_to_id(form): id for id, form in written.items()}
+    copy.encode_special_tokens = backend.encode_special_tokens
+
+    def encode(text: str) -> list[int]:
+        found = rust_call("tokenizer.json", lambda: copy.encode(text, add_special_tokens=False)).ids
+        return [ids.get(id, id) for id in found]
+
+    return encode
+
+
+def rename_vocabulary(backend, forms: Mapping[str, str]):
+    """A copy of the model in which these tokens have other texts."""
+    from tokenizers import Tokenizer
+
+    data = json.loads(backend.to_str())
+    model, data["added_tokens"], data["post_processor"] = data["model"], [], None
+    vocab = model["vocab"]
+    if isinstance(vocab, dict):
+        model["vocab"] = {forms.get(text, text): id for text, id in vocab.items()}
+    else:  # Unigram: pieces with scores
+        model["vocab"] = [[forms.get(text, text), score] for text, score in vocab]
+    if isinstance(model.get("unk_token"), str):
+        model["unk_token"] = forms.get(model["unk_token"], model["unk_token"])
+    return rust_call("tokenizer.json", lambda: Tokenizer.from_str(json.dumps(data))).model
+
+
 def assemble(backend, settings: Settings, digest: str) -> Vocabulary:
     stages = build_stages(json.loads(backend.decoder.__getstate__()) if backend.decoder else None)
     is_bpe = type(backend.model).__name__ == "BPE"
@@ -59,7 +102,7 @@ def assemble(backend, settings: Settings, digest: str) -> Vocabulary:
     names = {role: backend.token_to_id(text) for role, text in settings.names.items()}
     eos_ids = {names["eos_token"]} - {None} if "eos_token" in names else set()
     processor = str(backend.post_processor)
-    added = backend.get_added_tokens_decoder().items()
+    added = list(backend.get_added_tokens_decoder().items())
     parts = [digest, repr(settings.added), settings.extra, processor, len(stages)]
     return Vocabulary(
         size=max(ids.values()) + 1,
@@ -73,5 +116,7 @@ def assemble(backend, settings: Settings, digest: str) -> Vocabulary:
         eos_ids=frozenset(eos_ids),
         names=settings.names,
         templates=settings.templates,
+        added={token.content: i for i, token in added},
+        rename=lambda forms: rename_tokens(backend, forms),
         digest=hashlib.sha256(json.dumps([*parts, settings.split_special]).encode()).hexdigest(),
     )

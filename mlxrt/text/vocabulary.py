@@ -21,6 +21,9 @@ class Vocabulary:
     names: Mapping[str, str] = field(default_factory=dict)  # bos_token, eos_token ... for chat templates
     templates: Mapping[str, str] = field(default_factory=dict)  # by name: default, tool_use ...
     digest: str = ""  # of all of the above
+    added: Mapping[str, int] = field(default_factory=dict)  # tokens that are matched before anything else
+    # An encoder without BOS and EOS that knows these tokens only as written here: {"<s>": "(guard)<s>"}.
+    rename: Callable[[Mapping[str, str]], Callable[[str], list[int]]] | None = None
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,8 @@ def test_real_chat_templates_against_transformers(archive):
                 )
             except (TemplateError, TypeError, ValueError, LookupError):
                 with raises(BadTemplate):
-                    template.render(messages, tools, None, True)
+                    template.render(messages, {"tools": tools}, True)
                 continue
-            assert template.render(messages, tools, None, True) == wanted, name
+            assert template.render(messages, {"tools": tools}, True) == wanted, name
             agreed += 1
     assert len(archive[1]) > 60 and agreed > 130
