@@ -50,6 +50,12 @@ class EngineConfig:
         None, "compute in float32, bfloat16 or float16 (default: float32 on CPU, else the checkpoint's)"
     )
     dequantise: bool | None = option(None, "dequantise weights at load (default: on a CPU when memory allows)")
+    reasoning_parser: str | None = option(
+        None, "format of the model's reasoning: think, mistral, gemma4, harmony or none (default: by its files)"
+    )
+    tool_parser: str | None = option(
+        None, "format of its tool calls: hermes, qwen3_coder, llama3 ... or none (default: by its files)"
+    )
     revision: str | None = option(None, "revision of a hub repository: branch, tag or commit")
     offline: bool = option(False, "never use the network")
     token: str | None = field(default=None, repr=False, metadata={"help": "access token of the hub", "flag": False})

@@ -16,7 +16,7 @@ from ..config import EngineConfig
 from ..errors import BadRequest, EngineClosed
 from .engine import Engine, is_many
 from .output import complete, complete_all
-from .process_exit import is_exiting, register_steps
+from .process_exit import is_exiting, watch
 from .request import Completion, Event, Request
 from .session import PromptPlan, ReplyRecorder, Session
 
@@ -47,10 +47,10 @@ class AsyncStream(AsyncIterator[Event]):
 
     # On the engine's thread
 
-    def open(self, requests: list[Request]) -> list[int]:
+    def open(self, requests: list[Request], prompt: tuple[int, ...] | None = None) -> list[int]:
         try:
             for request in requests:
-                id = self._engine.submit(request, self._send)
+                id = self._engine.submit(request, self._send, prompt)
                 self._ids.append(id)
                 self._unfinished.add(id)
         except BaseException:  # whatever it was: nobody will read what was submitted
@@ -160,13 +160,13 @@ class AsyncReply(AsyncIterator[Event]):
 class AsyncSession:
     """A conversation whose answers are awaited."""
 
-    def __init__(self, session: Session, stream: Callable[[PromptPlan, dict[str, Any]], AsyncStream]):
+    def __init__(self, session: Session, stream: Callable[[PromptPlan], AsyncStream]):
         self.session, self._stream = session, stream
 
-    async def say(self, text: str, **options: Any) -> AsyncReply:
+    async def say(self, x: Any, **options: Any) -> AsyncReply:
         """Ask; iterate the reply for its events, or await its `text()`."""
-        plan, merged = await asyncio.to_thread(self.session.plan_prompt, text, options)
-        return AsyncReply(ReplyRecorder(self.session, plan), self._stream(plan, merged))
+        plan = await asyncio.to_thread(self.session.plan_prompt, x, options)
+        return AsyncReply(ReplyRecorder(self.session, plan), self._stream(plan))
 
     def fork(self) -> "AsyncSession":
         return AsyncSession(self.session.fork(), self._stream)
@@ -190,7 +190,7 @@ class AsyncEngine:
         self._ending = False  # nothing new is accepted; what is there is finished
         self._ended = False
         self.stepping = None  # as its engine says
-        register_steps(self)
+        watch(self)
         self._thread = threading.Thread(target=self._run, name="mlxrt engine", daemon=True)
         self._thread.start()
 
@@ -215,9 +215,11 @@ class AsyncEngine:
 
     def stream(self, x: Any, **options: Any) -> AsyncStream:
         """Events as they come. Leaving the `async with`, or `aclose`, cancels what is left."""
-        requests = [Request.of(r, **options) for r in (x if is_many(x) else [x])]
+        return self._open_stream([Request.of(r, **options) for r in (x if is_many(x) else [x])])
+
+    def _open_stream(self, requests: list[Request], prompt: tuple[int, ...] | None = None) -> AsyncStream:
         stream = AsyncStream(self.engine, asyncio.get_running_loop(), self._capacity, self._post)
-        stream.opening = self._post(lambda: stream.open(requests))
+        stream.opening = self._post(lambda: stream.open(requests, prompt))
         return stream
 
     async def score(self, tokens: Any, chunk: int | None = None) -> Any:
@@ -233,8 +235,8 @@ class AsyncEngine:
     def session(self, system: str | None = None, on_overflow: str = "error", **options: Any) -> AsyncSession:
         """A conversation whose answers are awaited."""
 
-        def stream(plan: PromptPlan, merged: dict[str, Any]) -> AsyncStream:
-            return self.stream(Request.of(list(plan.tokens), **merged))
+        def stream(plan: PromptPlan) -> AsyncStream:
+            return self._open_stream([plan.request], plan.tokens)
 
         return AsyncSession(Session(self.engine, system, options, on_overflow), stream)
 

@@ -40,7 +40,7 @@ from .memory import (
 )
 from .model_runner import InflightStep, ModelRunner
 from .output import OutputProcessor
-from .process_exit import block_if_exiting, register_steps, track_thread
+from .process_exit import block_if_exiting, track_thread, watch
 from .request import EngineEvent, Finish, Logprobs, Request
 from .scheduler import Limits, Scheduler
 from .sequence import Sequence
@@ -62,6 +62,7 @@ class Source:
     files: tuple[Path, ...] = ()
     eos: frozenset[int] = frozenset()
     generation: tuple[tuple[str, Any], ...] = ()  # sampling defaults the model's authors give
+    capabilities: tuple[tuple[str, Any], ...] = ()  # what its files say of its answers: reasoning_parser, tool_parser
 
 
 class EngineCore:
@@ -88,7 +89,7 @@ class EngineCore:
         self._launched = 0, 0  # rows and tokens of the newest step, for messages
         self._launched_prefill = 0  # prompt tokens of the step that is still running
         track_thread()
-        register_steps(self)
+        watch(self)
         with mx.stream(self._stream):
             mx.eval(model.constants())  # lazy arrays of the loading thread could not be evaluated from another
             with refuse_overflow(source.name or "the model"):
@@ -353,8 +354,10 @@ class EngineCore:
                 seq.pending.clear()
                 self.finish(seq, Finish.ERROR, failures[i])
                 continue
+            logprobs = () if seq.forced else sampled.read(i, token)
+            token = seq.forced.pop(0) if seq.forced else token
             self.scheduler.commit(s, token)
-            self._emit(seq, token, sampled.read(i, token))
+            self._emit(seq, token, logprobs)
             emitted += 1
             if seq.finish and self.disk is not None:
                 self.disk.save(seq.tokens)

@@ -13,6 +13,9 @@ from ..config import EngineConfig
 from ..errors import BadRequest, ContextOverflow, NoTokenizer, PromptWontFit, quote
 from ..models import CausalLM
 from ..text import StopMatcher, Tokenizer
+from ..text.parsing import OutputParser
+from .answer_format import AnswerFormat
+from .answer_reader import PlainText, SegmentSource
 from .core import EngineCore, Source
 from .memory import Cost, activation_bytes
 from .output import RequestState, RequestStream, complete_all
@@ -21,6 +24,7 @@ from .sampler import check_params, draw_seed
 from .sequence import Sequence
 from .session import Session
 from .stats import Stats
+from .thinking_budget import ThinkingBudget
 
 __all__ = ["Engine", "Source"]
 
@@ -41,6 +45,7 @@ class Engine:
         self.model, self.config, self.source, self._tokenizer = model, config, source, tokenizer
         self.core = EngineCore(model, config, tokenizer, source, on_event)
         self.context, self.vocab_size = self.core.context, model.config.vocab_size
+        self.answer_format = AnswerFormat(tokenizer, config, dict(source.capabilities))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -75,31 +80,54 @@ class Engine:
             raise
         return self.stream_of(ids, prompt_tokens)
 
+    def stream_prompt(self, request: Request, prompt: tuple[int, ...]) -> RequestStream:
+        """The events of a request whose prompt is encoded already."""
+        return self.stream_of([self._submit(request, prompt=prompt).id], len(prompt))
+
     def stream_of(self, ids: list[int], prompt_tokens: int = 0) -> RequestStream:
         """The events of submitted requests; more can be added while it is read."""
         core = self.core
         return RequestStream(ids, core.outputs.wait, core.step, core.drop, prompt_tokens)
 
-    def submit(self, request: Request, listener: Callable[[Event], None] | None = None) -> int:
-        """Queue a request; its events come from `stream_of`, or to `listener` on the thread that steps."""
-        return self._submit(request, listener).id
+    def submit(
+        self, request: Request, listener: Callable[[Event], None] | None = None, prompt: tuple[int, ...] | None = None
+    ) -> int:
+        """Queue a request; its events come from `stream_of`, or to `listener` on the thread that steps.
 
-    def _submit(self, request: Request, listener: Callable[[Event], None] | None = None) -> Sequence:
+        `prompt`: its tokens, where they are known already."""
+        return self._submit(request, listener, prompt).id
+
+    def _submit(
+        self, request: Request, listener: Callable[[Event], None] | None = None, prompt: tuple[int, ...] | None = None
+    ) -> Sequence:
         params, core = request.params, self.core
         check_params(params, self.vocab_size)
-        prompt = self.encode(request)
+        prompt = self.encode(request) if prompt is None else prompt
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.source.eos)
         seed = draw_seed() if params.seed is None else params.seed
-        needs_text = self._tokenizer is not None or params.stop
-        detokenizer = self.tokenizer.detokenizer(prompt=prompt) if needs_text else None
-        matcher = StopMatcher(params.stop) if params.stop else None
-        vocab = self._tokenizer.vocab_size if self._tokenizer else 0
+        reader = self._build_reader(request, prompt)
+        budget = self._build_budget(request, reader)
         with core.exclusive():
             core.check_open()
             self._check_fits(len(prompt))
             seq = core.add_request(request, prompt, stops, seed)
-            core.outputs.add(RequestState(seq, detokenizer, vocab, matcher, listener=listener))
+            if budget is not None:
+                budget.update(seq)
+            matcher = StopMatcher(params.stop) if params.stop else None
+            core.outputs.add(RequestState(seq, reader, matcher, budget, listener=listener))
         return seq
+
+    def _build_reader(self, request: Request, prompt: tuple[int, ...]) -> SegmentSource | None:
+        if self._tokenizer is None and not request.params.stop:
+            return None
+        return self.answer_format.build_parser(request, prompt) or PlainText(self.tokenizer, prompt)
+
+    def _build_budget(self, request: Request, reader: SegmentSource | None) -> ThinkingBudget | None:
+        if request.thinking_budget is None:
+            return None
+        closing = self.answer_format.closing_tokens(request)
+        assert isinstance(reader, OutputParser)
+        return ThinkingBudget(reader, request.thinking_budget, closing)
 
     def _check_fits(self, n: int) -> None:
         fits, own = self.core.kv_tokens, self.model.config.context
@@ -126,8 +154,12 @@ class Engine:
         if request.prompt is not None:
             tokens = self.tokenizer.encode(request.prompt)
         elif request.messages is not None:
-            tools = list(request.tools) if request.tools is not None else None
-            tokens = self.tokenizer.chat(list(request.messages), tools=tools, enable_thinking=request.enable_thinking)
+            tokens = self.tokenizer.chat(
+                list(request.messages),
+                tools=request.tools if request.tool_choice != "none" else None,
+                thinking=request.thinking,
+                template_options=request.template_options,
+            )
         else:
             tokens = list(request.tokens or ())
         return self.check_tokens(tokens)
@@ -215,7 +247,9 @@ class Engine:
         return parsed
 
     def session(self, system: str | None = None, on_overflow: str = "error", **options) -> Session:
-        """A conversation; options are those of `generate`, for every turn. `on_overflow`: error or drop-oldest."""
+        """A conversation; options are those of `generate`, for every turn.
+
+        `on_overflow`, when the context is full: error, drop-oldest or summarize."""
         return Session(self, system, options, on_overflow)
 
     def stats(self) -> Stats:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -86,7 +87,8 @@ def open_model(name: str, config: EngineConfig) -> OpenModel:
     check_plan(plan, config)
     tokenizer = open_tokenizer(checkpoint)
     eos, generation = find_eos_ids(checkpoint, tokenizer), tuple(checkpoint.generation.items())
-    source = Source(resolved.name, tuple(checkpoint.files()), eos, generation)
+    capabilities = tuple(find_capabilities(checkpoint.config).items())
+    source = Source(resolved.name, tuple(checkpoint.files()), eos, generation, capabilities)
     return OpenModel(config, plan, source, tokenizer, checkpoint)
 
 
@@ -149,9 +151,21 @@ def transpose_weights(model: CausalLM) -> None:
 
 def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
     try:
-        return checkpoint.tokenizer()
+        tokenizer = checkpoint.tokenizer()
     except NoTokenizer:
         return None  # tokens in and out still work; text raises NoTokenizer where it is asked for
+    tokenizer.chat_format.use_builtin()
+    return tokenizer
+
+
+def find_capabilities(config: dict[str, Any]) -> dict[str, Any]:
+    """What a JANG pack declares of its model's answers."""
+    for key in ("jang_config", "jang"):
+        labels = config.get(key)
+        found = labels.get("capabilities") if isinstance(labels, dict) else None
+        if isinstance(found, dict):
+            return {name: value for name, value in found.items() if isinstance(value, str)}
+    return {}
 
 
 def find_eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> frozenset[int]:

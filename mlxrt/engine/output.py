@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from ..errors import EngineClosed
-from ..text import Detokenizer, StopMatcher
+from ..text import StopMatcher
+from ..text.parsing import Segment
+from .answer_reader import ANSWER, SegmentSource, match_stops
 from .request import Completion, EngineEvent, Event, Finish, Logprobs, Timings
 from .sequence import Sequence
 from .stats import Metrics
+from .thinking_budget import ThinkingBudget
 
 log = logging.getLogger("mlxrt")
 
@@ -43,12 +46,12 @@ class EventHook:
 
 @dataclass
 class RequestState:
-    """A request's output: detokenizer, stop strings, timings, and the events that are not read yet."""
+    """A request's output: its text, timings, and the events that are not read yet."""
 
     seq: Sequence
-    detokenizer: Detokenizer | None
-    vocab: int  # ids the detokenizer knows
-    matcher: StopMatcher | None
+    reader: SegmentSource | None = None  # None: tokens only
+    matcher: StopMatcher | None = None
+    budget: ThinkingBudget | None = None
     began: float = field(default_factory=time.perf_counter)
     first: float | None = None
     last: float | None = None
@@ -69,35 +72,53 @@ class RequestState:
 
     def add_token(self, token: int, logprobs: Logprobs) -> bool:
         """Emit a token that the sequence has committed. True when its text completes a stop string."""
-        ending = self.seq.finish
-        text, matched = "", False
-        if self.detokenizer:
-            # A stop token is no text, nor is one of the rows that pad an embedding beyond the vocabulary.
-            if ending is not Finish.STOP and token < self.vocab:
-                text = self.detokenizer.push(token)
-            if ending:
-                text += self.detokenizer.finish()
-        if self.matcher:
-            text, _ = self.matcher.push(text)
-            if ending and not self.matcher.matched:
-                text += self.matcher.finish()
-            matched = self.matcher.matched
-        reason = Finish.STOP if matched else ending
-        self.deliver(Event(self.seq.id, token, text, reason, logprobs, self.timings() if reason else None))
+        ending, reader = self.seq.finish, self.reader
+        if reader is None:
+            self._deliver_segments([], token, logprobs, ending)
+            return False
+        segments = match_stops(reader.push(token, ending is Finish.STOP), self.matcher, last=False)
+        matched = self.matcher is not None and self.matcher.matched
+        if ending or matched:
+            segments += match_stops(reader.finish(), self.matcher, last=True)
+            matched = self.matcher is not None and self.matcher.matched
+        self._deliver_segments(segments, token, logprobs, Finish.STOP if matched else ending)
+        if self.budget is not None and not self.seq.finish:
+            self.budget.update(self.seq)
         return matched
 
     def finish(self, reason: Finish, error: Exception | None = None) -> None:
         """End without another token. Text that was held back comes out, unless it is an error."""
-        text = self._flush_text() if error is None else ""
-        self.deliver(Event(self.seq.id, None, text, reason, timings=self.timings(), error=error))
+        segments: list[Segment] = []
+        if self.reader is not None and error is None:
+            segments = match_stops(self.reader.finish(), self.matcher, last=True)
+        self._deliver_segments(segments, None, (), reason, error)
 
-    def _flush_text(self) -> str:
-        """Text that could still have become a character or a stop string."""
-        text = self.detokenizer.finish() if self.detokenizer else ""
-        if self.matcher and not self.matcher.matched:
-            text, _ = self.matcher.push(text)
-            text += "" if self.matcher.matched else self.matcher.finish()
-        return text
+    def _deliver_segments(
+        self,
+        segments: list[Segment],
+        token: int | None,
+        logprobs: Logprobs,
+        reason: Finish | None,
+        error: Exception | None = None,
+    ) -> None:
+        """One event for each segment, one at least: the first has the token, the last the reason."""
+        segments = segments or [Segment(self.reader.kind if self.reader is not None else ANSWER)]
+        for i, segment in enumerate(segments):
+            last = i == len(segments) - 1
+            self.deliver(
+                Event(
+                    self.seq.id,
+                    None if i else token,
+                    segment.text,
+                    segment.kind,
+                    segment.raw,
+                    segment.call,
+                    reason if last else None,
+                    () if i else logprobs,
+                    self.timings() if last and reason else None,
+                    error if last else None,
+                )
+            )
 
     def timings(self) -> Timings:
         seq, now = self.seq, time.perf_counter()
@@ -105,6 +126,7 @@ class RequestState:
             prompt_tokens=len(seq.prompt),
             cached_tokens=seq.cached,
             generated_tokens=len(seq.tokens) - len(seq.prompt),
+            reasoning_tokens=self.reader.reasoning_tokens if self.reader is not None else 0,
             first_token_s=(self.first or now) - self.began,
             total_s=now - self.began,
             seed=seq.seed if seq.params.temperature > 0 else None,
@@ -274,10 +296,13 @@ def complete(events: list[Event]) -> Completion:
     assert last.finish_reason and last.timings
     chosen = [e for e in events if e.token is not None]
     return Completion(
-        text="".join(e.text for e in events),
+        text="".join(e.text for e in events if e.kind == ANSWER),
         tokens=tuple(e.token for e in chosen if e.token is not None),
         finish_reason=last.finish_reason,
         cached_tokens=last.timings.cached_tokens,
         logprobs=tuple(e.logprobs for e in chosen) if any(e.logprobs for e in chosen) else (),
         timings=last.timings,
+        reasoning="".join(e.text for e in events if e.kind == "reasoning"),
+        tool_calls=tuple(e.tool_call for e in events if e.tool_call is not None),
+        raw="".join(e.raw for e in events),
     )

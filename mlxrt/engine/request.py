@@ -7,7 +7,10 @@ from enum import StrEnum
 from typing import Any
 
 from ..errors import BadRequest
+from ..text.parsing.segments import ToolCall
+from ..text.thinking import merge_thinking
 
+TOOL_CHOICES = ("auto", "none")
 Logprobs = tuple[tuple[int, float], ...]  # (token, log probability), the chosen token first
 
 
@@ -78,8 +81,12 @@ class Request:
     tokens: tuple[int, ...] | None = None
     messages: tuple[dict, ...] | None = None
     params: SamplingParams = SamplingParams()
-    tools: tuple[dict, ...] | None = None
-    enable_thinking: bool | None = None
+    tools: tuple[Any, ...] | None = None  # OpenAI's form, or Python functions
+    tool_choice: str = "auto"  # or "none": the tools are not offered
+    template_options: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
+    thinking: str = "auto"  # or "on", "off"
+    thinking_budget: int | None = None  # tokens of reasoning, then it is ended
+    enable_thinking: bool | None = None  # an alias of thinking
     on_logits: Callable[[Any], None] | None = None  # gets the row of the step's LogitsView before sampling
     priority: int = 0  # higher goes first; waiting makes up for it (see docs/serving.md)
     deadline_s: float | None = None  # seconds from submission; then it ends with what it has
@@ -98,14 +105,25 @@ class Request:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.tools is not None:
             object.__setattr__(self, "tools", tuple(self.tools))
-        if self.messages is None and (self.tools is not None or self.enable_thinking is not None):
-            raise BadRequest("tools and enable_thinking go through the chat template: give messages")
+        if self.tool_choice not in TOOL_CHOICES:
+            raise BadRequest(f"tool_choice must be {' or '.join(TOOL_CHOICES)}, not {self.tool_choice!r:.40}")
+        if not isinstance(self.template_options, Mapping):
+            raise BadRequest(f"template_options must be a dict, not {type(self.template_options).__name__}")
+        if self.thinking_budget is not None:
+            check("thinking_budget", self.thinking_budget, int, 0, 2**31, "a whole number >= 0")
+        object.__setattr__(self, "thinking", merge_thinking(self.thinking, self.enable_thinking))
+        if self.messages is None and self.thinking == "auto" and not self.template_options and self.tools is None:
+            return
+        if self.messages is None:
+            raise BadRequest("tools, thinking and template_options go through the chat template: give messages")
+        if self.thinking == "off" and self.thinking_budget:
+            raise BadRequest(f"thinking is off and thinking_budget is {self.thinking_budget}; give one of the two")
 
     @classmethod
     def of(cls, x, **options) -> "Request":
         """What `generate` accepts: str, tokens, messages or a Request; options of SamplingParams and Request."""
         sampling = {f.name for f in fields(SamplingParams)}
-        extra = {"tools", "enable_thinking", "on_logits", "priority", "deadline_s"}
+        extra = {f.name for f in fields(cls)} - {"prompt", "tokens", "messages", "params"}
         if unknown := options.keys() - sampling - extra:
             raise BadRequest(
                 f"unknown option {', '.join(sorted(unknown))}; known: {', '.join(sorted(sampling | extra))}"
@@ -147,6 +165,7 @@ class Timings:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    reasoning_tokens: int = 0  # of the generated ones
     first_token_s: float = 0.0  # from submission
     total_s: float = 0.0
     seed: int | None = None  # the seed used, drawn or given; None when greedy
@@ -163,11 +182,18 @@ class Timings:
 
 @dataclass(frozen=True)
 class Event:
-    """One token of one request. `text` became certain with it: empty while a character or a stop is incomplete."""
+    """One token of one request, or what else became certain with it.
+
+    `text` is empty while a character, a marker, a call or a stop is incomplete. A token with which several things end
+    gives several events: the first has the token, the last the finish_reason.
+    """
 
     id: int
-    token: int | None = None  # None only where a request ends without one (cancelled, error)
+    token: int | None = None  # None where one follows another of the same token, or a request ends without one
     text: str = ""
+    kind: str = "answer"  # or "reasoning", "tool_call"
+    raw: str = ""  # everything the model wrote, special tokens written out
+    tool_call: ToolCall | None = None  # a complete call
     finish_reason: Finish | None = None
     logprobs: Logprobs = ()
     timings: Timings | None = None  # on the last event
@@ -189,9 +215,24 @@ class EngineEvent:
 
 @dataclass(frozen=True)
 class Completion:
-    text: str
+    text: str  # the answer alone
     tokens: tuple[int, ...]
     finish_reason: Finish
     cached_tokens: int
     logprobs: tuple[Logprobs, ...]
     timings: Timings
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    raw: str = ""  # everything the model wrote, special tokens written out
+
+    def to_message(self) -> dict[str, Any]:
+        """The answer as a message for the next request."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+                for c in self.tool_calls
+            ]
+        return message

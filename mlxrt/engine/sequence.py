@@ -35,6 +35,8 @@ class Sequence:
     preempted: int = 0  # times its memory was taken
     admitted: bool = False  # has run before
     followed: bool = False  # has waited for a prefix that another sequence computed
+    forced: list[int] = field(default_factory=list)  # tokens that come instead of the next sampled ones
+    max_pending: int | None = None  # tokens that may be sampled before it is known whether one is forced
     paused: bool = False  # its reader lags behind: no more tokens for now
 
     def __post_init__(self):
@@ -52,6 +54,8 @@ class Sequence:
         """Tokens that can be computed now."""
         if self.paused or (self.request.on_logits and self.pending):
             return 0  # a callback must see every token before the next logits exist
+        if self.pending and self.max_pending is not None and len(self.pending) >= self.max_pending:
+            return 0  # the token after those on the device may be a forced one
         left = len(self.prompt) + self.params.max_tokens - len(self)
         return len(self) - self.length if left > 0 or self.length < len(self) - 1 else 0
 

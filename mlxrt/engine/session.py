@@ -18,10 +18,9 @@ from ..errors import BadRequest, BadSnapshot
 from ..text import Tokenizer
 from .core import Source
 from .output import RequestStream, complete
+from .overflow import OVERFLOW, SUMMARY_SHARE, Shortened, Turn, drop_oldest, make_summary, set_summary
 from .request import Completion, Event, Finish, Request
 
-OVERFLOW = ("error", "drop-oldest")
-TEMPLATE_OPTIONS = ("tools", "enable_thinking")  # for the chat template, the other options of a turn for the request
 T = TypeVar("T")
 
 
@@ -34,35 +33,37 @@ class SessionEngine(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer: ...
-    def stream(self, x, **options) -> RequestStream: ...
+    def encode(self, request: Request) -> tuple[int, ...]: ...
+    def generate(self, x, **options) -> Any: ...
+    def stream_prompt(self, request: Request, prompt: tuple[int, ...]) -> RequestStream: ...
     def compute_state(self, tokens: Sequence[int]) -> SequenceState | None: ...
     def save_state(self, path: Path, state: SequenceState, extra: dict[str, Any]) -> str: ...
     def load_state(self, path: Path, digest: str | None, parse: Callable[[dict[str, Any]], T]) -> T: ...
 
 
 @dataclass(frozen=True)
-class Turn:
-    """The conversation after an answer."""
-
-    messages: tuple[dict, ...] = ()
-    tokens: tuple[int, ...] = ()  # all that was fed and produced for the last answer
-
-
-@dataclass(frozen=True)
 class PromptPlan:
-    """The next prompt, and the turns `before` it, less those that were dropped to make it fit."""
+    """The next prompt, and the turns `before` it, less those that had to go to make it fit."""
 
     before: tuple[Turn, ...]
-    messages: tuple[dict, ...]
+    request: Request
     tokens: tuple[int, ...]
     dropped: int = 0
+    summary: str = ""  # of the turns that are gone
+    refused: str = ""  # why there is no summary
+
+    @property
+    def messages(self) -> tuple[dict, ...]:
+        return self.request.messages or ()
 
     @property
     def note(self) -> str:
         if not self.dropped:
             return ""
         turns = "the oldest turn was" if self.dropped == 1 else f"the {self.dropped} oldest turns were"
-        return f"{turns} dropped to fit the context; the conversation goes on with {len(self.tokens)} tokens"
+        done = "replaced by a summary" if self.summary else "dropped"
+        why = f" ({self.refused})" if self.refused else ""
+        return f"{turns} {done} to fit the context{why}; the conversation goes on with {len(self.tokens)} tokens"
 
 
 class ReplyRecorder:
@@ -88,16 +89,16 @@ class ReplyRecorder:
 
     def _make_turn(self) -> Turn:
         done = complete(self.events)
-        messages = (*self._plan.messages, {"role": "assistant", "content": done.text})
-        return Turn(messages, self._plan.tokens + done.tokens)
+        messages = (*self._plan.messages, done.to_message())
+        return Turn(messages, self._plan.tokens + done.tokens, self._plan.before[-1].summary)
 
 
 class Reply(Iterator[Event]):
     """An answer as it is generated. The session gets its turn when it is complete; closing it early adds none."""
 
-    def __init__(self, session: "Session", plan: PromptPlan, options: dict[str, Any]):
+    def __init__(self, session: "Session", plan: PromptPlan):
         self._recorder = ReplyRecorder(session, plan)
-        self._stream = session.engine.stream(Request.of(list(plan.tokens), **options))
+        self._stream = session.engine.stream_prompt(plan.request, plan.tokens)
 
     def __next__(self) -> Event:
         return self._recorder.record(next(self._stream))
@@ -136,7 +137,7 @@ class Session:
         if on_overflow not in OVERFLOW:
             raise BadRequest(f"on_overflow must be {' or '.join(OVERFLOW)}, not {on_overflow!r}")
         self.engine, self.options, self.on_overflow = engine, dict(options or {}), on_overflow
-        Request.of("x", **{k: v for k, v in self.options.items() if k not in TEMPLATE_OPTIONS})
+        Request.of([{"role": "user", "content": "x"}], **self.options)
         first = ({"role": "system", "content": system},) if system else ()
         self.turns: list[Turn] = [Turn(first)]
 
@@ -148,32 +149,45 @@ class Session:
     def tokens(self) -> tuple[int, ...]:
         return self.turns[-1].tokens
 
-    def say(self, text: str, **options) -> Reply:
-        """Ask; iterate the reply for its events, or read its `text`."""
-        return Reply(self, *self.plan_prompt(text, options))
+    @property
+    def summary(self) -> str:
+        """What is left of turns that were summarized to fit the context."""
+        return self.turns[-1].summary
 
-    def plan_prompt(self, text: str, options: dict[str, Any]) -> tuple[PromptPlan, dict[str, Any]]:
-        """The prompt for a user's message, and the options of the request that answers it."""
-        if not isinstance(text, str) or not text:
-            raise BadRequest("say something: the text is empty")
-        merged = self.options | options
-        extra: dict[str, Any] = {k: merged.pop(k) for k in TEMPLATE_OPTIONS if k in merged}
-        plan = self._plan_after(self.turns, text, extra)
-        if self.on_overflow == "drop-oldest":
-            plan = self._shorten(plan, text, extra, Request.of("x", **merged).params.max_tokens)
-        return plan, merged
+    def say(self, x: str | dict | Sequence[dict], **options) -> Reply:
+        """Ask; iterate the reply for its events, or read its `text`. `x`: text, or messages, such as tools' results."""
+        return Reply(self, self.plan_prompt(x, options))
 
-    def _plan_after(self, turns: Sequence[Turn], text: str, extra: dict[str, Any], dropped: int = 0) -> PromptPlan:
-        messages = (*turns[-1].messages, {"role": "user", "content": text})
-        tokens = self.engine.tokenizer.chat(list(messages), **extra)
-        return PromptPlan(tuple(turns), messages, tuple(tokens), dropped)
+    def plan_prompt(self, x: str | dict | Sequence[dict], options: dict[str, Any]) -> PromptPlan:
+        """The prompt for a user's message, and the request that answers it."""
+        new, merged = read_new_messages(x), self.options | options
+        plan = self._plan_after(self.turns, new, merged)
+        return plan if self.on_overflow == "error" else self._shorten(plan, new, merged)
 
-    def _shorten(self, plan: PromptPlan, text: str, extra: dict[str, Any], max_tokens: int) -> PromptPlan:
-        """Drop as few turns as leave space for the answer, up to a quarter of the context."""
-        answer = min(max_tokens, self.engine.context // 4)
-        while len(plan.tokens) + answer > self.engine.context and len(plan.before) > 1:
-            plan = self._plan_after(drop_oldest(plan.before), text, extra, plan.dropped + 1)
-        return plan
+    def _plan_after(self, turns: Sequence[Turn], new: tuple[dict, ...], options: dict[str, Any]) -> PromptPlan:
+        request = Request.of([*turns[-1].messages, *new], **options)
+        return PromptPlan(tuple(turns), request, self.engine.encode(request))
+
+    def _shorten(self, plan: PromptPlan, new: tuple[dict, ...], options: dict[str, Any]) -> PromptPlan:
+        """Give up as few turns as leave space for the answer, up to a quarter of the context, and for a summary."""
+        context, whole = self.engine.context, plan
+        answer = min(plan.request.params.max_tokens, context // 4)
+        if len(plan.tokens) + answer <= context:
+            return plan
+        if self.on_overflow == "summarize":
+            answer += context // SUMMARY_SHARE
+        short = Shortened(plan.before)
+        while len(plan.tokens) + answer > context and not (is_tool_result(new) and len(short.turns) <= 2):
+            left = drop_oldest(short)
+            if left is None:
+                break
+            short, plan = left, self._plan_after(left.turns, new, options)
+        if self.on_overflow == "drop-oldest" or not short.count:
+            return replace(plan, dropped=short.count)
+        summary, refused = make_summary(self.engine, whole.before[0].messages, short.dropped)
+        if summary:
+            plan = self._plan_after(set_summary(short.turns, summary), new, options)
+        return replace(plan, dropped=short.count, summary=summary, refused=refused)
 
     def accept(self, base: Turn, turns: list[Turn]) -> None:
         """Replace the turns by those that a complete answer leads to, if `base` is still the last."""
@@ -218,8 +232,8 @@ class Session:
         """The tokens that the next prompt begins with, whatever is asked: a restored session finds them computed."""
         if not self.tokens:
             return ()
-        extra = {k: self.options[k] for k in TEMPLATE_OPTIONS if k in self.options}
-        one, other = (self._plan_after(self.turns, text, extra).tokens for text in ("a", "1"))
+        asked = (({"role": "user", "content": text},) for text in ("a", "1"))
+        one, other = (self._plan_after(self.turns, new, self.options).tokens for new in asked)
         same = takewhile(lambda pair: pair[0] == pair[1], zip(one, other))
         return tuple(token for token, _ in same)[: self.engine.context]
 
@@ -234,11 +248,19 @@ class Session:
         return session
 
 
-def drop_oldest(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """The turns without the first question and answer."""
-    first, oldest, *rest = turns
-    gone = len(oldest.messages)
-    return (first, *(Turn(first.messages + turn.messages[gone:]) for turn in rest))
+def read_new_messages(x: str | dict | Sequence[dict]) -> tuple[dict, ...]:
+    """What is said: a text of the user's, or messages."""
+    if isinstance(x, dict):
+        return (x,)
+    if isinstance(x, (list, tuple)) and x and all(isinstance(m, dict) for m in x):
+        return tuple(x)
+    if not isinstance(x, str) or not x:
+        raise BadRequest("say something: the text is empty")
+    return ({"role": "user", "content": x},)
+
+
+def is_tool_result(messages: Sequence[dict]) -> bool:
+    return bool(messages) and messages[0].get("role") == "tool"
 
 
 def read_turns(file: Path, extra: dict[str, Any], vocab: int) -> list[Turn]:
@@ -260,4 +282,5 @@ def read_turn(file: Path, saved: Any, vocab: int) -> Turn:
     )
     if not valid:
         raise BadSnapshot(f"{file}: a turn of its conversation is not as mlxrt writes them; it was not used")
-    return Turn(tuple(fields["messages"]), tuple(fields["tokens"]))
+    summary = fields.get("summary", "")
+    return Turn(tuple(fields["messages"]), tuple(fields["tokens"]), summary if isinstance(summary, str) else "")

@@ -19,11 +19,11 @@ and `Request`.
 """
 CLASSES = {
     "Engine": "generate stream score session stats cost encode tokenizer submit stream_of take cancel close",
-    "Session": "say fork rewind save restore messages tokens",
+    "Session": "say fork rewind save restore messages tokens summary",
     "AsyncEngine": "load generate stream score session stats cancel close",
     "LogitsRow": "logits logprobs top edit add ban allow tokens prompt_tokens output_tokens",
 }
-RECORDS = ("Request", "Event", "Completion", "Timings", "EngineEvent", "Cost", "Stats")
+RECORDS = ("Request", "Event", "Completion", "ToolCall", "Timings", "EngineEvent", "Cost", "Stats")
 
 
 def first_line(thing) -> str:
