@@ -1,5 +1,6 @@
 """Shows a completion: text as it streams, the timing line, or one JSON object. An interrupted one is completed here."""
 
+import json
 import math
 import sys
 import time
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ..engine.output import complete
 from ..engine.request import Completion, Event, Finish, Logprobs, SamplingParams, Timings
 from ..engine.threads import Interrupt
-from .terminal import format_bytes, note
+from ..text.parsing import ToolCall
+from .terminal import format_bytes, note, paint
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -23,10 +25,12 @@ class StreamPrinter:
     """Prints the events of one stream and keeps them."""
 
     echo: bool = True  # write the text to stdout
+    show_thinking: bool = True
     interrupt_early: bool = False  # Ctrl-C ends the stream gracefully before its first token, too
     start: float = field(default_factory=time.perf_counter)
     first_token: float | None = None
     events: list[Event] = field(default_factory=list)
+    _thinking: bool = False  # reasoning was shown last
 
     def consume(self, stream: Iterator[Event]) -> bool:
         """Read the stream to its end; False when Ctrl-C came before it."""
@@ -36,12 +40,27 @@ class StreamPrinter:
                 self.events.append(event)
                 if event.error:
                     raise event.error
-                if self.echo and event.text:
-                    sys.stdout.write(event.text)
-                    sys.stdout.flush()
+                if self.echo:
+                    self._show(event)
                 if interrupt.requested and not event.finish_reason:
                     return False
         return True
+
+    def _show(self, event: Event) -> None:
+        """The answer and calls on stdout; reasoning dimmed on stderr, so that a pipe gets the answer alone."""
+        if event.kind != "reasoning" and self._thinking:
+            self._thinking = False
+            sys.stderr.write("\n\n")
+            sys.stderr.flush()
+        if event.kind == "reasoning" and event.text and self.show_thinking:
+            self._thinking = True
+            sys.stderr.write(paint(event.text, "dim", sys.stderr))
+            sys.stderr.flush()
+        elif event.kind == "answer" and event.text:
+            sys.stdout.write(event.text)
+            sys.stdout.flush()
+        elif event.tool_call is not None:
+            print(json.dumps(call_to_dict(event.tool_call), ensure_ascii=False), flush=True)
 
     def end_line(self) -> None:
         if self.echo:
@@ -56,7 +75,7 @@ class StreamPrinter:
         now = time.perf_counter()
         timings = Timings(
             prompt_tokens=prompt_tokens,
-            generated_tokens=len(self.events),
+            generated_tokens=sum(event.token is not None for event in self.events),
             first_token_s=(self.first_token or now) - self.start,
             total_s=now - self.start,
             seed=params.seed if params.temperature > 0 else None,
@@ -69,7 +88,8 @@ def print_timings(done: Completion, peak_memory: int) -> None:
     parts = [f"{t.prompt_tokens} prompt tokens", f"{t.cached_tokens} cached"]
     if t.generated_tokens:
         parts += [f"prefill {t.prefill_tps:.1f} tok/s", f"first token {t.first_token_s * 1e3:.0f} ms"]
-    parts.append(f"{t.generated_tokens} generated")
+    thought = f", {t.reasoning_tokens} of them reasoning" if t.reasoning_tokens else ""
+    parts.append(f"{t.generated_tokens} generated{thought}")
     if t.decode_tps:
         parts.append(f"decode {t.decode_tps:.1f} tok/s")
     parts.append(f"peak {format_bytes(peak_memory)}")
@@ -86,6 +106,9 @@ def completion_to_dict(engine: "Engine", done: Completion, peak_memory: int) -> 
     found: dict[str, Any] = {
         "model": engine.source.name,
         "text": done.text,
+        "reasoning": done.reasoning,
+        "tool_calls": [call_to_dict(call) for call in done.tool_calls],
+        "raw": done.raw,
         "tokens": list(done.tokens),
         "finish_reason": str(done.finish_reason),
         "cached_tokens": done.cached_tokens,
@@ -94,6 +117,7 @@ def completion_to_dict(engine: "Engine", done: Completion, peak_memory: int) -> 
             "prompt_tokens": t.prompt_tokens,
             "cached_tokens": t.cached_tokens,
             "generated_tokens": t.generated_tokens,
+            "reasoning_tokens": t.reasoning_tokens,
             "prefill_tps": t.prefill_tps,
             "first_token_ms": t.first_token_s * 1e3,
             "decode_tps": t.decode_tps,
@@ -104,6 +128,11 @@ def completion_to_dict(engine: "Engine", done: Completion, peak_memory: int) -> 
     if done.logprobs:
         found["logprobs"] = [logprobs_to_list(engine, step) for step in done.logprobs]
     return found
+
+
+def call_to_dict(call: ToolCall) -> dict[str, Any]:
+    error = {"error": call.error} if call.error else {}
+    return {"id": call.id, "name": call.name, "arguments": call.arguments, **error}
 
 
 def logprobs_to_list(engine: "Engine", step: Logprobs) -> list[dict[str, Any]]:

@@ -30,8 +30,8 @@ def test_json_is_one_object_with_the_models_own_greedy_tokens(cli, folder):
     assert found["finish_reason"] == "length" and found["model"] == str(folder) and found["seed"] is None
     timings = found["timings"]
     assert set(timings) == {
-        "prompt_tokens", "cached_tokens", "generated_tokens", "prefill_tps", "first_token_ms", "decode_tps", "total_ms",
-        "peak_memory_bytes",
+        "prompt_tokens", "cached_tokens", "generated_tokens", "reasoning_tokens", "prefill_tps", "first_token_ms",
+        "decode_tps", "total_ms", "peak_memory_bytes",
     }  # fmt: skip
     assert (timings["prompt_tokens"], timings["cached_tokens"], timings["generated_tokens"]) == (len(prompt), 0, 12)
     assert 0 < timings["first_token_ms"] <= timings["total_ms"] and timings["peak_memory_bytes"] > 0
