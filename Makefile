@@ -86,7 +86,7 @@ $(READY): pyproject.toml
 		echo "mlxrt needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@echo "installing into .venv, MLX backend: $(BACKEND) (once; a few minutes)"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat --editable '.[$(EXTRAS)]'
 	@touch $@
 
 $(PEERS): $(READY)

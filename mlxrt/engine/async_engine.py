@@ -7,18 +7,22 @@ import asyncio
 import sys
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack, overload
+
+import mlx.core as mx
 
 from ..config import EngineConfig
 from ..errors import BadRequest, EngineClosed
-from .engine import Engine, is_many
+from .engine import Engine, is_many, read_requests
+from .options import EngineOptions, GenerateOptions, Prompt, Prompts, spell_out
 from .output import complete, complete_all
 from .process_exit import is_exiting, watch
-from .request import Completion, Event, Request
+from .request import Completion, EngineEvent, Event, Request
 from .session import PromptPlan, ReplyRecorder, Session
+from .stats import Stats
 
 T = TypeVar("T")
 UNBOUNDED = 1 << 62
@@ -163,9 +167,12 @@ class AsyncSession:
     def __init__(self, session: Session, stream: Callable[[PromptPlan], AsyncStream]):
         self.session, self._stream = session, stream
 
-    async def say(self, x: Any, **options: Any) -> AsyncReply:
+    @spell_out(GenerateOptions)
+    async def say(
+        self, x: str | Mapping[str, Any] | Sequence[Mapping[str, Any]], **options: Unpack[GenerateOptions]
+    ) -> AsyncReply:
         """Ask; iterate the reply for its events, or await its `text()`."""
-        plan = await asyncio.to_thread(self.session.plan_prompt, x, options)
+        plan = await asyncio.to_thread(self.session.plan_prompt, x, dict(options))
         return AsyncReply(ReplyRecorder(self.session, plan), self._stream(plan))
 
     def fork(self) -> "AsyncSession":
@@ -195,16 +202,30 @@ class AsyncEngine:
         self._thread.start()
 
     @classmethod
-    async def load(cls, name: str, config: EngineConfig = EngineConfig(), **options: Any) -> "AsyncEngine":  # noqa: B008
+    @spell_out(EngineOptions)
+    async def load(
+        cls,
+        name: str,
+        config: EngineConfig = EngineConfig(),  # noqa: B008  frozen
+        *,
+        on_event: Callable[[EngineEvent], None] | None = None,
+        **options: Unpack[EngineOptions],
+    ) -> "AsyncEngine":
         """As mlxrt.load, without blocking the event loop."""
         from .load import load
 
-        return cls(await asyncio.to_thread(lambda: load(name, config, **options)))
+        return cls(await asyncio.to_thread(lambda: load(name, config, on_event=on_event, **options)))
 
     # For callers
 
-    async def generate(self, x: Any, **options: Any) -> Any:
-        """A Completion for one input, a list of them for a list of Requests."""
+    @overload
+    async def generate(self, x: Prompt, **options: Unpack[GenerateOptions]) -> Completion: ...
+    @overload
+    async def generate(self, x: Prompts, **options: Unpack[GenerateOptions]) -> list[Completion]: ...
+
+    @spell_out(GenerateOptions)
+    async def generate(self, x: Prompt | Prompts, **options: Unpack[GenerateOptions]) -> Completion | list[Completion]:
+        """A Completion for one input (text, tokens, messages, a Request); a list of them for a list of inputs."""
         async with self.stream(x, **options) as stream:
             order = await stream.begun()
             events: dict[int, list] = {id: [] for id in order}
@@ -213,32 +234,36 @@ class AsyncEngine:
         done = complete_all(order, events)
         return done if is_many(x) else done[0]
 
-    def stream(self, x: Any, **options: Any) -> AsyncStream:
+    @spell_out(GenerateOptions)
+    def stream(self, x: Prompt | Prompts, **options: Unpack[GenerateOptions]) -> AsyncStream:
         """Events as they come. Leaving the `async with`, or `aclose`, cancels what is left."""
-        return self._open_stream([Request.of(r, **options) for r in (x if is_many(x) else [x])])
+        return self._open_stream(read_requests(x, options))
 
     def _open_stream(self, requests: list[Request], prompt: tuple[int, ...] | None = None) -> AsyncStream:
         stream = AsyncStream(self.engine, asyncio.get_running_loop(), self._capacity, self._post)
         stream.opening = self._post(lambda: stream.open(requests, prompt))
         return stream
 
-    async def score(self, tokens: Any, chunk: int | None = None) -> Any:
+    async def score(self, tokens: Sequence[int], chunk: int | None = None) -> mx.array:
         return await asyncio.to_thread(self.engine.score, tokens, chunk)
 
-    async def stats(self) -> Any:
+    async def stats(self) -> Stats:
         return await asyncio.to_thread(self.engine.stats)
 
     async def cancel(self, id: int) -> None:
         """End a request; its reader gets a last event."""
         await asyncio.wrap_future(self._post(lambda: self.engine.cancel(id)))
 
-    def session(self, system: str | None = None, on_overflow: str = "error", **options: Any) -> AsyncSession:
+    @spell_out(GenerateOptions)
+    def session(
+        self, system: str | None = None, on_overflow: str = "error", **options: Unpack[GenerateOptions]
+    ) -> AsyncSession:
         """A conversation whose answers are awaited."""
 
         def stream(plan: PromptPlan) -> AsyncStream:
             return self._open_stream([plan.request], plan.tokens)
 
-        return AsyncSession(Session(self.engine, system, options, on_overflow), stream)
+        return AsyncSession(Session(self.engine, system, dict(options), on_overflow), stream)
 
     async def close(self, finish: bool = False) -> None:
         """Stop the thread and close the engine: at once (callers get EngineClosed), or when all requests are done."""

@@ -1,9 +1,9 @@
 """The public engine. The Python API, the command line and the benchmarks all come through here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack, overload
 
 import mlx.core as mx
 
@@ -18,8 +18,9 @@ from .answer_format import AnswerFormat
 from .answer_reader import PlainText, SegmentSource
 from .core import EngineCore, Source
 from .memory import Cost, activation_bytes
+from .options import GenerateOptions, Prompt, Prompts, spell_out
 from .output import RequestState, RequestStream, complete_all
-from .request import EngineEvent, Event, Request
+from .request import Completion, EngineEvent, Event, Request
 from .sampler import check_params, draw_seed
 from .sequence import Sequence
 from .session import Session
@@ -29,6 +30,8 @@ from .thinking_budget import ThinkingBudget
 __all__ = ["Engine", "Source"]
 
 T = TypeVar("T")
+PUBLIC = """generate stream submit stream_of step take cancel score cost encode session stats close config context
+    model source tokenizer vocab_size""".split()
 
 
 class Engine:
@@ -55,8 +58,14 @@ class Engine:
 
     # Requests
 
-    def generate(self, x, **options) -> Any:
-        """A Completion for one input, a list of them for a list of Requests."""
+    @overload
+    def generate(self, x: Prompt, **options: Unpack[GenerateOptions]) -> Completion: ...
+    @overload
+    def generate(self, x: Prompts, **options: Unpack[GenerateOptions]) -> list[Completion]: ...
+
+    @spell_out(GenerateOptions)
+    def generate(self, x: Prompt | Prompts, **options: Unpack[GenerateOptions]) -> Completion | list[Completion]:
+        """A Completion for one input (text, tokens, messages, a Request); a list of them for a list of inputs."""
         events: dict[int, list[Event]] = {}
         with self.stream(x, **options) as stream:
             order = list(stream.ids)
@@ -65,9 +74,10 @@ class Engine:
         done = complete_all(order, events)
         return done if is_many(x) else done[0]
 
-    def stream(self, x, **options) -> RequestStream:
+    @spell_out(GenerateOptions)
+    def stream(self, x: Prompt | Prompts, **options: Unpack[GenerateOptions]) -> RequestStream:
         """Events as they come. Closing the stream cancels what is left."""
-        requests = [Request.of(r, **options) for r in (x if is_many(x) else [x])]
+        requests = read_requests(x, options)
         ids: list[int] = []
         prompt_tokens = 0
         try:
@@ -142,7 +152,8 @@ class Engine:
         pools = self.core.pools
         return sum(g.nbytes(part.num_blocks(n)) for g, part in zip(pools.groups, pools.empty_states()))
 
-    def cost(self, x, **options) -> Cost:
+    @spell_out(GenerateOptions)
+    def cost(self, x: Prompt, **options: Unpack[GenerateOptions]) -> Cost:
         """What a request takes, prompt and longest answer, before it runs."""
         request, core = Request.of(x, **options), self.core
         n = min(len(self.encode(request)) + request.params.max_tokens, self.model.config.context)
@@ -246,11 +257,14 @@ class Engine:
             core.prefix_cache.insert(state)
         return parsed
 
-    def session(self, system: str | None = None, on_overflow: str = "error", **options) -> Session:
+    @spell_out(GenerateOptions)
+    def session(
+        self, system: str | None = None, on_overflow: str = "error", **options: Unpack[GenerateOptions]
+    ) -> Session:
         """A conversation; options are those of `generate`, for every turn.
 
         `on_overflow`, when the context is full: error, drop-oldest or summarize."""
-        return Session(self, system, options, on_overflow)
+        return Session(self, system, dict(options), on_overflow)
 
     def stats(self) -> Stats:
         return self.core.stats()
@@ -259,6 +273,13 @@ class Engine:
         """End every request and free the memory. Threads that wait for one get EngineClosed."""
         self.core.close()
 
+    def __repr__(self) -> str:
+        return f"<Engine {self.source.name or type(self.model).__name__}, {self.context} tokens of context>"
+
+    def __dir__(self) -> Iterable[str]:
+        """The public names; the others are for the command line and the benchmarks."""
+        return sorted(PUBLIC)
+
     def __enter__(self) -> Self:
         return self
 
@@ -266,5 +287,11 @@ class Engine:
         self.close()
 
 
-def is_many(x) -> bool:
-    return isinstance(x, (list, tuple)) and bool(x) and all(isinstance(r, Request) for r in x)
+def is_many(x: object) -> bool:
+    """Whether x is several inputs: a list of texts, Requests, lists of tokens or lists of messages."""
+    return isinstance(x, (list, tuple)) and bool(x) and all(isinstance(r, (Request, str, list, tuple)) for r in x)
+
+
+def read_requests(x: Any, options: Mapping[str, Any]) -> list[Request]:
+    """The requests of an input, or of several."""
+    return [Request.of(r, **options) for r in (x if is_many(x) else [x])]

@@ -1,9 +1,9 @@
 """From a name to an engine that is ready to answer."""
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Unpack
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -11,7 +11,7 @@ import mlx.nn as nn
 from .. import _openblas as blas
 from ..cache.memory import ExternalKV
 from ..config import EngineConfig
-from ..errors import NoTokenizer
+from ..errors import BadRequest, NoTokenizer
 from ..kernels import Kernels, backend, device, make_gpu
 from ..kernels.cuda.module_cache import use_module_folder
 from ..kernels.mlx_defects import ask_for_exact_float32
@@ -25,22 +25,35 @@ from ..weights.source.resolve import ResolvedModel, resolve
 from .engine import Engine, Source
 from .load_plan import DTYPES, LoadPlan, check_plan, compute_dtype, is_packed, plan_checkpoint, plan_shape
 from .memory import refuse_overflow
+from .options import EngineOptions, spell_out
 from .request import EngineEvent
 
 log = logging.getLogger("mlxrt")
 
 
+@spell_out(EngineOptions)
 def load(
     name: str,
     config: EngineConfig = EngineConfig(),  # noqa: B008  frozen
     *,
     on_event: Callable[[EngineEvent], None] | None = None,
+    **options: Unpack[EngineOptions],
 ) -> Engine:
     """An engine for an alias, a folder, a .gguf file, a hub id or a `shape:`.
 
-    `on_event` is called with what happens to requests; what is worth knowing is logged as `mlxrt`.
+    Keywords are the fields of `EngineConfig`, and win over those of `config`. `on_event` is called with what happens to
+    requests; what is worth knowing is logged as `mlxrt`.
     """
-    return open_model(name, config).load(on_event)
+    return open_model(name, merge_options(config, options)).load(on_event)
+
+
+def merge_options(config: EngineConfig, options: Mapping[str, Any]) -> EngineConfig:
+    if not isinstance(config, EngineConfig):
+        raise BadRequest(f"config must be an EngineConfig, not {type(config).__name__}; or give its fields as keywords")
+    known = [f.name for f in fields(EngineConfig)]
+    if unknown := sorted(options.keys() - known):
+        raise BadRequest(f"unknown option {', '.join(unknown)}; known: {', '.join(known)}")
+    return replace(config, **options)
 
 
 @dataclass(frozen=True)

@@ -259,6 +259,9 @@ class RequestStream(Iterator[Event]):
             self.ids.remove(event.id)
         return event
 
+    def __repr__(self) -> str:
+        return f"<RequestStream: {len(self.ids)} unfinished, {self.prompt_tokens} prompt tokens>"
+
     def add(self, id: int) -> None:
         """Another request whose events come here."""
         self.ids.append(id)

@@ -99,7 +99,11 @@ class Request:
         if len(given) != 1:
             raise BadRequest(f"a request needs exactly one of prompt, tokens, messages; got {given or 'none'}")
         [name] = given
-        if len(getattr(self, name)) == 0:
+        value = getattr(self, name)
+        if isinstance(value, str) != (name == "prompt") or isinstance(value, (bytes, bytearray, Mapping)):
+            wanted = {"prompt": "a str", "tokens": "a list of token ids", "messages": "a list of dicts"}[name]
+            raise BadRequest(f"{name} must be {wanted}, not {type(value).__name__}")
+        if len(value) == 0:
             raise BadRequest(f"the {name} is empty; give at least one {'character' if name == 'prompt' else name[:-1]}")
         if name != "prompt":
             object.__setattr__(self, name, tuple(getattr(self, name)))
@@ -141,13 +145,16 @@ def kind(x) -> str:
     """Which field of a Request x goes to."""
     if isinstance(x, str):
         return "prompt"
+    if isinstance(x, Mapping):
+        raise BadRequest("messages come as a list: give [message], not the message itself")
     try:
-        first = next(iter(x), None)
+        first = None if isinstance(x, (bytes, bytearray, memoryview)) else next(iter(x), 0)
     except TypeError:
-        raise BadRequest(
-            f"cannot generate from {type(x).__name__}; give a str, tokens, messages or a Request"
-        ) from None
-    return "messages" if isinstance(first, dict) else "tokens"
+        first = None
+    if first is None or isinstance(first, (str, bytes)):
+        of = "" if first is None else f" of {type(first).__name__}"
+        raise BadRequest(f"cannot generate from {type(x).__name__}{of}; give a str, tokens, messages or a Request")
+    return "messages" if isinstance(first, Mapping) else "tokens"
 
 
 class Finish(StrEnum):
@@ -169,6 +176,12 @@ class Timings:
     first_token_s: float = 0.0  # from submission
     total_s: float = 0.0
     seed: int | None = None  # the seed used, drawn or given; None when greedy
+
+    def __repr__(self) -> str:
+        prompt = f"{self.prompt_tokens} prompt tokens ({self.cached_tokens} cached) at {self.prefill_tps:.1f}/s"
+        seed = f", seed {self.seed}" if self.seed is not None else ""
+        answer = f"{self.generated_tokens} generated at {self.decode_tps:.1f}/s"
+        return f"Timings({prompt}, {answer}, {self.total_s:.2f} s{seed})"
 
     @property
     def prefill_tps(self) -> float:
@@ -236,3 +249,7 @@ class Completion:
                 for c in self.tool_calls
             ]
         return message
+
+    def __repr__(self) -> str:
+        end = f"finish_reason={self.finish_reason!s}"
+        return f"Completion({self.text!r}, {len(self.tokens)} tokens, {end}, {self.timings!r})"

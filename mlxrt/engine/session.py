@@ -6,17 +6,18 @@ again, and a session answers as `generate(messages)` does. What the prefix cache
 again: all of them, unless an answer was sampled in other pieces than the tokenizer makes of its text.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, Unpack
 
 from ..cache import SequenceState
 from ..cache.storage.archive import Archive, is_archive
 from ..errors import BadRequest, BadSnapshot
 from ..text import Tokenizer
 from .core import Source
+from .options import GenerateOptions, spell_out
 from .output import RequestStream, complete
 from .overflow import OVERFLOW, SUMMARY_SHARE, Shortened, Turn, drop_oldest, make_summary, set_summary
 from .request import Completion, Event, Finish, Request
@@ -34,7 +35,7 @@ class SessionEngine(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
     def encode(self, request: Request) -> tuple[int, ...]: ...
-    def generate(self, x, **options) -> Any: ...
+    def generate(self, x: Request) -> Completion: ...
     def stream_prompt(self, request: Request, prompt: tuple[int, ...]) -> RequestStream: ...
     def compute_state(self, tokens: Sequence[int]) -> SequenceState | None: ...
     def save_state(self, path: Path, state: SequenceState, extra: dict[str, Any]) -> str: ...
@@ -154,11 +155,19 @@ class Session:
         """What is left of turns that were summarized to fit the context."""
         return self.turns[-1].summary
 
-    def say(self, x: str | dict | Sequence[dict], **options) -> Reply:
-        """Ask; iterate the reply for its events, or read its `text`. `x`: text, or messages, such as tools' results."""
-        return Reply(self, self.plan_prompt(x, options))
+    def __repr__(self) -> str:
+        return f"<Session: {len(self.turns) - 1} turns, {len(self.tokens)} tokens>"
 
-    def plan_prompt(self, x: str | dict | Sequence[dict], options: dict[str, Any]) -> PromptPlan:
+    @spell_out(GenerateOptions)
+    def say(
+        self, x: str | Mapping[str, Any] | Sequence[Mapping[str, Any]], **options: Unpack[GenerateOptions]
+    ) -> Reply:
+        """Ask; iterate the reply for its events, or read its `text`. `x`: text, or messages, such as tools' results."""
+        return Reply(self, self.plan_prompt(x, dict(options)))
+
+    def plan_prompt(
+        self, x: str | Mapping[str, Any] | Sequence[Mapping[str, Any]], options: dict[str, Any]
+    ) -> PromptPlan:
         """The prompt for a user's message, and the request that answers it."""
         new, merged = read_new_messages(x), self.options | options
         plan = self._plan_after(self.turns, new, merged)
@@ -239,22 +248,29 @@ class Session:
 
     @classmethod
     def restore(
-        cls, engine: SessionEngine, path: str | Path, name: str | None = None, on_overflow: str = "error", **options
+        cls,
+        engine: SessionEngine,
+        path: str | Path,
+        name: str | None = None,
+        on_overflow: str = "error",
+        **options: Unpack[GenerateOptions],
     ) -> "Session":
         """The session that was saved there; `name` picks one of an archive."""
-        session = cls(engine, None, options, on_overflow)
+        session = cls(engine, None, dict(options), on_overflow)
         file, digest = Archive(Path(path)).find(name) if is_archive(Path(path), name) else (Path(path), None)
         session.turns = engine.load_state(file, digest, lambda extra: read_turns(file, extra, engine.vocab_size))
         return session
 
 
-def read_new_messages(x: str | dict | Sequence[dict]) -> tuple[dict, ...]:
+def read_new_messages(x: str | Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> tuple[dict, ...]:
     """What is said: a text of the user's, or messages."""
-    if isinstance(x, dict):
-        return (x,)
-    if isinstance(x, (list, tuple)) and x and all(isinstance(m, dict) for m in x):
-        return tuple(x)
-    if not isinstance(x, str) or not x:
+    if isinstance(x, Mapping):
+        return (dict(x),)
+    if isinstance(x, (list, tuple)) and x and all(isinstance(m, Mapping) for m in x):
+        return tuple(dict(m) for m in x)
+    if not isinstance(x, str):
+        raise BadRequest(f"say takes a text or messages, not {type(x).__name__}")
+    if not x:
         raise BadRequest("say something: the text is empty")
     return ({"role": "user", "content": x},)
 

@@ -3,9 +3,11 @@
 import inspect
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
+from typing import get_type_hints
 
 import mlxrt
 from mlxrt.cli.flags import FLAG_HELP
+from mlxrt.engine.options import EngineOptions, GenerateOptions
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 HEAD = """# API
@@ -14,9 +16,10 @@ Generated from the code by `python -m tests.support.api_page`. Everything here i
 is public.
 
 `engine.generate(x)` and `engine.stream(x)` take a `str` (raw text), a list of messages (through the chat template), a
-list of token ids, a `Request`, or a list of Requests (which gives a list). Keywords are the fields of `SamplingParams`
-and `Request`.
+list of token ids or a `Request`; a list of any of them gives a list. Keywords are the fields of `SamplingParams` and
+`Request`, those of `load` the fields of `EngineConfig`: `mlxrt.load("smollm2", kv="q8")`.
 """
+OPTIONS = get_type_hints(GenerateOptions) | get_type_hints(EngineOptions)
 CLASSES = {
     "Engine": "generate stream score session stats cost encode tokenizer submit stream_of take cancel close",
     "Session": "say fork rewind save restore messages tokens summary",
@@ -41,8 +44,11 @@ def members(cls: type) -> list[tuple[str, str, str]]:
         if isinstance(member, property):
             found.append((name, name, first_line(member)))
         elif callable(getattr(cls, name)):
-            parameters = inspect.signature(getattr(cls, name)).parameters.values()
-            listed = [str(p.replace(annotation=inspect.Parameter.empty)) for p in parameters if p.name != "self"]
+            parameters = inspect.signature(getattr(cls, name)).parameters
+            options = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.name in OPTIONS]
+            named = [p for p in parameters.values() if p.name not in ("self", *options)]
+            listed = [str(p.replace(annotation=inspect.Parameter.empty)) for p in named]
+            listed += ["**options"] if options else []
             call = f"{name}({', '.join(listed)})".replace("EngineConfig()", "...")
             found.append((name, call if len(call) < 100 else f"{name}(...)", first_line(getattr(cls, name))))
     return found
@@ -59,7 +65,7 @@ def lines():
     yield from (
         "## Loading",
         "",
-        "`mlxrt.load(name, config=EngineConfig(), *, on_event=None)` " + first_line(mlxrt.load),
+        "`mlxrt.load(name, config=EngineConfig(), *, on_event=None, **options)` " + first_line(mlxrt.load),
         "",
     )
     for name in CLASSES:

@@ -1,0 +1,164 @@
+"""The public calls as an editor and a type checker see them: every option by name and type, and nothing else."""
+
+import inspect
+import subprocess
+import sys
+from dataclasses import fields
+from typing import get_type_hints
+
+import pytest
+
+import mlxrt
+from mlxrt import BadRequest, Engine, EngineConfig, Request, SamplingParams
+from mlxrt.engine.async_engine import AsyncEngine, AsyncSession
+from mlxrt.engine.options import EngineOptions, GenerateOptions
+from mlxrt.engine.session import Session
+from tests.support.state_machine.kinds import model as spoken
+from tests.support.state_machine.kinds import tokenizer
+from tests.support.tiny_files import float_weights, write_folder
+from tests.support.toy_models import make
+
+INPUTS = {"prompt", "tokens", "messages", "params"}
+
+PROGRAM = """
+import asyncio
+import mlxrt
+
+def use(engine: mlxrt.Engine) -> None:
+    one: mlxrt.Completion = engine.generate("hi", max_tokens=3, temperature=0.5, stop="x", logit_bias={1: 2.0})
+    tokens: mlxrt.Completion = engine.generate([1, 2, 3], top_k=4)
+    chat: mlxrt.Completion = engine.generate([{"role": "user", "content": "hi"}], seed=1, tools=None)
+    some: list[mlxrt.Completion] = engine.generate(["hi", "there"], max_tokens=3)
+    more: list[mlxrt.Completion] = engine.generate([mlxrt.Request(prompt="hi")])
+    ids: list[mlxrt.Completion] = engine.generate([[1, 2], [3]], logprobs=2)
+    talks: list[mlxrt.Completion] = engine.generate([[{"role": "user", "content": "hi"}]], priority=1)
+    for event in engine.stream("hi", stop=("a", "b"), deadline_s=2.0):
+        print(event.text, event.token)
+    session = engine.session(system="Be brief.", temperature=0.7)
+    print(session.say("hi", max_tokens=5).text, one.timings.decode_tps, engine.cost("hi").total)
+    print(tokens.text, chat.text, len(some), len(more), len(ids), len(talks))
+    print(engine.stats().running, engine.score([1, 2]).shape)
+
+async def wait() -> None:
+    async with await mlxrt.AsyncEngine.load("smollm2", kv="q8") as engine:
+        done: mlxrt.Completion = await engine.generate("hi", max_tokens=3)
+        some: list[mlxrt.Completion] = await engine.generate(["hi", "there"])
+        async for event in engine.stream("hi", top_p=0.9):
+            print(event.text, done.text, len(some))
+        reply = await engine.session().say("hi", min_p=0.1)
+        print(await reply.text())
+
+with mlxrt.load("smollm2", kv="q8", memory="4G") as loaded:
+    use(loaded)
+use(mlxrt.load("smollm2", mlxrt.EngineConfig(max_context=100)))
+asyncio.run(wait())
+"""
+TYPOS = """
+engine.generate("hi", max_tokns=3)
+engine.generate("hi", temperature="hot")
+engine.generate("hi", stop=3)
+engine.generate(3)
+engine.generate(["hi"]).text
+engine.stream("hi", topk=3)
+engine.session(sytem="x")
+engine.session().say("hi", max_tokens="many")
+mlxrt.load("smollm2", kvs="q8")
+mlxrt.load("smollm2", max_running="all")
+mlxrt.SamplingParams(temprature=1.0)
+engine.generate("hi").txt
+"""
+
+
+def test_options_are_the_fields_of_the_dataclasses():
+    """A field added to one of them has to be added to mlxrt/engine/options.py, where editors find it."""
+    wanted = {f.name for f in fields(SamplingParams)} | {f.name for f in fields(Request)} - INPUTS
+    assert set(get_type_hints(GenerateOptions)) == wanted
+    assert set(get_type_hints(EngineOptions)) == {f.name for f in fields(EngineConfig)}
+
+
+@pytest.mark.parametrize(
+    "call", [Engine.generate, Engine.stream, Engine.session, Session.say, AsyncEngine.generate, AsyncSession.say]
+)
+def test_help_lists_every_option(call):
+    assert set(get_type_hints(GenerateOptions)) <= set(inspect.signature(call).parameters)
+
+
+def test_help_lists_the_options_of_load():
+    assert set(get_type_hints(EngineOptions)) <= set(inspect.signature(mlxrt.load).parameters)
+
+
+def test_help_shows_the_defaults():
+    assert "max_tokens: int = 256, temperature: float = 0.0" in str(inspect.signature(Engine.generate))
+    assert "kv: str = 'full'" in str(inspect.signature(mlxrt.load))
+
+
+@pytest.mark.parametrize("inputs", [["ab", "ba ab", "b"], ("b", "ab"), [[1, 2, 3], [2]], [(1,), Request(prompt="ab")]])
+def test_a_list_of_inputs_is_several_prompts(inputs):
+    options = {} if any(isinstance(x, Request) for x in inputs) else {"max_tokens": 5}
+    with Engine(spoken("full"), tokenizer=tokenizer()) as engine:
+        alone = [engine.generate(x, **options) for x in inputs]
+        assert [c.tokens for c in engine.generate(inputs, **options)] == [c.tokens for c in alone]
+
+
+@pytest.mark.parametrize(
+    ("x", "line"),
+    [
+        (b"hello", "cannot generate from bytes; give a str"),
+        (bytearray(b"hello"), "cannot generate from bytearray; give a str"),
+        (3, "cannot generate from int"),
+        ({"role": "user", "content": "hi"}, r"messages come as a list: give \[message\]"),
+        (["hi", 3], "cannot generate from list of str"),
+        ([b"hi"], "cannot generate from list of bytes"),
+        ([], "the tokens is empty"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_by_its_type(x, line):
+    with Engine(spoken("full"), tokenizer=tokenizer()) as engine, pytest.raises(BadRequest, match=line):
+        engine.generate(x, max_tokens=3)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"prompt": b"hi"}, {"tokens": "hi"}, {"tokens": b"hi"}, {"messages": {"role": "user"}}]
+)
+def test_a_request_refuses_fields_of_another_type(fields):
+    with pytest.raises(BadRequest, match=r"must be a (str|list of token ids|list of dicts), not (str|bytes|dict)"):
+        Request(**fields)
+
+
+def test_load_takes_the_fields_of_its_config(tmp_path):
+    folder = str(write_folder(tmp_path / "model", float_weights()))
+    with mlxrt.load(folder, EngineConfig(max_context=40, kv="q4"), kv="q8") as engine:
+        assert (engine.config.kv, engine.config.max_context) == ("q8", 40)
+    with pytest.raises(BadRequest, match="unknown option kvs; known: max_context, "):
+        mlxrt.load(folder, kvs="q8")
+    with pytest.raises(BadRequest, match="config must be an EngineConfig, not dict; or give its fields as keywords"):
+        mlxrt.load(folder, {"kv": "q8"})
+
+
+def test_reprs_and_names_help():
+    with Engine(make("wf")) as engine:
+        assert repr(engine) == f"<Engine Toy, {engine.context} tokens of context>"
+        assert repr(engine.session()) == "<Session: 0 turns, 0 tokens>"
+        with engine.stream([1, 2, 3], max_tokens=2) as stream:
+            assert repr(stream) == "<RequestStream: 1 unfinished, 3 prompt tokens>"
+        done = engine.generate([1, 2, 3], max_tokens=2)
+        assert repr(done).startswith("Completion('', 2 tokens, finish_reason=length, Timings(3 prompt tokens (")
+        assert repr(done).endswith(f" generated at {done.timings.decode_tps:.1f}/s, {done.timings.total_s:.2f} s))")
+        names = dir(engine)
+        assert "generate" in names and all(hasattr(engine, n) for n in names if n != "tokenizer")
+        assert not {"core", "exclusive", "load_state", "_submit"} & set(names)
+
+
+@pytest.mark.slow
+def test_mypy_knows_right_calls_from_wrong_ones(tmp_path):
+    def check(text: str) -> list[str]:
+        (tmp_path / "program.py").write_text(text)
+        command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(tmp_path / "program.py")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return [line for line in done.stdout.splitlines() if "program.py" in line and ": error:" in line]
+
+    assert check(PROGRAM) == []
+    head = "import mlxrt\nengine = mlxrt.load('smollm2')\n"
+    wrong = TYPOS.strip().splitlines()
+    found = {int(line.split(":")[1]) for line in check(head + "\n".join(wrong))}
+    assert found == set(range(3, 3 + len(wrong)))
