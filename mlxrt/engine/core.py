@@ -41,7 +41,7 @@ from .memory import (
 from .model_runner import InflightStep, ModelRunner
 from .output import OutputProcessor
 from .process_exit import block_if_exiting, track_thread, watch
-from .request import EngineEvent, Finish, Logprobs, Request
+from .request import EngineEvent, Finish, Logprobs, Request, keep_error
 from .scheduler import Limits, Scheduler
 from .sequence import Sequence
 from .stats import Metrics, Stats
@@ -366,8 +366,8 @@ class EngineCore:
     def _emit(self, seq: Sequence, token: int, logprobs: Logprobs) -> None:
         try:
             matched = self.outputs.process(seq, token, logprobs)
-        except Exception as error:  # a request boundary: what its text does ends this request only
-            self.finish(seq, Finish.ERROR, error)
+        except BaseException as raised:  # a request boundary: what its text or its listener does ends this request only
+            self.finish(seq, Finish.ERROR, keep_error(raised))
             return
         if matched:
             self.scheduler.finish(seq, Finish.STOP)
