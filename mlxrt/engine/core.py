@@ -26,7 +26,7 @@ from ..errors import BadRequest, EngineClosed, EngineFailed, WontFit, is_out_of_
 from ..kernels import device
 from ..models import CausalLM
 from ..text import Tokenizer
-from ..weights.identity import identify
+from ..weights.identity import FileStamp, identify
 from .kv_allocator import KVAllocator
 from .memory import (
     MlxLimits,
@@ -59,7 +59,7 @@ class Source:
     """Where the model came from, as far as the engine must know."""
 
     name: str = ""
-    files: tuple[Path, ...] = ()
+    files: tuple[FileStamp, ...] = ()  # as they were when they were read
     eos: frozenset[int] = frozenset()
     generation: tuple[tuple[str, Any], ...] = ()  # sampling defaults the model's authors give
     capabilities: tuple[tuple[str, Any], ...] = ()  # what its files say of its answers: reasoning_parser, tool_parser
