@@ -17,7 +17,7 @@ from .async_stream import AsyncReply, AsyncStream, EventBuffer
 from .engine import Engine, is_many, read_requests
 from .options import EngineOptions, GenerateOptions, Prompt, Prompts, spell_out
 from .output import complete_all
-from .process_exit import is_exiting, watch
+from .process_exit import is_exiting, register_steps
 from .request import Completion, EngineEvent, Request
 from .session import PromptPlan, ReplyRecorder, Session
 from .stats import Stats
@@ -61,7 +61,7 @@ class EngineThread:
         self._ending = False  # nothing new is accepted; what is there is finished
         self._ended = self._released = False
         self.stepping = None  # as its engine says
-        watch(self)
+        register_steps(self)
         self._thread = threading.Thread(target=self._run, name="mlxrt engine", daemon=True)
         self._thread.start()
 

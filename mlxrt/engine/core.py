@@ -40,7 +40,7 @@ from .memory import (
 )
 from .model_runner import InflightStep, ModelRunner
 from .output import OutputProcessor
-from .process_exit import block_if_exiting, track_thread, watch
+from .process_exit import block_if_exiting, register_steps, track_thread
 from .request import EngineEvent, Finish, Logprobs, Request, keep_error
 from .scheduler import Limits, Scheduler
 from .sequence import Sequence
@@ -89,7 +89,7 @@ class EngineCore:
         self._launched = 0, 0  # rows and tokens of the newest step, for messages
         self._launched_prefill = 0  # prompt tokens of the step that is still running
         track_thread()
-        watch(self)
+        register_steps(self)
         with mx.stream(self._stream):
             mx.eval(model.constants())  # lazy arrays of the loading thread could not be evaluated from another
             with refuse_overflow(source.name or "the model"):

@@ -318,6 +318,6 @@ def test_requests_without_memory_end_with_numbers_and_the_engine_goes_on(model):
     for stream in streams:
         [last] = list(stream)
         assert last.finish_reason == "error" and isinstance(last.error, mlxrt.WontFit)
-        assert "0 of 12 tokens in memory" in str(last.error) and "blocks: 0 of" in str(last.error)
+        assert "0 of 12 tokens in memory" in str(last.error) and "(1 blocks wanted, 0 of" in str(last.error)
     held.clear()
     assert engine.generate(ask(3, 4)).tokens == truth(model, prompt(3), 4)
