@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from ..engine.output import RequestStream
 
 INPUTS = ("prompt", "messages", "tokens")
-REQUEST_FIELDS = ("tools", "enable_thinking", "priority", "deadline_s", "id")
+REQUEST_FIELDS = (
+    "tools", "tool_choice", "template_options", "thinking", "thinking_budget", "enable_thinking", "priority",
+    "deadline_s", "id",
+)  # fmt: skip
 SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams))
 MAX_ERRORS = 5  # bad lines named at once
 DEFAULT_PARALLEL = 8

@@ -15,9 +15,10 @@ from .request import (
     add_template_flags,
     chat_request,
     merge_defaults,
+    name_template_flag,
     open_model,
     read_prompt,
-    read_tools,
+    read_template_flags,
     require_tokenizer,
 )
 
@@ -50,12 +51,12 @@ def run(args: argparse.Namespace) -> int:
     model = open_model(args, config)
     request = make_request(model, args, prompt, template, sampling)
     with model.load() as engine:
-        return print_completion(engine, request, args.json)
+        return print_completion(engine, request, args.json, not args.hide_thinking)
 
 
 def run_prompts(args: argparse.Namespace, config: "EngineConfig", sampling: dict[str, Any]) -> int:
-    if args.tools is not None or args.enable_thinking is not None:
-        raise BadRequest("--tools and --thinking do not apply with --prompts; write them into the lines")
+    if (flag := name_template_flag(args)) is not None:
+        raise BadRequest(f"{flag} does not apply with --prompts; write it into the lines")
     if args.raw and args.system is not None:
         raise BadRequest("--system goes through the chat template: it does not apply with --raw")
     running = vars(args).get("max_running", args.parallel or DEFAULT_PARALLEL)
@@ -64,10 +65,10 @@ def run_prompts(args: argparse.Namespace, config: "EngineConfig", sampling: dict
 
 def template_options(args: argparse.Namespace) -> dict[str, Any]:
     """The chat template's options, refused with --raw."""
-    found = {"system": args.system, "tools": args.tools, "thinking": args.enable_thinking}
-    if args.raw and (given := [name for name, value in found.items() if value is not None]):
-        raise BadRequest(f"--{given[0]} goes through the chat template: it does not apply with --raw")
-    return {"tools": read_tools(args.tools), "enable_thinking": args.enable_thinking}
+    flag = "--system" if args.system is not None else name_template_flag(args)
+    if args.raw and flag is not None:
+        raise BadRequest(f"{flag} goes through the chat template: it does not apply with --raw")
+    return read_template_flags(args)
 
 
 def make_request(
@@ -82,10 +83,10 @@ def make_request(
     return chat_request(model, args.system, prompt, params, **template)
 
 
-def print_completion(engine: "Engine", request: "Request", as_json: bool) -> int:
+def print_completion(engine: "Engine", request: "Request", as_json: bool, show_thinking: bool) -> int:
     from .output import StreamPrinter, completion_to_dict, print_timings
 
-    printer = StreamPrinter(echo=not as_json)
+    printer = StreamPrinter(echo=not as_json, show_thinking=show_thinking)
     with engine.stream(request) as stream:
         try:
             finished = printer.consume(stream)

@@ -44,6 +44,47 @@ def add_template_flags(parser: Parser) -> None:
         "--thinking", "--enable-thinking", dest="enable_thinking", action=argparse.BooleanOptionalAction,
         help="turn a model's thinking on or off (default: the template's own)",
     )  # fmt: skip
+    parser.add_argument(
+        "--think-budget", "--thinking-budget", dest="thinking_budget", type=int, metavar="N",
+        help="end the model's thinking after N tokens of it",
+    )  # fmt: skip
+    parser.add_argument("--hide-thinking", action="store_true", help="do not show the model's thinking")
+    parser.add_argument("--reasoning-effort", metavar="LEVEL", help="for templates that know it: low, medium, high")
+    parser.add_argument(
+        "--template-option", dest="template_options", action="append", metavar="NAME=VALUE",
+        help="set a variable of the chat template; VALUE is JSON, or else text",
+    )  # fmt: skip
+
+
+def read_template_flags(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of a Request that the flags of the chat template name; those that are given."""
+    variables = dict(parse_template_option(text) for text in args.template_options or ())
+    if args.reasoning_effort is not None:
+        variables["reasoning_effort"] = args.reasoning_effort
+    found = {
+        "tools": read_tools(args.tools),
+        "enable_thinking": args.enable_thinking,
+        "thinking_budget": args.thinking_budget,
+        "template_options": variables or None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def parse_template_option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise BadRequest(f"--template-option takes NAME=VALUE, not {text[:40]!r}")
+    try:
+        return name.strip(), json.loads(value)
+    except (ValueError, RecursionError):
+        return name.strip(), value
+
+
+def name_template_flag(args: argparse.Namespace) -> str | None:
+    """A flag of the chat template that is given, for those who cannot use any."""
+    names = ("tools", "thinking", "think-budget", "hide-thinking", "reasoning-effort", "template-option")
+    fields = ("tools", "enable_thinking", "thinking_budget", "hide_thinking", "reasoning_effort", "template_options")
+    return next((f"--{n}" for n, field in zip(names, fields) if vars(args)[field] not in (None, False)), None)
 
 
 def read_prompt(args: argparse.Namespace) -> str:

@@ -81,12 +81,9 @@ class ReplyRecorder:
     def record(self, event: Event) -> Event:
         if not self.events and self._plan.dropped:
             event = replace(event, note=self._plan.note)
-        if event.error:
-            try:
-                raise event.error
-            finally:
-                del event  # the traceback holds this frame: the error would hold itself
         self.events.append(event)
+        if event.error:
+            raise event.error
         if event.finish_reason in (Finish.STOP, Finish.LENGTH):
             self._session.accept(self._base, [*self._plan.before, self._make_turn()])
         return event

@@ -72,7 +72,7 @@ def test_bad_lines_are_named_before_anything_runs(cli, folder, tmp_path, line, w
         (("--prompts", "{path}", "hello"), "give one of them"),
         (("--prompts", "{path}", "--parallel", "0"), "--parallel must be"),
         (("--prompts", "{path}", "--output", "/nowhere/x"), "--output /nowhere/x"),
-        (("--prompts", "{path}", "--thinking"), "write them into the lines"),
+        (("--prompts", "{path}", "--thinking"), "write it into the lines"),
     ],
 )
 def test_flags_that_do_not_go_together(cli, folder, tmp_path, flags, words):
