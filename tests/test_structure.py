@@ -38,6 +38,7 @@ PUBLIC_NAMES = "mlxrt"  # the package's __init__: only _openblas at once, everyt
 NEVER = ("torch", "transformers", "mlx_lm", "tests", "bench", "examples")  # models/mlx_lm_adapter.py: by name, late
 BACKENDS = "mlxrt.bench.backends."  # programs of their own, each stands for the engine it imports
 HEAVY = ("gguf", "huggingface_hub", "jinja2", "rich", "safetensors", "sentencepiece", "tokenizers")
+IMPORTED_LATE = ("mlxrt.text.template_sandbox",)  # made of a heavy library: imported whole, inside functions only
 
 LONGEST_FILE, LONGEST_FUNCTION, MEDIAN_FILE = 600, 60, 140
 TOP_LEVEL = set(
@@ -105,7 +106,8 @@ def third_party_imports(tree: Tree) -> list[str]:
             top = i.target.split(".")[0]
             if top in NEVER and not module.name.startswith(BACKENDS):
                 found.append(f"{module.name}:{i.line} imports {top}, which the runtime never does")
-            if top in HEAVY and not i.late and not i.typing:
+            heavy = (top in HEAVY and module.name not in IMPORTED_LATE) or i.target.startswith(IMPORTED_LATE)
+            if heavy and not i.late and not i.typing:
                 found.append(f"{module.name}:{i.line} imports {top} at its top; import it where it is used")
     return found
 
@@ -330,6 +332,7 @@ MORE_FAULTS = (
     (wrong_directions, "novelty.py", "x = 1\n", "in no layer"),
     (wrong_directions, "text/late.py", "def f():\n    from ..models import Request\n", "mlxrt.models"),
     (third_party_imports, "late.py", "def f():\n    import torch\n", "torch"),
+    (third_party_imports, "text/early.py", "from .template_sandbox import Sandbox\n", "imports mlxrt at its top"),
     (too_long, "errors.py", "x = 1\n" * 601, "601 lines"),
     (bad_excepts, "config.py", "try:\n    g()\nexcept KeyError:\n    pass\n", "in silence"),
     (bad_excepts, "config.py", "try:\n    g()\nexcept:\n    h()\n", "catches everything"),

@@ -76,7 +76,7 @@ class ChatFormat:
 
             def render(messages, **variables) -> str | None:
                 try:
-                    return template.render(messages, {"tools": None} | variables, add_generation_prompt=True)
+                    return template.render(messages, {"tools": None} | variables, True, probing=True)
                 except BadTemplate:
                     return None
 
@@ -99,7 +99,7 @@ class ChatFormat:
         for on in (True, False):
             variables = dict.fromkeys(SWITCHES, on)
             try:
-                found.append(self.compile(None).template.render(PROBE, {"tools": None} | variables, True))
+                found.append(self.compile(None).template.render(PROBE, {"tools": None} | variables, True, probing=True))
             except BadTemplate:
                 return False
         return found[0] != found[1]

@@ -1,18 +1,15 @@
-"""Chat templates: Jinja from a checkpoint, run in a sandbox that limits loops, calls and memory.
+"""Chat templates: Jinja from a checkpoint, run in a sandbox that limits work and memory (`template_sandbox`).
 
 Templates are untrusted code: whatever fails inside becomes a BadTemplate of one line.
 """
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from ..errors import BadRequest, BadTemplate
 
-MAX_ITERATIONS = 3_000_000  # of all loops of one rendering: about a second
-CALL_COST = 20  # iterations that take as long as one call
-MAX_PRODUCT = 10_000_000  # characters, bits or items that one product may have
+MAX_MESSAGE = 500  # characters of a template's own error that are shown
 
 
 def select_template(templates: Mapping[str, str], tools: object) -> str:
@@ -31,16 +28,40 @@ class ChatTemplate:
 
     def __init__(self, source: str, names: Mapping[str, str]):
         self.names = dict(names)
-        self.compiled = run_guarded("cannot be read", lambda: build_sandbox().from_string(source))
+        self.compiled = run_guarded("cannot be read", lambda: compile_template(source))
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], given: Mapping[str, Any], add_generation_prompt: bool
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        given: Mapping[str, Any],
+        add_generation_prompt: bool,
+        probing: bool = False,
     ) -> str:
-        """The template's text; `given`: its other variables."""
+        """The template's text; `given`: its other variables; `probing`: to learn what it does, with a small budget."""
         variables = {**self.names, "documents": None, **given, "messages": [dict(message) for message in messages]}
         variables["add_generation_prompt"] = add_generation_prompt
-        self.compiled.environment.budget = MAX_ITERATIONS
-        return run_guarded("refused the messages", lambda: self.compiled.render(variables))
+        return run_guarded("refused the messages", lambda: self._render(variables, probing))
+
+    def _render(self, variables: dict[str, Any], probing: bool) -> str:
+        from .template_sandbox import MAX_WORK, limit_rendering
+
+        with limit_rendering(variables, MAX_WORK // 20 if probing else MAX_WORK):
+            return self.compiled.render(variables)
+
+
+def compile_template(source: str):
+    from .template_sandbox import MAX_WORK, Sandbox, limit_work
+
+    environment = Sandbox()
+    environment.globals["strftime_now"] = strftime_now
+    with limit_work(MAX_WORK):  # constants are computed when a template is compiled
+        return environment.from_string(source)
+
+
+def strftime_now(format: str) -> str:
+    if len(format) > MAX_MESSAGE:
+        raise ValueError(f"a format of {len(format):,} characters")
+    return datetime.now().strftime(format)
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict]:
@@ -78,79 +99,4 @@ def run_guarded(what: str, work):
 
 
 def one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def raise_exception(message: object) -> None:
-    from jinja2 import TemplateError
-
-    raise TemplateError(str(message))
-
-
-def tojson(x: Any, ensure_ascii: bool = False, indent=None, separators=None, sort_keys: bool = False) -> str:
-    """Jinja's own filter escapes for HTML."""
-    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def build_sandbox():
-    """The environment that chat templates expect, with a limit on loops, calls and products."""
-    from jinja2 import TemplateRuntimeError, nodes, pass_environment
-    from jinja2.ext import Extension
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """{% generation %} marks the assistant's text for training; here it only renders its content."""
-
-        tags = {"generation"}  # noqa: RUF012  Jinja reads a class attribute
-
-        def parse(self, parser):
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body).set_lineno(line)
-
-    class Sandbox(ImmutableSandboxedEnvironment):
-        intercepted_binops = frozenset(["*", "**"])
-        budget = MAX_ITERATIONS
-
-        def spend(self, units: int) -> None:
-            self.budget -= units
-            if self.budget < 0:
-                raise TemplateRuntimeError(f"it runs too long (more than {MAX_ITERATIONS:,} iterations)")
-
-        def call(self, context, obj, *args, **kwargs):
-            self.spend(CALL_COST)
-            return super().call(context, obj, *args, **kwargs)
-
-        def call_binop(self, context, operator, left, right):
-            if product_size(operator, left, right) > MAX_PRODUCT:
-                raise TemplateRuntimeError(f"a product of more than {MAX_PRODUCT:,} digits or items")
-            return super().call_binop(context, operator, left, right)
-
-        def _parse(self, source, name, filename):
-            tree = super()._parse(source, name, filename)
-            for loop in list(tree.find_all(nodes.For)):
-                loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
-            return tree
-
-    @pass_environment
-    def counted(environment, items) -> Iterator:
-        for item in items:
-            environment.spend(1)
-            yield item
-
-    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
-    now = lambda format: datetime.now().strftime(format)  # noqa: E731  templates may name the argument
-    environment.filters.update(tojson=tojson, counted=counted)
-    environment.globals.update(raise_exception=raise_exception, strftime_now=now)
-    return environment
-
-
-def product_size(operator: str, left: Any, right: Any) -> int:
-    """The size of left * right or left ** right, in items or bits."""
-    if operator == "**":
-        both = isinstance(left, int) and isinstance(right, int)
-        return left.bit_length() * max(right, 0) if both else 0
-    if isinstance(left, int) and not isinstance(right, int):
-        left, right = right, left
-    sized = isinstance(left, (str, bytes, list, tuple)) and isinstance(right, int)
-    return len(left) * max(right, 0) if sized else 0
+    return " ".join(str(error).split())[:MAX_MESSAGE] or type(error).__name__
