@@ -53,13 +53,16 @@ PRIVATE_READS_IN_TESTS = 22  # how many the tests may have; the package has none
 
 # Broad excepts, each with its reason; everywhere else an except names what it expects.
 BROAD = {
-    "mlxrt.engine.sampler.run_logits_callbacks": "a user's callback may raise anything, and ends only its own request",
+    "mlxrt.engine.sampler.run_callback": "a user's callback may raise anything, and ends only its own request",
     "mlxrt.engine.engine.stream": "cancels what was submitted, then raises on",
     "mlxrt.engine.core.step": "whatever stops a step halfway stops the engine, and is raised on",
     "mlxrt.engine.core._emit": "what a request's text does ends only that request",
     "mlxrt.engine.output.__call__": "a user's hook may raise anything; it is logged and not called again",
+    "mlxrt.engine.output.deliver": "a user's listener may raise anything, and ends only its own request",
+    "mlxrt.engine.output.finish": "what a request's text does ends only that request",
     "mlxrt.engine.threads.acquire": "gives up its place in the line, then raises on",
-    "mlxrt.engine.async_engine.open": "cancels what was submitted, then raises on",
+    "mlxrt.engine.async_stream.open": "cancels what was submitted, then raises on",
+    "mlxrt.engine.async_stream.begun": "forgets what could not be opened, then raises on",
     "mlxrt.engine.async_engine._run_jobs": "carried to the coroutine that asked",
     "mlxrt.engine.async_engine._run": "the step that failed has message every caller; the thread only ends",
     "mlxrt.text.vocabulary.rust_call": "the Rust library raises Exception itself, and panics as a BaseException",

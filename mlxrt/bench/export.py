@@ -12,12 +12,13 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..cache.files import PARTIAL
 from ..engine.load import open_checkpoint
 from ..errors import BadRequest
 from ..weights import Checkpoint, build
 from ..weights.identity import weights_digest
 from ..weights.source.alias import ALIASES, DEFAULT
-from ..weights.source.cache_dir import cache_root, writing
+from ..weights.source.cache_dir import cache_root, exclusive, writing
 from ..weights.source.resolve import ResolvedModel, resolve
 from .token_cost import parameters
 
@@ -33,8 +34,10 @@ def export(kind: str, resolved: ResolvedModel | None = None) -> Path:
     folder = cache_root() / "bench" / f"{folder_name(resolved, checkpoint)}-{kind}"
     if folder.is_dir():
         return folder
-    with writing(folder.parent):
-        made = Path(tempfile.mkdtemp(dir=folder.parent))
+    with writing(folder.parent), exclusive(folder.parent):
+        if folder.is_dir():
+            return folder  # another process made it meanwhile
+        made = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=folder.parent))
         try:
             write_model(made, checkpoint, kind)
             os.replace(made, folder)  # readers see the complete folder or none

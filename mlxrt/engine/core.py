@@ -26,7 +26,7 @@ from ..errors import BadRequest, EngineClosed, EngineFailed, WontFit, is_out_of_
 from ..kernels import device
 from ..models import CausalLM
 from ..text import Tokenizer
-from ..weights.identity import identify
+from ..weights.identity import FileStamp, identify
 from .kv_allocator import KVAllocator
 from .memory import (
     MlxLimits,
@@ -40,8 +40,8 @@ from .memory import (
 )
 from .model_runner import InflightStep, ModelRunner
 from .output import OutputProcessor
-from .process_exit import block_if_exiting, track_thread, watch
-from .request import EngineEvent, Finish, Logprobs, Request
+from .process_exit import block_if_exiting, register_steps, track_thread
+from .request import EngineEvent, Finish, Logprobs, Request, keep_error
 from .scheduler import Limits, Scheduler
 from .sequence import Sequence
 from .stats import Metrics, Stats
@@ -59,7 +59,7 @@ class Source:
     """Where the model came from, as far as the engine must know."""
 
     name: str = ""
-    files: tuple[Path, ...] = ()
+    files: tuple[FileStamp, ...] = ()  # as they were when they were read
     eos: frozenset[int] = frozenset()
     generation: tuple[tuple[str, Any], ...] = ()  # sampling defaults the model's authors give
     capabilities: tuple[tuple[str, Any], ...] = ()  # what its files say of its answers: reasoning_parser, tool_parser
@@ -89,7 +89,7 @@ class EngineCore:
         self._launched = 0, 0  # rows and tokens of the newest step, for messages
         self._launched_prefill = 0  # prompt tokens of the step that is still running
         track_thread()
-        watch(self)
+        register_steps(self)
         with mx.stream(self._stream):
             mx.eval(model.constants())  # lazy arrays of the loading thread could not be evaluated from another
             with refuse_overflow(source.name or "the model"):
@@ -366,8 +366,8 @@ class EngineCore:
     def _emit(self, seq: Sequence, token: int, logprobs: Logprobs) -> None:
         try:
             matched = self.outputs.process(seq, token, logprobs)
-        except Exception as error:  # a request boundary: what its text does ends this request only
-            self.finish(seq, Finish.ERROR, error)
+        except BaseException as raised:  # a request boundary: what its text or its listener does ends this request only
+            self.finish(seq, Finish.ERROR, keep_error(raised))
             return
         if matched:
             self.scheduler.finish(seq, Finish.STOP)

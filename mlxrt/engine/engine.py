@@ -66,11 +66,8 @@ class Engine:
     @spell_out(GenerateOptions)
     def generate(self, x: Prompt | Prompts, **options: Unpack[GenerateOptions]) -> Completion | list[Completion]:
         """A Completion for one input (text, tokens, messages, a Request); a list of them for a list of inputs."""
-        events: dict[int, list[Event]] = {}
         with self.stream(x, **options) as stream:
-            order = list(stream.ids)
-            for event in stream:
-                events.setdefault(event.id, []).append(event)
+            order, events = list(stream.ids), stream.read_all()
         done = complete_all(order, events)
         return done if is_many(x) else done[0]
 

@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Unpack
 
 import mlx.core as mx
@@ -19,6 +20,7 @@ from ..kernels.selftest import verify_on_first_use
 from ..models import CausalLM, find
 from ..text import Tokenizer
 from ..weights import Checkpoint, FolderCheckpoint, GgufCheckpoint, build
+from ..weights.identity import FileStamp, check_loaded, stamp_files
 from ..weights.random_models import Shape, random_weights
 from ..weights.source.cache_dir import cache_root
 from ..weights.source.resolve import ResolvedModel, resolve
@@ -66,6 +68,7 @@ class OpenModel:
     tokenizer: Tokenizer | None = None
     checkpoint: Checkpoint | None = None
     shape: Shape | None = None
+    stamps: Mapping[Path, FileStamp] = field(default_factory=dict)  # of the files, before any was read
 
     @property
     def context(self) -> int:
@@ -79,7 +82,9 @@ class OpenModel:
             use_module_folder(cache_root() / "kernels", device.architecture())
         with refuse_overflow(self.source.name):
             model = self._build()
-        return Engine(model, adapt_config(self.config, model), self.tokenizer, self.source, on_event)
+        files = check_loaded(self.stamps, self.checkpoint.files()) if self.checkpoint is not None else ()
+        source = replace(self.source, files=files)
+        return Engine(model, adapt_config(self.config, model), self.tokenizer, source, on_event)
 
     def _build(self) -> CausalLM:
         if self.checkpoint is not None:
@@ -95,14 +100,16 @@ def open_model(name: str, config: EngineConfig) -> OpenModel:
         plan = plan_shape(resolved.shape, config)
         check_plan(plan, config)
         return OpenModel(config, plan, Source(resolved.name), shape=resolved.shape)
+    assert resolved.path is not None
+    before = stamp_files(resolved.path)
     checkpoint = open_checkpoint(resolved)
     plan = plan_checkpoint(checkpoint, config)
     check_plan(plan, config)
     tokenizer = open_tokenizer(checkpoint)
     eos, generation = find_eos_ids(checkpoint, tokenizer), tuple(checkpoint.generation.items())
     capabilities = tuple(find_capabilities(checkpoint.config).items())
-    source = Source(resolved.name, tuple(checkpoint.files()), eos, generation, capabilities)
-    return OpenModel(config, plan, source, tokenizer, checkpoint)
+    source = Source(resolved.name, eos=eos, generation=generation, capabilities=capabilities)
+    return OpenModel(config, plan, source, tokenizer, checkpoint, stamps=before)
 
 
 def adapt_config(config: EngineConfig, model: CausalLM) -> EngineConfig:

@@ -17,7 +17,7 @@ from ..errors import EngineClosed
 from ..text import StopMatcher
 from ..text.parsing import Segment
 from .answer_reader import ANSWER, SegmentSource, match_stops
-from .request import Completion, EngineEvent, Event, Finish, Logprobs, Timings
+from .request import Completion, EngineEvent, Event, Finish, Logprobs, Timings, keep_error
 from .sequence import Sequence
 from .stats import Metrics
 from .thinking_budget import ThinkingBudget
@@ -39,9 +39,10 @@ class EventHook:
         generated = len(seq.tokens) - len(seq.prompt)
         try:
             self._hook(EngineEvent(kind, seq.id, time.perf_counter(), len(seq.prompt), generated, reason))
-        except Exception as error:  # a user's code may raise anything; no request may suffer from it
+        except BaseException as raised:  # a user's code may raise anything; no request may suffer from it
             self._hook = None
-            log.warning(f"on_event raised {error!r}: it is not called any more")
+            log.warning(f"on_event raised {raised!r}: it is not called any more")
+            keep_error(raised)
 
 
 @dataclass
@@ -57,12 +58,22 @@ class RequestState:
     last: float | None = None
     inbox: deque[Event] = field(default_factory=deque)
     listener: Callable[[Event], None] | None = None  # gets the events instead, on the thread that steps
+    listener_raised: bool = False
 
     def deliver(self, event: Event) -> None:
-        if self.listener is not None:
-            self.listener(event)
-        else:
+        """Raises what a listener raises, unless the request ends with this event anyway."""
+        if self.listener is None:
             self.inbox.append(event)
+            return
+        try:
+            self.listener(event)
+        except BaseException as raised:  # a user's code may raise anything; no other request may suffer from it
+            if not self.listener_raised:
+                log.warning(f"the listener of request {self.seq.id} raised {raised!r}: the request ends")
+            self.listener_raised = True
+            if event.finish_reason is None:
+                raise
+            keep_error(raised)
 
     def record_token(self) -> tuple[float, bool]:
         """A token has arrived: seconds since the one before, or since submission; and whether it is the first."""
@@ -88,10 +99,13 @@ class RequestState:
 
     def finish(self, reason: Finish, error: Exception | None = None) -> None:
         """End without another token. Text that was held back comes out, unless it is an error."""
-        segments: list[Segment] = []
-        if self.reader is not None and error is None:
-            segments = match_stops(self.reader.finish(), self.matcher, last=True)
-        self._deliver_segments(segments, None, (), reason, error)
+        try:
+            segments: list[Segment] = []
+            if self.reader is not None and error is None:
+                segments = match_stops(self.reader.finish(), self.matcher, last=True)
+            self._deliver_segments(segments, None, (), reason, error)
+        except BaseException as raised:  # what its text or its listener does ends this request only
+            self._deliver_segments([], None, (), Finish.ERROR, keep_error(raised))
 
     def _deliver_segments(
         self,
@@ -262,6 +276,13 @@ class RequestStream(Iterator[Event]):
     def __repr__(self) -> str:
         return f"<RequestStream: {len(self.ids)} unfinished, {self.prompt_tokens} prompt tokens>"
 
+    def read_all(self) -> dict[int, list[Event]]:
+        """Wait for the end; the events by request."""
+        events: dict[int, list[Event]] = {}
+        for event in self:
+            events.setdefault(event.id, []).append(event)
+        return events
+
     def add(self, id: int) -> None:
         """Another request whose events come here."""
         self.ids.append(id)
@@ -286,10 +307,14 @@ class RequestStream(Iterator[Event]):
 
 
 def complete_all(order: list[int], events: dict[int, list[Event]]) -> list[Completion]:
-    """Fold the events of several requests, by id; raise what ended one of them."""
+    """The completions of several requests, in order; the first error is raised."""
     for id in order:
         if error := events[id][-1].error:
-            raise error
+            events.clear()  # the traceback holds this frame and the caller's: the error must not hang on them
+            try:
+                raise error
+            finally:
+                del error
     return [complete(events[id]) for id in order]
 
 

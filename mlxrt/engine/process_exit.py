@@ -42,7 +42,7 @@ _mine = _Mine()
 _lock = threading.Lock()
 _tracked: dict[int, int] = {}  # threads that have used MLX through an engine: id of the system -> Python's
 _blocked: set[int] = set()
-_watched: weakref.WeakSet[Steps] = weakref.WeakSet()
+_registered: weakref.WeakSet[Steps] = weakref.WeakSet()
 _exiting = False
 
 
@@ -71,9 +71,9 @@ def is_exiting() -> bool:
     return _exiting
 
 
-def watch(steps: Steps) -> None:
+def register_steps(steps: Steps) -> None:
     """Let what runs there finish when the process ends."""
-    _watched.add(steps)
+    _registered.add(steps)
 
 
 def has_ended(native: int, ident: int) -> bool:
@@ -92,10 +92,10 @@ def has_ended(native: int, ident: int) -> bool:
 def end_threads() -> None:
     global _exiting
     _exiting = True
-    watched, me = list(_watched), threading.get_ident()
-    for steps in watched:
+    registered, me = list(_registered), threading.get_ident()
+    for steps in registered:
         steps.wake()
-    wait_until(lambda: all(steps.stepping in (None, me) for steps in watched), MAX_STEP)
+    wait_until(lambda: all(steps.stepping in (None, me) for steps in registered), MAX_STEP)
     wait_until(lambda: not (alive() & set(_tracked.values())) - _blocked - {me}, MAX_OUTSIDE)
     if sys.version_info < (3, 13):
         ended = [(native, ident) for native, ident in list(_tracked.items()) if ident not in alive()]

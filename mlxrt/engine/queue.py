@@ -3,7 +3,6 @@
 import heapq
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from itertools import count
 
 from .sequence import Sequence
 
@@ -17,18 +16,17 @@ class WaitingQueue:
 
     def __init__(self, age: float):
         self.age = age
-        self._members: dict[Sequence, None] = {}
-        self._heap: list[tuple[float, int, int, Sequence]] = []
-        self._pushes = count()
+        self._members: dict[int, Sequence] = {}
+        self._heap: list[tuple[float, int]] = []  # (rank, id): holds no sequence that has left
 
     def __len__(self) -> int:
         return len(self._members)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._members)
+        return iter(self._members.values())
 
-    def __contains__(self, seq: object) -> bool:
-        return seq in self._members
+    def __contains__(self, seq: Sequence) -> bool:
+        return seq.id in self._members
 
     def add(self, seq: Sequence, now: float) -> None:
         """A request that arrived now."""
@@ -37,28 +35,53 @@ class WaitingQueue:
 
     def requeue(self, seq: Sequence) -> None:
         """Back to its old rank, before everything that arrived later."""
-        self._members[seq] = None
-        heapq.heappush(self._heap, (seq.queue_key, seq.id, next(self._pushes), seq))
+        self._members[seq.id] = seq
+        heapq.heappush(self._heap, (seq.queue_key, seq.id))
 
     def park(self, seq: Sequence) -> None:
         """Waits, but `pop` does not return it until it is requeued."""
-        self._members[seq] = None
+        self._members[seq.id] = seq
 
     def remove(self, seq: Sequence) -> None:
         """Out of the middle. Its heap item is skipped when it comes to the front."""
-        del self._members[seq]
+        del self._members[seq.id]
         if len(self._heap) > 2 * len(self._members) + 64:
-            self._heap = [item for item in self._heap if item[3] in self._members]
+            self._heap = [item for item in self._heap if item[1] in self._members]
             heapq.heapify(self._heap)
 
     def pop(self) -> Sequence | None:
         """Take the first in rank; None when all that wait are parked."""
         while self._heap:
-            seq = heapq.heappop(self._heap)[3]
-            if seq in self._members:
-                del self._members[seq]
+            if (seq := self._members.pop(heapq.heappop(self._heap)[1], None)) is not None:
                 return seq
         return None
+
+
+class Deadlines:
+    """Sequences that must end in time. Forgets those that end before."""
+
+    def __init__(self) -> None:
+        self._members: dict[int, Sequence] = {}
+        self._heap: list[tuple[float, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, seq: Sequence, deadline: float) -> None:
+        self._members[seq.id] = seq
+        heapq.heappush(self._heap, (deadline, seq.id))
+
+    def discard(self, seq: Sequence) -> None:
+        if self._members.pop(seq.id, None) is not None and len(self._heap) > 2 * len(self._members) + 64:
+            self._heap = [item for item in self._heap if item[1] in self._members]
+            heapq.heapify(self._heap)
+
+    def pop_expired(self, now: float) -> list[Sequence]:
+        expired: list[Sequence] = []
+        while self._heap and (self._heap[0][1] not in self._members or self._heap[0][0] <= now):
+            if (seq := self._members.pop(heapq.heappop(self._heap)[1], None)) is not None:
+                expired.append(seq)
+        return expired
 
 
 class InflightPrefixes:

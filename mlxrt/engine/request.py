@@ -1,6 +1,7 @@
 """Requests, sampling parameters, events and completions: the public data. No device, no tokenizer, no model."""
 
 import math
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -155,6 +156,20 @@ def kind(x) -> str:
         of = "" if first is None else f" of {type(first).__name__}"
         raise BadRequest(f"cannot generate from {type(x).__name__}{of}; give a str, tokens, messages or a Request")
     return "messages" if isinstance(first, Mapping) else "tokens"
+
+
+def keep_error(raised: BaseException) -> Exception:
+    """What a request's own code raised, as an error that may outlive the step. What ends the program is raised on.
+
+    Its traceback becomes a note: the frames would keep alive what the threads that stepped hold, so that a stream
+    somebody drops would not be deleted. `asyncio.CancelledError` is no Exception, and would pass every handler.
+    """
+    if isinstance(raised, (KeyboardInterrupt, SystemExit)):
+        raise raised
+    kept = raised if isinstance(raised, Exception) else BadRequest(f"a callback raised {raised!r}")
+    if raised.__traceback__ is not None:
+        kept.add_note("Raised inside a step:\n" + "".join(traceback.format_tb(raised.__traceback__)).rstrip())
+    return kept.with_traceback(None)
 
 
 class Finish(StrEnum):

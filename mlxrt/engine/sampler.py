@@ -13,6 +13,7 @@ knows a step, or ends a request: what went wrong in a row travels with the token
 """
 
 import secrets
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,8 +23,8 @@ import mlx.core as mx
 
 from ..errors import BadLogits, BadRequest
 from ..kernels import PLAIN, DrawPlan, DrawRow, Kernels, argmax, draw, pack_rows, top_logprobs
-from .logits import LogitsView, rank_tokens
-from .request import Logprobs, SamplingParams
+from .logits import LogitsRow, LogitsView, rank_tokens
+from .request import Logprobs, SamplingParams, keep_error
 from .sequence import Sequence
 
 NEUTRAL = (1.0, 0.0, 0.0)  # penalties that change nothing
@@ -99,7 +100,9 @@ class Sampled:
             for i, (_, bad, *_) in enumerate(self._host_result)
             if bad
         }
-        return found | self.errors
+        found |= self.errors
+        self.errors.clear()  # the runner keeps this object a while: an error holds the frames of whoever raises it
+        return found
 
 
 def sample(view: LogitsView, kernels: Kernels = PLAIN, late: Rows[Rows[int]] | None = None) -> Sampled:
@@ -260,12 +263,17 @@ def run_logits_callbacks(view: LogitsView) -> dict[int, Exception]:
     """Let the callbacks see and edit their rows. What one raises ends its request, so it is kept, not raised."""
     errors: dict[int, Exception] = {}
     for i, seq in enumerate(view.rows):
-        if seq.request.on_logits is None:
-            continue
-        try:
-            answer = seq.request.on_logits(view.row(i))
-            if answer is not None:
-                raise BadRequest(f"on_logits returned {type(answer).__name__}, not None; change logits with row.edit()")
-        except Exception as error:  # a request boundary: a user's code may raise anything
+        if seq.request.on_logits is not None and (error := run_callback(seq.request.on_logits, view.row(i))):
             errors[i] = error
     return errors
+
+
+def run_callback(callback: Callable[[LogitsRow], None], row: LogitsRow) -> Exception | None:
+    """What the callback raised."""
+    try:
+        answer: object = callback(row)  # type: ignore[func-returns-value]
+        if answer is not None:
+            raise BadRequest(f"on_logits returned {type(answer).__name__}, not None; change logits with row.edit()")
+    except BaseException as raised:  # a request boundary: a user's code may raise anything
+        return keep_error(raised)
+    return None

@@ -4,7 +4,6 @@ There is no prefill phase and no decode phase: a sequence has tokens, KV blocks 
 scheduler lets the blocks catch up within a token budget: decoding sequences first, then prompts in chunks.
 """
 
-import heapq
 import time
 from bisect import bisect_left, insort
 from collections import Counter
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..errors import ContextOverflow, MlxrtError, QueueFull, WontFit
 from .kv_allocator import KVAllocator
-from .queue import InflightPrefixes, WaitingQueue
+from .queue import Deadlines, InflightPrefixes, WaitingQueue
 from .request import Finish, Request
 from .sequence import Sequence, Slice, Step
 
@@ -56,7 +55,7 @@ class Scheduler:
         self.longest_stall = 0
         cache = allocator.cache
         self._inflight = InflightPrefixes(cache.node_size) if cache is not None else None
-        self._deadlines: list[tuple[float, int, Sequence]] = []
+        self.deadlines = Deadlines()
         self._measured_stall = FIRST_STALL if limits.stall_ms is not None else None
         self._full = False  # a sequence did not fit: none is admitted until one finishes
         self._victim: Sequence | None = None  # is preempted as soon as its tokens have arrived
@@ -78,7 +77,7 @@ class Scheduler:
         seq, now = Sequence(next(self._ids), request, prompt, stops, seed), self.clock()
         if request.deadline_s is not None:
             seq.deadline = now + request.deadline_s
-            heapq.heappush(self._deadlines, (seq.deadline, seq.id, seq))
+            self.deadlines.add(seq, seq.deadline)
         self.waiting.add(seq, now)
         return seq
 
@@ -87,6 +86,7 @@ class Scheduler:
         if seq.finish:
             return
         seq.finish = reason
+        self.deadlines.discard(seq)
         if seq in self.running:
             self.allocator.cache_prefix(seq, partial=True)
             self._remove_running(seq)
@@ -99,12 +99,7 @@ class Scheduler:
 
     def expire(self) -> list[Sequence]:
         """Sequences whose deadline has passed, for the caller to finish."""
-        expired: list[Sequence] = []
-        while self._deadlines and (self._deadlines[0][2].finish or self._deadlines[0][0] <= self.clock()):
-            seq = heapq.heappop(self._deadlines)[2]
-            if not seq.finish:
-                expired.append(seq)
-        return expired
+        return self.deadlines.pop_expired(self.clock())
 
     def commit(self, s: Slice, token: int) -> bool:
         """A sampled token has arrived. False when its sequence was finished while the step was running."""

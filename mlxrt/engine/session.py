@@ -81,9 +81,12 @@ class ReplyRecorder:
     def record(self, event: Event) -> Event:
         if not self.events and self._plan.dropped:
             event = replace(event, note=self._plan.note)
-        self.events.append(event)
         if event.error:
-            raise event.error
+            try:
+                raise event.error
+            finally:
+                del event  # the traceback holds this frame: the error would hold itself
+        self.events.append(event)
         if event.finish_reason in (Finish.STOP, Finish.LENGTH):
             self._session.accept(self._base, [*self._plan.before, self._make_turn()])
         return event

@@ -6,21 +6,23 @@ kernel that disagrees with its reference, does not compile, or crashed the proce
 MLX computes the op. Tests and `mlxrt doctor` compare kernels by the same functions.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
 import platform
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..cache.files import atomic_write
+from ..cache.files import PARTIAL, atomic_write, remove_partial_files
 from .dispatch import Gpu, Kernels
 from .metal_source import shim
 from .ops.attention_layout import PackedKV
@@ -32,6 +34,7 @@ DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 HALF_PRECISION = (mx.float16, mx.bfloat16)
 QUICK_CASES = 3  # cases of an op that run before its first launch; `mlxrt doctor` runs all
 CRASHED = "the process ended while this kernel was tested the last time"
+LOCK_WAIT = 120.0  # seconds to wait for another process that tests a kernel
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,24 @@ class ResultFile:
         known = found.get("results") if isinstance(found, dict) and found.get("machine") == self.machine else None
         return known if isinstance(known, dict) else {}
 
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[bool]:
+        """One process and thread at a time, with what the others wrote. False where another did not end in time.
+
+        The system releases the lock of a process that dies. So a mark of a test that is running means a crash to
+        whoever holds the lock, and only to them. Where the file system has no locks, nobody waits.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                remove_partial_files(self.path.parent, PARTIAL, ".partial-")  # the second: of older versions
+                lock = stack.enter_context(open(self.path.with_suffix(".lock"), "a"))
+                mine = wait_for_lock(lock)
+            except OSError:
+                mine = True
+            self.results = self._read() or self.results
+            yield mine
+
     def get(self, op: Op, dtype: str) -> SelfTestResult | None:
         found = self.results.get(self._key(op, dtype))
         try:
@@ -226,13 +247,31 @@ class ResultFile:
         return f"{op.name} {dtype} {source_digest(op, self._gpu)}"
 
     def _write(self) -> None:
-        """The new file or the old one, never a part: another process may read it at any time."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(self.path) as out:
-                out.write(json.dumps({"machine": self.machine, "results": self.results}, indent=1).encode())
+            with atomic_write(self.path) as file:
+                file.write(json.dumps({"machine": self.machine, "results": self.results}, indent=1).encode())
         except OSError as error:
             log.warning(f"cannot write kernel test results to {self.path}: {error.strerror or error}; they run again")
+
+
+def wait_for_lock(lock: IO[str]) -> bool:
+    """Take the lock; False if another holds it for too long."""
+    import fcntl
+
+    deadline = time.monotonic() + LOCK_WAIT
+    waited = False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+        if not waited:
+            log.info("another process is checking kernels on this machine; waiting for it")
+        waited = True
+        time.sleep(0.02)
 
 
 def verify_on_first_use(kernels: Kernels, folder: Path) -> None:
@@ -255,18 +294,26 @@ def verify(
         return []
     file = ResultFile(folder, gpu)
     wanted = [(op, dtype) for op in (ops_with_kernels().values() if ops is None else ops) for dtype in dtypes]
-    unknown = [pair for pair in wanted if refresh or file.get(*pair) is None]
-    if unknown:
+    unknown = [pair for pair in wanted if refresh or not is_result(file.get(*pair))]
+    if any(refresh or file.get(*pair) is None for pair in unknown):
         what = f"{len(unknown)} kernels" if len(unknown) > 1 else f"the kernel of {unknown[0][0].name}"
         log.info(f"checking {what} on {file.machine['device'] or gpu.name}, once for this machine and MLX")
     for op, dtype in unknown:
-        run_self_test(file, op, gpu, dtype, most)
+        with file.locked() as mine:
+            found = file.get(op, dtype)
+            if refresh or found is None or not (mine or is_result(found)):
+                run_self_test(file, op, gpu, dtype, most)
     results = [found for op, dtype in wanted if (found := file.get(op, dtype))]
     for result in results:
         if not result.passed and result.op not in kernels.disabled:
             kernels.disabled[result.op] = f"its kernel is wrong on this machine ({result.dtype}, {result.message})"
             log.warning(f"{result.op}: kernel disabled, plain MLX is used: {result.dtype}, {result.message}")
     return results
+
+
+def is_result(found: SelfTestResult | None) -> bool:
+    """Not so the mark of a test that has not ended: whether its process has, `ResultFile.locked` tells."""
+    return found is not None and found.message != CRASHED
 
 
 def run_self_test(file: ResultFile, op: Op, gpu: Gpu, dtype: str, most: int | None) -> None:

@@ -240,7 +240,7 @@ def test_wrong_kv_and_too_little_memory_read_no_weight(cli, folder, no_weights):
     assert "memory is limited to" in cli("generate", "-m", folder, "--memory", "100K", "hi").refused(1)
 
 
-def test_a_prompt_beyond_the_model_is_not_told_to_raise_max_context(cli, folder):
+def test_a_prompt_beyond_the_model_gets_no_advice_to_raise_max_context(cli, folder):
     line = cli("generate", "-m", folder, "--raw", "x" * 5000).refused(2)
     assert "this is the model's own limit" in line and "raise max_context" not in line
     assert "raise max_context" in cli("generate", "-m", folder, "--raw", "--max-context", 50, "x" * 60).refused(2)

@@ -45,7 +45,8 @@ def test_an_ignored_ctrl_c_stays_ignored(folder):
 
 
 def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(folder):
-    child = start("chat", "-m", folder, *ENDLESS, "--stop", "\n", stdin=subprocess.PIPE)
+    # A stop string that random bytes do not hold: the answer must not end before the signal comes, however late.
+    child = start("chat", "-m", folder, *ENDLESS, "--stop", "no such text", stdin=subprocess.PIPE)
     child.stdin.write(b"hello\n")
     child.stdin.flush()
     child.stdout.read(1)

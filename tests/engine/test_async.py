@@ -53,7 +53,7 @@ def test_a_slow_reader_stops_its_own_request_only(model):
             await slow.begun()
             quick = await engine.generate(prompt(2), max_tokens=60)
             await asyncio.sleep(0.2)
-            waiting = len(slow._events)
+            waiting = len(slow.buffer.events)
             rest = tuple([e.token async for e in slow])
             return quick.tokens, waiting, rest
 
@@ -116,7 +116,7 @@ def test_close_finishes_or_cancels(model, finish):
         await asyncio.sleep(0.05)
         await engine.close(finish=finish)
         late = await asyncio.gather(engine.generate(prompt(1)), return_exceptions=True)
-        return await asyncio.gather(*tasks, return_exceptions=True), late, engine._thread.is_alive()
+        return await asyncio.gather(*tasks, return_exceptions=True), late, engine.thread.alive
 
     done, [late], alive = run(work())
     assert isinstance(late, mlxrt.EngineClosed) and not alive

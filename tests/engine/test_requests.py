@@ -1,5 +1,7 @@
 """The life of a request: priorities, deadlines, the queue's end, one last event whatever happens."""
 
+import asyncio
+import weakref
 from collections import Counter
 from itertools import pairwise
 
@@ -176,6 +178,53 @@ def test_a_failing_watcher_is_left_out(model):
     assert len(lines) == 1 and "not called any more" in lines[0]
 
 
+@pytest.mark.parametrize("raised", [KeyError("mine"), asyncio.CancelledError("mine")])
+@pytest.mark.parametrize("at", ["first", "last", "every", "cancel", "close"])
+def test_a_failing_listener_ends_its_own_request_only(model, at, raised):
+    lines, heard = capture_log(), []
+    engine = Engine(model)
+
+    def listen(event):
+        heard.append(event)
+        if at in ("first", "every") or event.finish_reason:
+            raise raised
+
+    good, id = engine.stream(prompt(1), max_tokens=9), engine.submit(ask(2, 4), listen)
+    if at in ("cancel", "close"):
+        next(good)
+        engine.cancel(id) if at == "cancel" else engine.close()
+    if at != "close":
+        assert tuple(e.token for e in good) == truth(model, prompt(1), 9)[at == "cancel" :]
+    assert len([line for line in lines if "listener of request" in line]) == 1
+    assert heard[-1].finish_reason == {"last": "length", "cancel": "cancelled", "close": "cancelled"}.get(at, "error")
+    assert at not in ("first", "every") or (len(heard) == 2 and "mine" in str(heard[-1].error))
+    assert id not in engine.core.outputs.states
+
+
+@pytest.mark.parametrize("place", ["on_event", "on_logits"])
+def test_what_is_no_exception_ends_no_engine(model, place):
+    """asyncio.CancelledError passes `except Exception`."""
+
+    def fail(_):
+        raise asyncio.CancelledError("mine")
+
+    engine = Engine(model, on_event=fail if place == "on_event" else None)
+    good = engine.stream(prompt(1), max_tokens=5)
+    if place == "on_logits":
+        with pytest.raises(mlxrt.BadRequest, match="mine"):
+            engine.generate(prompt(2), on_logits=fail)
+    assert tuple(e.token for e in good) == truth(model, prompt(1), 5)
+
+
+def test_deadlines_of_requests_that_ended_are_forgotten(model):
+    engine = Engine(model)
+    for k in range(100):
+        with engine.stream(ask(k, deadline_s=1e6)) as stream:
+            request = weakref.ref(engine.core.outputs.states[stream.ids[0]].seq)
+        assert request() is None
+    assert len(engine.core.scheduler.deadlines) <= 64
+
+
 @pytest.mark.parametrize("kind", ["full", "gemma", "hybrid", "ring-keep"])
 def test_a_shared_prefix_is_computed_once(kind):
     model = KINDS[kind]()
@@ -269,6 +318,6 @@ def test_requests_without_memory_end_with_numbers_and_the_engine_goes_on(model):
     for stream in streams:
         [last] = list(stream)
         assert last.finish_reason == "error" and isinstance(last.error, mlxrt.WontFit)
-        assert "0 of 12 tokens in memory" in str(last.error) and "blocks: 0 of" in str(last.error)
+        assert "0 of 12 tokens in memory" in str(last.error) and "(1 blocks wanted, 0 of" in str(last.error)
     held.clear()
     assert engine.generate(ask(3, 4)).tokens == truth(model, prompt(3), 4)

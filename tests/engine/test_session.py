@@ -43,10 +43,10 @@ def answers(session, *messages, n=12):
     return [session.say(t, max_tokens=n).completion for t in messages]
 
 
-def check_turns(engine, session, texts, **options):
+def check_conversation(engine, session, sent, **options):
     """Every turn is fed its messages rendered anew, answers as a fresh run does, and reuses what still agrees."""
     fresh = Engine(engine.model, EngineConfig(prefix_cache=False), engine.tokenizer)
-    for text in texts:
+    for text in sent:
         asked = [*session.messages, {"role": "user", "content": text}]
         rendered, ran = tuple(engine.tokenizer.chat(asked)), session.tokens
         done = session.say(text, **options).completion
@@ -57,26 +57,26 @@ def check_turns(engine, session, texts, **options):
         assert done.cached_tokens >= same - same % engine.core.node_size
 
 
-def test_a_turn_is_fed_what_the_messages_say(engine):
+def test_a_turn_is_fed_what_the_messages_hold(engine):
     session = engine.session("be kind")
-    check_turns(engine, session, ("hello", "and you?", "bye"), max_tokens=12)
+    check_conversation(engine, session, ("hello", "and you?", "bye"), max_tokens=12)
     assert [m["role"] for m in session.messages] == ["system"] + ["user", "assistant"] * 3
 
 
 def test_what_a_stop_string_cut_off_is_not_fed_again(engine):
     free = engine.session().say("hello", max_tokens=30).text
-    check_turns(engine, engine.session(), ("hello", "x", "y"), max_tokens=30, stop=free[6:8])
+    check_conversation(engine, engine.session(), ("hello", "x", "y"), max_tokens=30, stop=free[6:8])
 
 
 def test_the_end_of_an_answer_is_fed_once(engine):
     """Whether the model writes the template's end token, or the caller names another token as an end."""
     end = 257  # <|end|>, which the template writes after every message
     session = engine.session()
-    check_turns(engine, session, ("hello", "x", "y"), max_tokens=9, logit_bias={end: 1e4}, stop_token_ids=(end,))
+    check_conversation(engine, session, ("hello", "x", "y"), max_tokens=9, logit_bias={end: 1e4}, stop_token_ids=(end,))
     assert session.tokens.count(end) == 3 * 2  # three questions, two answers in the prompt and the last one's own
     first = session.say("more", max_tokens=9).completion.tokens
     session.rewind()
-    check_turns(engine, session, ("more", "z"), max_tokens=9, stop_token_ids=(first[3],))
+    check_conversation(engine, session, ("more", "z"), max_tokens=9, stop_token_ids=(first[3],))
 
 
 def test_rewind_forgets_and_the_rest_is_reused(llm, engine):

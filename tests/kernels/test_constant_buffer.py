@@ -25,6 +25,8 @@ CONSTANT = (
     "a_log",
     "dt_bias",
 )
+# Ops with fewer than two arrays that a model holds: nothing to put together.
+AT_MOST_ONE = ("add_norm", "argmax", "draw", "hadamard", "moe_combine", "moe_sort", "top_logprobs")
 
 
 class Counting(Simulator):
@@ -100,7 +102,7 @@ def pack_constants(case, gpu):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.launch])
+@pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.launch and name not in AT_MOST_ONE])
 def test_ops_read_bundles_as_they_read_arrays(name, dtype):
     op, tried = OPS[name], 0
     cases = all_cases(op, dtype, wide=False)[:6]
@@ -116,7 +118,7 @@ def test_ops_read_bundles_as_they_read_arrays(name, dtype):
         assert sum(sim.inputs) < sum(separate)
         assert not sim.errors()
         tried += 1
-    assert tried or not cases or name in ("add_norm", "argmax", "hadamard", "moe_combine", "moe_sort")
+    assert tried or not cases
 
 
 def test_a_matrix_in_a_bundle_is_one_input():

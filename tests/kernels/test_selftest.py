@@ -1,11 +1,16 @@
 """A machine that computes a kernel wrongly (here: the simulator): it is named, disabled and not asked again."""
 
 import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
-from mlxrt.kernels import OPS, Case, Kernels, Op, make_gpu, selftest
+from mlxrt.kernels import OPS, Kernels, make_gpu, selftest
 from mlxrt.kernels.dispatch import compute_dtype
 from mlxrt.kernels.selftest import (
     DTYPES,
@@ -21,31 +26,11 @@ from mlxrt.kernels.selftest import (
 )
 
 from ..support.kernels.inline_source import InlineSource
+from ..support.kernels.toy_ops import THRICE, TWICE, toy
 from ..support.log_lines import capture_log
 from ..support.metal_sim import Simulator
 
-TWICE = InlineSource(
-    "twice",
-    ("x",),
-    ("y",),
-    text="uint i = thread_position_in_threadgroup.x; y[i] = static_cast<T>(float(x[i]) * 2.0f);",
-)
-THRICE = InlineSource("thrice", ("x",), ("y",), text=TWICE.body.replace("2.0f", "3.0f"))
-
-
-def toy(name: str, factor: float, source: InlineSource) -> Op:
-    """x times a factor, by a text that may say something else."""
-
-    def cases(dtype):
-        yield Case("one row", {"x": mx.random.normal((32,)).astype(dtype)})
-        yield Case("zeros", {"x": mx.zeros((32,), dtype)})
-
-    def launch(gpu, x):
-        return gpu(source, [x], 1, 32, [(x.shape, x.dtype)], T=x.dtype)[0]
-
-    made = Op(name, lambda x: x * factor, cases, {"float32": 1e-6, "float16": 1e-3, "bfloat16": 1e-2})
-    made.kernel(source)(launch)
-    return made
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -130,6 +115,59 @@ def test_a_crash_while_trying_disables_the_kernel_next_time(two_ops, tmp_path, m
     after, _, _ = machine()
     verify(after, ["float32"], tmp_path)
     assert "process ended" in after.disabled["right"]
+
+
+def start_process(folder: Path, seconds: float) -> subprocess.Popen:
+    command = [sys.executable, "-m", "tests.support.kernels.selftest_process", str(folder), str(seconds)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def test_two_processes_that_start_together_both_use_the_kernel(tmp_path):
+    """The second comes while the first is inside the test: that is no crash. Then one is killed there: that is one."""
+    with start_process(tmp_path, 3.0) as first:
+        assert first.stdout.readline() == "testing\n"
+        with start_process(tmp_path, 0.0) as second:
+            assert second.stdout.read() == "used {'right': 1}\n"  # it waited and took the result
+        assert first.stdout.read() == "used {'right': 1}\n"
+    assert not list(tmp_path.glob(".*partial*"))
+
+
+def test_a_process_that_is_killed_inside_a_test_disables_the_kernel(tmp_path):
+    with start_process(tmp_path, 60.0) as first:
+        assert first.stdout.readline() == "testing\n"
+        first.kill()
+    with start_process(tmp_path, 0.0) as second:
+        assert "process ended" in second.stdout.read()
+
+
+def test_a_test_that_never_ends_keeps_nobody_waiting(two_ops, tmp_path, monkeypatch):
+    monkeypatch.setattr(selftest, "LOCK_WAIT", 0.05)
+    kernels, sim, _ = machine()
+    file = ResultFile(tmp_path, kernels.gpu)
+    with file.locked() as mine:
+        assert mine
+        file.put(toy("right", 2, TWICE), selftest.SelfTestResult("right", "float32", False, 1.0, 0, selftest.CRASHED))
+        assert {v.op: v.passed for v in verify(kernels, ["float32"], tmp_path)} == {"right": True, "wrong": False}
+    assert sim.launches and list(kernels.disabled) == ["wrong"]
+
+
+def test_results_of_another_process_are_not_lost(two_ops, tmp_path):
+    """Both began with an empty file."""
+    kernels, _, _ = machine()
+    early = ResultFile(tmp_path, kernels.gpu)
+    verify(kernels, ["float32"], tmp_path)
+    with early.locked():
+        early.put(toy("right", 2, TWICE), selftest.SelfTestResult("right", "float16", True, 0.1, 1))
+    assert len(ResultFile(tmp_path, kernels.gpu).results) == 3
+
+
+def test_what_killed_writers_left_is_removed(two_ops, tmp_path):
+    for name in (".partial-old", ".mlxrt-partial-old", ".mlxrt-partial-young"):
+        (tmp_path / name).write_text("half")
+        if name.endswith("old"):
+            os.utime(tmp_path / name, (time.time() - 3600,) * 2)
+    verify(machine()[0], ["float32"], tmp_path)
+    assert [path.name for path in tmp_path.glob(".*partial*")] == [".mlxrt-partial-young"]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"machine": 1, "results": []}', '{"results": {"a": {"b": 1}}}'])

@@ -3,8 +3,14 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+
+
+@cache
+def parse(text: str) -> ast.Module:
+    """The syntax of a text, parsed once for all trees that hold it."""
+    return ast.parse(text)
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class Module:
 
     @cached_property
     def tree(self) -> ast.Module:
-        return ast.parse(self.text, str(self.path))
+        return parse(self.text)
 
     @cached_property
     def imports(self) -> list[Import]:

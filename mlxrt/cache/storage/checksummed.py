@@ -1,13 +1,14 @@
 """Checksummed files: arrays and a JSON header in a safetensors file that carries the SHA-256 of all its own bytes.
 
-Written atomically, and read only after every byte was compared with the digest. What header and arrays mean is up to
+Written atomically, and used only after every byte was compared with the digest. What header and arrays mean is up to
 the caller.
 """
 
+import contextlib
 import hashlib
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +28,10 @@ MAGIC = b'{"__metadata__":{"sha256":"'  # the digest comes first, so that its of
 DIGEST_OFFSET = 8 + len(MAGIC)
 BLANK_DIGEST = b"0" * 64  # stands for the digest while it is computed
 READ_BYTES = 1 << 22
+
+
+class CannotRead(BadSnapshot):
+    """The file system refuses a file: nothing is known of what it holds."""
 
 
 @dataclass(frozen=True)
@@ -70,19 +75,44 @@ def array_bytes(array: mx.array) -> memoryview:
 
 
 def read_checksummed(path: Path) -> ChecksummedFile:
-    """Read and verify a file. Raises FileNotFoundError where there is none, BadSnapshot where it is damaged."""
-    with open_file(path) as file:
-        digest, header = verify(path, file)
+    """Read and verify a file. Raises FileNotFoundError where there is none, BadSnapshot where it is damaged.
+
+    The digest is computed from what was loaded, so that a file which changes meanwhile is refused too."""
+    with open_file(path) as file, reading(path):
+        expected, begun = begin_digest(path, file)
+        header = read_own_header(path)
+        length = struct.unpack("<Q", begun[:8])[0] + 8  # sound: the header was checked
+        begun += file.read(max(length - len(begun), 0))
+        arrays = load_arrays(path, file)
+    digest = hashlib.sha256(begun)
+    for name in sorted(arrays):
+        digest.update(array_bytes(arrays[name]))
+    check_digest(path, digest.hexdigest(), expected)
+    return ChecksummedFile(expected, header, arrays)
+
+
+def load_arrays(path: Path, file: IO[bytes]) -> dict[str, mx.array]:
+    try:
         file.seek(0)
         loaded = mx.load(file, format="safetensors")  # type: ignore[arg-type]
-        assert isinstance(loaded, dict)
         mx.eval(loaded)  # while the file is open: another process may remove it at any time
-    return ChecksummedFile(digest, header, loaded)
+    except RuntimeError as error:
+        raise BadSnapshot(f"{path} is damaged, or no state saved by mlxrt ({error}); it was not used") from None
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CannotRead(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def read_verified_header(path: Path) -> tuple[str, dict[str, Any]]:
     """Digest and header of a file. All bytes are verified, the arrays are not kept."""
-    with open_file(path) as file:
+    with open_file(path) as file, reading(path):
         return verify(path, file)
 
 
@@ -93,29 +123,44 @@ def has_magic(path: Path) -> bool:
 
 
 def open_file(path: Path) -> IO[bytes]:
-    if path.exists() and not path.is_file():
-        raise BadSnapshot(f"{path} is no file; a saved state is one")
     try:
+        if path.exists() and not path.is_file():
+            raise BadSnapshot(f"{path} is no file; a saved state is one")
         return open(path, "rb")
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise BadSnapshot(f"{path} cannot be read: {error.strerror}") from None
+        raise CannotRead(f"{path} cannot be read: {error.strerror}") from None
 
 
 def verify(path: Path, file: IO[bytes]) -> tuple[str, dict[str, Any]]:
     """Compare all bytes with the digest in the file; returns digest and header."""
+    expected, begun = begin_digest(path, file)
+    digest = hashlib.sha256(begun)
+    while data := file.read(READ_BYTES):
+        digest.update(data)
+    check_digest(path, digest.hexdigest(), expected)
+    return expected, read_own_header(path)
+
+
+def begin_digest(path: Path, file: IO[bytes]) -> tuple[str, bytes]:
+    """The digest in the file, and the bytes up to its end as they count: with a blank digest."""
     head = file.read(DIGEST_OFFSET + len(BLANK_DIGEST))
     if head[8:DIGEST_OFFSET] != MAGIC:
         raise BadSnapshot(f"{path} is no state saved by mlxrt, or its beginning is damaged; it was not used")
-    expected = head[DIGEST_OFFSET:].decode("ascii", "replace")
-    digest = hashlib.sha256(head[:DIGEST_OFFSET] + BLANK_DIGEST)
-    while data := file.read(READ_BYTES):
-        digest.update(data)
-    if digest.hexdigest() != expected:
+    return head[DIGEST_OFFSET:].decode("ascii", "replace"), head[:DIGEST_OFFSET] + BLANK_DIGEST
+
+
+def check_digest(path: Path, found: str, expected: str) -> None:
+    if found != expected:
         raise BadSnapshot(f"{path} is damaged: its digest does not match; it was not used")
+
+
+def read_own_header(path: Path) -> dict[str, Any]:
+    """The JSON that was written with the arrays. Checks the file's header too: mx.load trusts what it reads."""
     try:
-        metadata = read_metadata(path)  # checks the header too: mx.load trusts what it reads
-        return expected, parse_object(metadata["mlxrt"].encode())
-    except (BadCheckpoint, KeyError, ValueError) as error:
+        return parse_object(read_metadata(path)["mlxrt"].encode())
+    except BadCheckpoint as error:
+        raise BadSnapshot(f"{path} is damaged, or no state saved by mlxrt ({error}); it was not used") from None
+    except (KeyError, ValueError) as error:
         raise BadSnapshot(f"{path} is no state saved by mlxrt ({error})") from None

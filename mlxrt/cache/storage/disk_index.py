@@ -30,18 +30,18 @@ class DiskIndex:
         self.nbytes = 0  # of all models
         self._sizes: dict[Path, int] = {}
         self._mtimes: dict[Path, int] = {}  # of folders
-        self.prepare()
-        remove_partial_files(self.folder)
-        self.refresh()
-
-    def prepare(self) -> None:
-        """Create the folder; BadRequest where that fails."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_json_once(self.root / MARK, {"mlxrt": "disk store", "format": "1"})
-            write_json_once(self.folder / IDENTITY, self._identity)
+            self.prepare()
+            remove_partial_files(self.folder)
+            self.refresh()
         except OSError as error:
             raise BadRequest(f"disk_cache {self.root} cannot be used: {error.strerror}; name another folder") from None
+
+    def prepare(self) -> None:
+        """Create the folder where it is missing."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json_once(self.root / MARK, {"mlxrt": "disk store", "format": "1"})
+        write_json_once(self.folder / IDENTITY, self._identity)
 
     def __len__(self) -> int:
         """The number of this model's records."""
@@ -100,10 +100,10 @@ class DiskIndex:
         self.forget(path)
 
     def touch(self, paths: Iterable[Path]) -> None:
-        """Mark the records of one text, in order, as used now."""
+        """Mark the records of one text, in order, as used now, where the file system lets us."""
         now = time.time_ns()
         for i, path in enumerate(paths):
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 os.utime(path, ns=(now - i * LRU_STEP, now - i * LRU_STEP))
 
     def evict(self) -> int:

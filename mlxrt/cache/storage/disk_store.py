@@ -1,10 +1,11 @@
 """Disk store: the nodes of the prefix cache on disk, written when a request ends and recalled before one begins.
 
 No fault here may change an answer or end a request: a record that is not exactly right is counted, logged, removed and
-computed again; a disk that cannot be written is reported once and not written again.
+computed again; a disk that cannot be read or written is reported once, and tried again later.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,13 +13,13 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from ...errors import BadRequest, BadSnapshot
+from ...errors import BadSnapshot
 from ...weights.identity import identity_digest
 from .. import Block, LayerState, PrefixCache
 from ..memory import KVPools
 from ..memory.slices import update
 from ..prefix_cache import Node, NodeBlock
-from .checksummed import read_verified_header
+from .checksummed import CannotRead, read_verified_header
 from .disk_index import DiskIndex
 from .record import NodeKey, Record, node_keys, read_record, write_record
 from .resume_plan import ResumePlan, plan_resume
@@ -26,6 +27,7 @@ from .resume_plan import ResumePlan, plan_resume
 log = logging.getLogger("mlxrt")
 
 BATCH_BYTES = 1 << 28  # read from the device at once
+RETRY_WRITE = 60.0  # seconds after a failure until writing is tried again
 GroupNode = tuple[int, int]  # group, index of the node
 
 
@@ -57,12 +59,20 @@ class DiskStore:
         self.digest = identity_digest(identity)
         self.index = DiskIndex(folder, self.digest, identity, nbytes)
         self.hits = self.misses = self.tokens = self.corrupt = self.evicted = self.written = 0
-        self._writable = True
+        self._faults: set[str] = set()  # what was reported
+        self._next_write = 0.0  # on time.monotonic
 
     # Disk to memory
 
     def recall(self, tokens: Sequence[int]) -> int:
         """Load what the prefix cache lacks of this prompt and the disk has; returns the tokens gained."""
+        try:
+            return self._recall(tokens)
+        except OSError as error:  # what was read before is in memory or nowhere: `_load` reads no file
+            self._report("read", error)
+            return 0
+
+    def _recall(self, tokens: Sequence[int]) -> int:
         size = self.prefix_cache.node_size
         keys = node_keys(self.digest, tokens, size)
         self.index.refresh()
@@ -140,10 +150,19 @@ class DiskStore:
             self._check_arrays(file, record)
             return record
         except FileNotFoundError:
-            self.index.remove(file)  # another process evicted it
+            self.index.forget(file)  # another process evicted it
+        except CannotRead as error:
+            self.index.forget(file)  # until the folder changes
+            self._report("read", error)
         except BadSnapshot as error:
             self._discard(file, str(error))
         return None
+
+    def _report(self, act: str, error: Exception) -> None:
+        """Log the first failure to read or write, until it works again."""
+        if act not in self._faults:
+            log.warning(f"disk cache: {self.index.root} cannot be {act}, requests go on without it: {error}")
+        self._faults.add(act)
 
     def _check_arrays(self, file: Path, record: Record) -> None:
         expected = set()
@@ -188,18 +207,26 @@ class DiskStore:
 
     def save(self, tokens: Sequence[int]) -> int:
         """Write the nodes of this text that the disk lacks; returns the bytes written."""
+        if time.monotonic() < self._next_write:
+            return 0
+        try:
+            written = self._save(tokens)
+        except OSError as error:
+            self._next_write = time.monotonic() + RETRY_WRITE
+            self._report("written", error)
+            return 0
+        if written and "written" in self._faults:
+            self._faults.clear()
+            log.info(f"disk cache: {self.index.root} is written again")
+        return written
+
+    def _save(self, tokens: Sequence[int]) -> int:
         keys = node_keys(self.digest, tokens, self.prefix_cache.node_size)
         nodes, index = self.prefix_cache.full_nodes(tokens), self.index
         index.refresh()
-        written = 0
-        try:
-            for batch in self._batches(keys, nodes):
-                written += self._write(batch)
-            index.touch(index.path(key.digest, g) for key in keys for g in index.groups.get(key.digest, ()))
-            self.evicted += index.evict()
-        except (OSError, BadRequest) as error:
-            self._writable = False
-            log.warning(f"disk cache: nothing more is written to {index.root}: {error}")
+        written = sum(self._write(batch) for batch in self._batches(keys, nodes))
+        index.touch(index.path(key.digest, g) for key in keys for g in index.groups.get(key.digest, ()))
+        self.evicted += index.evict()
         return written
 
     def _batches(self, keys: list[NodeKey], nodes: list[Node]) -> Iterator[list[tuple[NodeKey, Node]]]:
@@ -210,7 +237,7 @@ class DiskStore:
             groups = group_mask(node)
             own = sum(n for g, n in enumerate(block_bytes) if groups >> g & 1)
             total += own
-            if total > self.index.limit or not self._writable:
+            if total > self.index.limit:
                 break
             if groups and not any(groups & mask == groups for mask in self.index.groups.get(key.digest, ())):
                 batch.append((key, node))

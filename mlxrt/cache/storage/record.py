@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import BadSnapshot, quote
+from ...weights.identity import differing_field
 from .. import LayerState
 from .checksummed import read_checksummed, write_checksummed
 
@@ -87,7 +88,10 @@ def write_record(path: Path, key: NodeKey, identity: Mapping[str, str], record: 
 def read_record(path: Path, key: NodeKey, identity: Mapping[str, str], empty: Sequence[LayerState]) -> Record:
     """Read and check a record: BadSnapshot where anything differs, FileNotFoundError where it is gone."""
     file = read_checksummed(path)
-    for field, value in header_fields(key, identity).items():
+    saved = file.header.get("identity")
+    if not isinstance(saved, dict) or differing_field(saved, identity):
+        raise BadSnapshot(f"{path}: its identity is {quote(saved)}, not {quote(identity)}")
+    for field, value in header_fields(key, saved).items():
         if file.header.get(field) != value:
             raise BadSnapshot(f"{path}: its {field} is {quote(file.header.get(field))}, not {quote(value)}")
     return Record(check_groups(path, file.header.get("groups"), key, empty), file.arrays)

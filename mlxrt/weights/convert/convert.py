@@ -19,7 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...errors import BadRequest, MlxrtError
+from ...errors import BadCheckpoint, BadRequest, MlxrtError
 from ..formats.checkpoint import Checkpoint
 from ..formats.hadamard import is_rotated
 from ..formats.safetensors import read_header
@@ -72,6 +72,7 @@ def convert(
     after each tensor, with the values encoded so far and in all."""
     if folder.exists():
         raise BadRequest(f"{folder} exists; give a new folder")
+    files = describe_files(checkpoint)
     source = open_source(checkpoint)
     recipe = Recipe(**{**vars(recipe), "experts": source.experts})
     plans = plan_tensors(source, recipe, shard_bytes)
@@ -82,11 +83,13 @@ def convert(
     if importance.digest and (unseen := [name for name in learned if name not in importance.squares]):
         log.info(f"the sample did not reach {len(unseen)} matrices ({unseen[0]}): their inputs count equally")
     log_copies(plans)
-    start(partial, checkpoint, recipe, plans, importance.digest)
+    start(partial, files, recipe, plans, importance.digest)
     try:
         if tokenizer:
             checkpoint.save_tokenizer(partial)
         write_shards(partial, source, recipe, plans, importance, on_tensor)
+        if describe_files(checkpoint) != files:  # shards of two models
+            raise BadCheckpoint(f"{checkpoint.path} changed while it was converted; remove {partial} and start again")
         return finish(partial, folder, checkpoint, source, recipe, plans)
     except (OSError, MlxrtError) as error:
         raise abandon(partial, plans, error) from error
@@ -168,10 +171,17 @@ def codebook_file(name: str) -> str:
     return f"codebook-layer-{int(path[path.index('layers') + 1]):03d}-{path[-2]}.safetensors"
 
 
-def start(partial: Path, checkpoint: Checkpoint, recipe: Recipe, plans: list[TensorPlan], calibration: str) -> None:
+def describe_files(checkpoint: Checkpoint) -> list[tuple[str, int, int]]:
+    """Name, size and date of each file of the source that is there."""
+    paths = [path for path in checkpoint.files() if path.exists()]
+    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+
+
+def start(
+    partial: Path, files: list[tuple[str, int, int]], recipe: Recipe, plans: list[TensorPlan], calibration: str
+) -> None:
     """Create the folder, or continue in that of an interrupted run of the same conversion."""
-    stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in checkpoint.files()]
-    settings = json.dumps([stats, asdict(recipe), [asdict(plan) for plan in plans], calibration], default=str)
+    settings = json.dumps([files, asdict(recipe), [asdict(plan) for plan in plans], calibration], default=str)
     digest = hashlib.sha256(settings.encode()).hexdigest()
     if partial.exists():
         known = (partial / JOURNAL).read_text() if (partial / JOURNAL).is_file() else ""

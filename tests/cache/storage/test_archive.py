@@ -206,7 +206,8 @@ def test_refusals_name_the_field(engine, llm, tokenizer, tmp_path):
         write_checksummed(path, other, saved.arrays)
         with pytest.raises(mlxrt.BadSnapshot, match=f"another {field}"):
             Session.restore(engine, path)
-    assert {"weights", "adapter", "tokenizer", "cache", "block", "dtype", "format"} == set(saved.header["identity"])
+    fields = {"weights", "adapter", "arithmetic", "tokenizer", "cache", "block", "dtype", "format"}
+    assert fields == set(saved.header["identity"])
 
 
 def test_every_byte_counts(engine, tmp_path):

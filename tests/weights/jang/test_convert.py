@@ -1,6 +1,8 @@
 """Folders that `mlxrt convert` writes: every tensor as its format defines it, whole or not there at all."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import mlx.core as mx
@@ -149,6 +151,19 @@ def test_stopped_conversion_goes_on(moe, tmp_path, monkeypatch):
     for name in files:
         assert (tmp_path / "full" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
     assert full
+
+
+def test_a_source_that_changes_meanwhile_is_refused(moe, tmp_path, monkeypatch):
+    source, write = shutil.copytree(moe, tmp_path / "source"), convert.write_shard
+
+    def touch_and_write(path, arrays):
+        os.utime(source / "config.json", (1e9, 1e9))
+        write(path, arrays)
+
+    monkeypatch.setattr(convert, "write_shard", touch_and_write)
+    with pytest.raises(mlxrt.BadCheckpoint, match="changed while it was converted"):
+        convert.convert(FolderCheckpoint(source), tmp_path / "out", Recipe("jang"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_existing_folder_is_left_alone(moe, tmp_path):

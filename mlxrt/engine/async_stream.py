@@ -1,0 +1,198 @@
+"""The events of a call for asyncio: from the engine's thread through a bounded buffer to the coroutine that reads them.
+
+The engine holds the buffer and never the stream, so a stream that nobody holds any more is deleted, whether or not the
+garbage collector runs, and its requests end.
+"""
+
+import asyncio
+import sys
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from typing import Any, Self
+
+from ..errors import BadRequest, EngineClosed
+from .engine import Engine
+from .output import complete
+from .request import Completion, Event, Request
+from .session import ReplyRecorder
+
+OPENED_NOTHING: "Future[list[int]]" = Future()
+OPENED_NOTHING.set_result([])
+
+
+class EventBuffer:
+    """Events that wait for one reader. A reader that lags behind pauses its own requests and no other.
+
+    `capacity`: how many may wait. `post` runs a job on the engine's thread.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        loop: asyncio.AbstractEventLoop,
+        capacity: Callable[[], int],
+        post: Callable[[Callable[[], Any]], "Future[Any]"],
+    ):
+        self._engine, self.loop, self._capacity, self._post = engine, loop, capacity, post
+        self.ids: list[int] = []
+        self.events: deque[Event] = deque()
+        self.arrival = asyncio.Event()
+        self.abandoned = False  # nobody will read any more
+        self._unread = 0  # sent and not yet read; guarded by _lock
+        self._paused: set[int] = set()
+        self._lock = threading.Lock()
+
+    # On the engine's thread
+
+    def open(self, requests: list[Request], prompt: tuple[int, ...] | None = None) -> list[int]:
+        try:
+            for request in requests:
+                if self.abandoned:
+                    break
+                self.ids.append(self._engine.submit(request, self.send, prompt))
+        except BaseException:  # whatever it was: nobody will read what was submitted
+            self.abandon()
+            raise
+        if self.abandoned:  # meanwhile, perhaps before the last id was known
+            self.abandon()
+        return list(self.ids)
+
+    def send(self, event: Event) -> None:
+        if self.abandoned:
+            return
+        with self._lock:
+            self._unread += 1
+            full = self._unread >= self._capacity() and event.finish_reason is None
+            if full:
+                self._paused.add(event.id)
+        if full:
+            self._engine.core.pause(event.id)
+        try:
+            self.loop.call_soon_threadsafe(self.receive, event)
+        except RuntimeError:  # the loop is closed
+            self.abandon()
+
+    # On any thread
+
+    def abandon(self) -> None:
+        """End the requests. Takes no lock and never blocks, so a finaliser may call it."""
+        self.abandoned = True
+        self._engine.core.drop(list(self.ids), wait=False)
+
+    # On the event loop
+
+    def check_loop(self) -> None:
+        if asyncio.get_running_loop() is not self.loop:
+            raise BadRequest("a stream is read on the event loop it was made on; this is another one")
+
+    def receive(self, event: Event) -> None:
+        self.events.append(event)
+        self.arrival.set()
+
+    def pop(self) -> Event:
+        """Take the next event; paused requests resume when half of the buffer is free."""
+        event = self.events.popleft()
+        with self._lock:
+            self._unread -= 1
+            waking = list(self._paused) if self._unread <= self._capacity() // 2 else []
+            self._paused -= set(waking)
+        if waking:
+            self._post(lambda: self._resume(waking))
+        return event
+
+    def _resume(self, ids: list[int]) -> None:
+        for id in ids:
+            self._engine.core.resume(id)
+
+
+class AsyncStream(AsyncIterator[Event]):
+    """The events of one call. `owner` is kept alive as long as the stream is."""
+
+    def __init__(self, engine: Engine, buffer: EventBuffer, opening: "Future[list[int]]", owner: object):
+        self._engine, self.buffer, self._opening, self._owner = engine, buffer, opening, owner
+        self._last_events = 0  # read so far: one for every request that has ended
+        self._closed = False
+
+    async def begun(self) -> list[int]:
+        """The ids of the requests, in order. Raises what submitting them raised, and the stream is at its end."""
+        try:
+            if not self._opening.done():
+                await asyncio.shield(asyncio.wrap_future(self._opening))  # a cancelled reader cancels its wait only
+            return self._opening.result()
+        except Exception:
+            self._opening, self._closed = OPENED_NOTHING, True  # a stream that held the error would hold itself
+            raise
+
+    async def __anext__(self) -> Event:
+        ids, buffer = () if self._closed else await self.begun(), self.buffer
+        buffer.check_loop()
+        while not buffer.events or self._closed:
+            if self._closed or self._last_events == len(ids):
+                raise StopAsyncIteration
+            buffer.arrival.clear()
+            await buffer.arrival.wait()
+        event = buffer.pop()
+        if event.finish_reason:
+            self._last_events += 1
+        if isinstance(event.error, EngineClosed):
+            raise event.error
+        return event
+
+    async def read_all(self) -> dict[int, list[Event]]:
+        """Wait for the end; the events by request."""
+        events: dict[int, list[Event]] = {}
+        async for event in self:
+            events.setdefault(event.id, []).append(event)
+        return events
+
+    @property
+    def _exhausted(self) -> bool:
+        return self._opening.done() and self._last_events == len(self.buffer.ids)
+
+    async def aclose(self) -> None:
+        """Cancel what is left."""
+        if self._closed:
+            return
+        self._closed = True
+        self.buffer.arrival.set()  # another coroutine may be waiting for an event
+        if not self._exhausted:
+            self.buffer.abandon()  # first: this coroutine may be cancelled below
+            await asyncio.to_thread(self._wait_for_end)
+
+    def _wait_for_end(self) -> None:
+        if self._opening.exception() is None:
+            self._engine.core.drop(self.buffer.ids)
+
+    def __del__(self, finalizing=sys.is_finalizing):
+        if not self._closed and not finalizing() and not self._exhausted:
+            self.buffer.abandon()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class AsyncReply(AsyncIterator[Event]):
+    """An answer as it is generated. The session gets its turn when it is complete."""
+
+    def __init__(self, recorder: ReplyRecorder, stream: AsyncStream):
+        self._recorder, self._stream = recorder, stream
+
+    async def __anext__(self) -> Event:
+        return self._recorder.record(await anext(self._stream))
+
+    async def completion(self) -> Completion:
+        """The full answer."""
+        async for _ in self:
+            continue
+        return complete(self._recorder.events)
+
+    async def text(self) -> str:
+        return (await self.completion()).text
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
