@@ -17,12 +17,12 @@
 #define NUM_BIAS 14
 #define LISTS 16
 
-#define SLICE 2048  // tokens of a threadgroup that works on a part of a row
-#define PART 256    // tokens of a simdgroup of it
-#define BINS 256    // of a slice's histogram
+#define SLICE 2048                // tokens of a threadgroup that works on a part of a row
+#define PART 256                  // tokens of a simdgroup of it
+#define BINS 256                  // of a slice's histogram
 #define LOWEST_KEY 0x007fffffu    // of -inf
 #define INFINITE_KEY 0xff800000u  // of inf
-#define LAST_GAP 41.0f            // a token that many powers of two less likely than the best weighs nothing
+#define LAST_GAP 41.0f  // a token that many powers of two less likely than the best weighs nothing
 
 // Whole numbers in the order of the logits.
 FN uint sort_key(float y) {
@@ -115,6 +115,16 @@ FN uint bin_of(float distance, float scale) {
     return at < float(BINS - 1) ? uint(at) : BINS - 1;
 }
 
+// No logit of a bin is above this, and none below the other: a bin more on both sides, rounding cannot lead farther.
+FN float bin_ceiling(float peak, uint bin, float scale) {
+    return bin > 1 && scale > 0.0f ? peak - float(bin - 1) / scale : peak;
+}
+
+FN float bin_floor(float peak, uint bin, float scale) {
+    return bin < BINS - 1 && scale > 0.0f ? peak - float(bin + 2) / scale
+                                          : as_type<float>(0xff800000u);
+}
+
 // Adds to a sum of 64 bits that is kept as two numbers.
 template <typename P>
 FN void add64(P low, P high, uint i, ulong value) {
@@ -122,6 +132,12 @@ FN void add64(P low, P high, uint i, ulong value) {
     uint old = atomic_fetch_add_explicit(&low[i], part, memory_order_relaxed);
     uint more = uint(value >> 32) + (old + part < part ? 1u : 0u);
     if (more != 0) atomic_fetch_add_explicit(&high[i], more, memory_order_relaxed);
+}
+
+template <typename P>
+FN void store64(P low, P high, uint i, ulong value) {
+    atomic_store_explicit(&low[i], uint(value), memory_order_relaxed);
+    atomic_store_explicit(&high[i], uint(value >> 32), memory_order_relaxed);
 }
 
 template <typename P>
@@ -149,8 +165,17 @@ FN ulong simd_sum64(ulong v) {
     return v;
 }
 
-// What the threads before this one have, all together. All of the threadgroup must call it; `sums` has one for each simdgroup.
-template <int GROUPS, typename P>
+// How many of n numbers are at least `key`.
+template <typename P>
+FN uint count_from(P numbers, uint n, uint key) {
+    uint found = 0;
+    for (uint i = 0; i < n; i++)
+        found += atomic_load_explicit(&numbers[i], memory_order_relaxed) >= key ? 1 : 0;
+    return found;
+}
+
+// What the threads before this one have, all together. A threadgroup of 32 simdgroups must call it; `sums` has one for each.
+template <typename P>
 FN ulong sum_before(ulong v, uint lane, uint sg, P sums, thread ulong& total) {
     ulong upto = v;
     for (uint distance = 1; distance < 32; distance *= 2) {
@@ -160,13 +185,47 @@ FN ulong sum_before(ulong v, uint lane, uint sg, P sums, thread ulong& total) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (lane == 31) sums[sg] = upto;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    ulong before = upto - v;
-    total = 0;
-    for (uint i = 0; i < uint(GROUPS); i++) {
-        if (i < sg) before += sums[i];
-        total += sums[i];
+    ulong group = sums[lane];
+    total = simd_sum64(group);
+    return upto - v + simd_sum64(lane < sg ? group : 0);
+}
+
+// The k-th best of the best logits of a row's parts, 0 if there are fewer: no token below it is among the row's k best. Only parts as
+// good as the k-th best slice are compared with each other. All of the threadgroup must call it; `listed` has room for all parts.
+template <int SLICES, typename P, typename C>
+FN uint kth_best_part(P best, P listed, C count, C found, uint k, uint tid) {
+    if (tid == 0) {
+        atomic_store_explicit(&count[0], 0u, memory_order_relaxed);
+        atomic_store_explicit(&found[0], 0u, memory_order_relaxed);
     }
-    return before;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    uint key = 0;
+    if (tid < uint(SLICES)) {
+        for (uint i = 8 * tid; i < 8 * tid + 8; i++)
+            key = metal::max(key, atomic_load_explicit(&best[i], memory_order_relaxed));
+        atomic_store_explicit(&listed[tid], key, memory_order_relaxed);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (tid < uint(SLICES) && count_from(listed, uint(SLICES), key) >= k)
+        atomic_fetch_max_explicit(&found[0], key, memory_order_relaxed);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    uint bound = atomic_load_explicit(&found[0], memory_order_relaxed);
+    for (uint i = tid; i < uint(SLICES * 8); i += 1024) {
+        key = atomic_load_explicit(&best[i], memory_order_relaxed);
+        if (key >= bound) {
+            uint at = atomic_fetch_add_explicit(&count[0], 1u, memory_order_relaxed);
+            atomic_store_explicit(&listed[at], key, memory_order_relaxed);
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    uint n = atomic_load_explicit(&count[0], memory_order_relaxed);
+    for (uint i = tid; i < n; i += 1024) {
+        key = atomic_load_explicit(&listed[i], memory_order_relaxed);
+        if (count_from(listed, n, key) >= k)
+            atomic_fetch_max_explicit(&found[0], key, memory_order_relaxed);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    return atomic_load_explicit(&found[0], memory_order_relaxed);
 }
 
 // Philox 4x32 with ten rounds: a random number of 64 bits for a position of a seed.

@@ -9,13 +9,14 @@
     uint tid = thread_position_in_threadgroup.x;
     uint lane = thread_index_in_simdgroup;
     uint sg = simdgroup_index_in_threadgroup;
-    threadgroup uint part_keys[S * 8];
+    threadgroup atomic_uint part_keys[S * 8];
+    threadgroup atomic_uint listed[S * 8];
     threadgroup uint keys[CANDIDATES];
     threadgroup uint ids[CANDIDATES];
     threadgroup uint best_keys[32];
     threadgroup uint best_ids[32];
-    threadgroup uint found[2];
     threadgroup atomic_uint count[1];
+    threadgroup atomic_uint kth[1];
 
     float peak = as_type<float>(0xff800000u);
     for (uint i = lane; i < uint(S); i += 32)
@@ -32,22 +33,14 @@
         result[row * uint(K + 2)] = chosen;
         result[row * uint(K + 2) + 1] = status[2 * row + 1];
         logprobs[row * uint(K + 1)] = float(x[row * uint(V) + chosen]) - peak - log_total;
-        atomic_store_explicit(&count[0], 0u, memory_order_relaxed);
-        found[0] = 0;  // fewer parts than tokens that are asked for: any token may be one of them
     }
-    for (uint i = tid; i < uint(S * 8); i += THREADS) part_keys[i] = parts[row * uint(S * 8) + i];
+    for (uint i = tid; i < uint(S * 8); i += THREADS)
+        atomic_store_explicit(&part_keys[i], parts[row * uint(S * 8) + i], memory_order_relaxed);
+    uint least = kth_best_part<S>(part_keys, listed, count, kth, K, tid);
+    if (tid == 0) atomic_store_explicit(&count[0], 0u, memory_order_relaxed);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = tid; i < uint(S * 8); i += THREADS) {
-        uint key = part_keys[i];
-        uint rank = 0;
-        for (uint j = 0; j < uint(S * 8); j++)
-            rank += part_keys[j] > key || (part_keys[j] == key && j < i) ? 1 : 0;
-        if (rank + 1 == uint(K)) found[0] = key;
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    uint least = found[0];
     for (uint part = sg; part < uint(S * 8); part += 32) {
-        if (part_keys[part] >= least) {
+        if (atomic_load_explicit(&part_keys[part], memory_order_relaxed) >= least) {
             float v[8];
             uint begin = part * PART + 8 * lane;
             load_logits8<T, V>(x, row, begin, v);

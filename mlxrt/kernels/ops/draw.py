@@ -70,6 +70,7 @@ ODD = {
     "inf": lambda x: mx.where(mx.arange(x.size) == 18, mx.inf, x),
     "none": lambda x: mx.full(x.shape, -mx.inf),
     "few": lambda x: mx.where(mx.arange(x.size) % 97 == 3, x, -mx.inf),
+    "two": lambda x: mx.where(mx.arange(x.size) == 9, -30.0, mx.where(mx.arange(x.size) % 3 == 1, 0.001, 0.0)),
     "peaked": lambda x: mx.where(mx.arange(x.size) == x.size - 2, 30.0, x),
 }
 CUTS: list[dict[str, Any]] = [
@@ -80,6 +81,7 @@ CASES = [
     ("each kind", 2100, seeded(*CUTS), ()),
     ("masked", 5000, seeded(*CUTS), (("steps", 2), ("steps", 4))),
     ("ties", 4096, seeded(*CUTS), [(k, i) for i, k in enumerate(["steps", "even", "even", "steps", "even", "steps", "steps", "steps"])]),
+    ("many of two kinds", 25_000, seeded({"top_p": 0.5}), [("two", 0)]),
     ("unusable", 100, seeded({}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 200}),
      (("nan", 0), ("inf", 1), ("none", 2), ("nan", 3), ("few", 4), ("few", 5))),
     ("penalised", 2500, [
