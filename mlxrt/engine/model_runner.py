@@ -143,10 +143,10 @@ class ModelRunner:
         inside = is_greedy_alone if self.model.kernels.gpu is None else lambda seq: not has_callback(seq)
         return step.decode and all(s.samples and inside(s.seq) for s in step.slices)
 
-    def _read_pending(self, seq: Sequence) -> list[int]:
-        """The tokens of a sequence that are still on the device. Waits."""
+    def _read_pending(self, seq: Sequence, but: int = 0) -> list[int]:
+        """The tokens of a sequence that are still on the device, `but` for so many of the newest. Waits for them."""
         rows = [(s, s.requests.index(seq.id)) for s in self._sampled if seq.id in s.requests]
-        return [sampled.host[i] for sampled, i in rows[len(rows) - len(seq.pending) :]]
+        return [sampled.host[i] for sampled, i in rows[len(rows) - len(seq.pending) : len(rows) - but]]
 
     def _submit(self, step: Step, slices: tuple[Slice, ...], sampled: Sampled) -> InflightStep:
         for i, s in enumerate(slices):
@@ -225,8 +225,10 @@ class ModelRunner:
         if decode_fn is self.sample_fn and not all(map(is_greedy_alone, seqs)):
             if t.draws is None:
                 assert t.used == 0, "a row's sampling does not change inside a tail"
-                late = [self._read_pending(seq) if is_penalised(seq) else () for seq in seqs]
-                rows = [draw_row(seq, self.model.config.vocab_size, own) for seq, own in zip(seqs, late)]
+                # The newest token is the step's input: with one step in flight nothing is waited for.
+                late = [self._read_pending(seq, but=1) if is_penalised(seq) else () for seq in seqs]
+                vocab = self.model.config.vocab_size
+                rows = [draw_row(seq, vocab, own, min(len(seq.pending), 1)) for seq, own in zip(seqs, late)]
                 t.draws = draw_batch(rows, width, any(map(is_penalised, seqs)), max(logprob_counts(seqs)))
             t.index.append(step_of_tail(t.draws, t.used))
         self.tail = t  # only now: a stale block raises above and must not leave half a tail

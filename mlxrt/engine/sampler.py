@@ -110,7 +110,10 @@ def sample(view: LogitsView, kernels: Kernels = PLAIN, late: Rows[Rows[int]] | N
     seqs, ids, counts = view.rows, tuple(seq.id for seq in view.rows), logprob_counts(view.rows)
     if not seqs:  # a step in which no sequence reached its end
         return Sampled(mx.zeros((0,), mx.uint32), mx.zeros((0, 2), mx.uint32), ids, {})
-    rows = [draw_row(seq, view.vocab, late[i] if late is not None else None) for i, seq in enumerate(seqs)]
+    rows = [
+        draw_row(seq, view.vocab, (), len(seq.pending)) if late is None else draw_row(seq, view.vocab, late[i], 0)
+        for i, seq in enumerate(seqs)
+    ]
     groups: dict[bool | None, list[int]] = {}  # rows that need the same work
     for i, seq in enumerate(seqs):
         plain = is_greedy(seq) and not has_callback(seq)
@@ -165,8 +168,8 @@ def logprob_counts(seqs: Rows[Sequence]) -> tuple[int, ...]:
 NO_CHANGE: dict[str, Any] = {"prompt": (), "output": (), "recent": 0, "bias": {}}
 
 
-def draw_row(seq: Sequence, vocab: int, late: Rows[int] | None) -> DrawRow:
-    """`late`: tokens the sequence does not have yet; None: they are still on the device."""
+def draw_row(seq: Sequence, vocab: int, late: Rows[int], recent: int) -> DrawRow:
+    """`late`: tokens that were read and that the sequence does not have yet; `recent` more are still on the device."""
     p = seq.params
     bias = dict(p.logit_bias) | dict.fromkeys(p.suppress, float("-inf"))
     given = DrawRow(
@@ -181,8 +184,7 @@ def draw_row(seq: Sequence, vocab: int, late: Rows[int] | None) -> DrawRow:
     )
     if not is_penalised(seq):
         return given
-    own = (*seq.tokens[len(seq.prompt) :], *(late or ()))
-    recent = len(seq.pending) if late is None else 0
+    own = (*seq.tokens[len(seq.prompt) :], *late)
     return replace(given, prompt=seq.prompt if p.repetition_penalty != 1 else (), output=own, recent=recent)
 
 

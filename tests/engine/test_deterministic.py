@@ -5,6 +5,7 @@ import random
 import pytest
 
 from mlxrt import BadRequest, Engine, EngineConfig, Request, SamplingParams
+from tests.gpu.programs import DRAWN
 from tests.support.oracle import truth
 from tests.support.state_machine import kinds
 
@@ -32,11 +33,11 @@ def requests(seed: int, count: int) -> list[Request]:
         Request(
             tokens=stem[: chance.randrange(1, 50)] + tuple(chance.randrange(60) for _ in range(chance.randrange(30))),
             params=SamplingParams(
-                max_tokens=chance.randrange(1, 20), temperature=chance.choice((0.0, 0.9)), seed=seed, ignore_eos=True
+                max_tokens=chance.randrange(1, 20), seed=seed + i, ignore_eos=True, **chance.choice(({}, *DRAWN))
             ),
             priority=chance.choice((0, 0, 1)),
         )
-        for _ in range(count)
+        for i in range(count)
     ]
 
 

@@ -1,8 +1,18 @@
-"""Programs of requests: many lengths, greedy and random, that arrive, end and are cancelled at any time."""
+"""Programs of requests: many lengths, greedy and drawn, that arrive, end and are cancelled at any time."""
 
 import random
 
 from mlxrt import Request, SamplingParams
+
+DRAWN: list[dict] = [
+    {"temperature": 0.8},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+    {"temperature": 1.0, "top_k": 64, "min_p": 0.05},
+    {"repetition_penalty": 1.2},
+    {"temperature": 0.9, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+    {"temperature": 0.7, "top_p": 0.9, "logit_bias": {3: 2.0}, "suppress": (5,), "logprobs": 3},
+]
 
 
 def make_program(seed, vocab):
@@ -13,8 +23,8 @@ def make_program(seed, vocab):
     for i in range(generator.choice((1, 1, 2, 3, 5, 9))):
         own = [generator.randrange(vocab) for _ in range(generator.randrange(1, 90))]
         n = generator.choice((1, 5, 33, 70, 150))
-        hot = generator.random() < 0.15
-        params = SamplingParams(max_tokens=n, ignore_eos=True, temperature=0.8 if hot else 0.0, seed=seed + i)
+        drawn = generator.choice(DRAWN) if generator.random() < 0.4 else {}
+        params = SamplingParams(max_tokens=n, ignore_eos=True, seed=seed + i, **drawn)
         cancel_after = generator.randrange(1, n + 1) if generator.random() < 0.2 else None
         request = Request(tokens=tuple(shared + own), params=params)
         program.append((generator.choice((0, 0, 7, 40)), cancel_after, request))
