@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from ..config import EngineConfig
 from ..errors import BadRequest
-from .async_stream import AsyncReply, AsyncStream, EventBuffer
+from .async_stream import AsyncReply, AsyncStream, EventBuffer, LoopReaders
 from .engine import Engine, is_many, read_requests
 from .options import EngineOptions, GenerateOptions, Prompt, Prompts, spell_out
 from .output import complete_all
@@ -56,7 +56,7 @@ class EngineThread:
     def __init__(self, engine: Engine, buffer: int):
         self._engine, self._buffer = engine, buffer
         self._jobs: deque[tuple[Callable[[], Any], Future]] = deque()
-        self._readers: dict[asyncio.AbstractEventLoop, weakref.WeakSet[EventBuffer]] = {}
+        self._readers: dict[asyncio.AbstractEventLoop, LoopReaders] = {}
         self._work = threading.Condition()  # reentrant: `release` runs in finalisers
         self._ending = False  # nothing new is accepted; what is there is finished
         self._ended = self._released = False
@@ -84,8 +84,8 @@ class EngineThread:
         """Submit requests whose events go to a buffer. `prompt`: their tokens, where they are known already."""
 
         def open() -> list[int]:
-            self._readers.setdefault(buffer.loop, weakref.WeakSet()).add(buffer)
-            return buffer.open(requests, prompt)
+            readers = self._readers.setdefault(buffer.loop, LoopReaders(buffer.loop))
+            return buffer.open(readers, requests, prompt)
 
         return self.post(open)
 
@@ -156,11 +156,11 @@ class EngineThread:
 
     def _drop_unreadable(self) -> None:
         """No coroutine runs on a closed loop, and a request that is paused sends nothing: it would never notice."""
-        for loop, buffers in list(self._readers.items()):
+        for loop, readers in list(self._readers.items()):
             if loop.is_closed():
-                for buffer in list(buffers):
+                for buffer in list(readers.buffers):
                     buffer.abandon()
-            if loop.is_closed() or not buffers:
+            if loop.is_closed() or not readers.buffers:
                 del self._readers[loop]
 
     def _end(self) -> None:

@@ -7,6 +7,7 @@ garbage collector runs, and its requests end.
 import asyncio
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
@@ -20,6 +21,31 @@ from .session import ReplyRecorder
 
 OPENED_NOTHING: "Future[list[int]]" = Future()
 OPENED_NOTHING.set_result([])
+
+
+class LoopReaders:
+    """The buffers that are read on one event loop. However many events a step sends, the loop is woken once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self.loop = loop
+        self.buffers: weakref.WeakSet[EventBuffer] = weakref.WeakSet()
+        self._due: set[EventBuffer] = set()  # have events since the loop was last woken; guarded by _lock
+        self._lock = threading.Lock()
+
+    def wake(self, buffer: "EventBuffer") -> None:
+        """On the engine's thread. RuntimeError where the loop is closed."""
+        with self._lock:
+            woken = bool(self._due)
+            self._due.add(buffer)
+        if not woken:
+            self.loop.call_soon_threadsafe(self._notify)
+
+    def _notify(self) -> None:
+        """On the event loop."""
+        with self._lock:
+            due, self._due = self._due, set()
+        for buffer in due:
+            buffer.arrival.set()
 
 
 class EventBuffer:
@@ -37,7 +63,7 @@ class EventBuffer:
     ):
         self._engine, self.loop, self._capacity, self._post = engine, loop, capacity, post
         self.ids: list[int] = []
-        self.events: deque[Event] = deque()
+        self.events: deque[Event] = deque()  # appended on the engine's thread
         self.arrival = asyncio.Event()
         self.abandoned = False  # nobody will read any more
         self._unread = 0  # sent and not yet read; guarded by _lock
@@ -46,12 +72,16 @@ class EventBuffer:
 
     # On the engine's thread
 
-    def open(self, requests: list[Request], prompt: tuple[int, ...] | None = None) -> list[int]:
+    def open(self, readers: LoopReaders, requests: list[Request], prompt: tuple[int, ...] | None = None) -> list[int]:
+        def listen(event: Event) -> None:
+            self.send(event, readers)
+
+        readers.buffers.add(self)
         try:
             for request in requests:
                 if self.abandoned:
                     break
-                self.ids.append(self._engine.submit(request, self.send, prompt))
+                self.ids.append(self._engine.submit(request, listen, prompt))
         except BaseException:  # whatever it was: nobody will read what was submitted
             self.abandon()
             raise
@@ -59,7 +89,7 @@ class EventBuffer:
             self.abandon()
         return list(self.ids)
 
-    def send(self, event: Event) -> None:
+    def send(self, event: Event, readers: LoopReaders) -> None:
         if self.abandoned:
             return
         with self._lock:
@@ -69,8 +99,9 @@ class EventBuffer:
                 self._paused.add(event.id)
         if full:
             self._engine.core.pause(event.id)
+        self.events.append(event)
         try:
-            self.loop.call_soon_threadsafe(self.receive, event)
+            readers.wake(self)
         except RuntimeError:  # the loop is closed
             self.abandon()
 
@@ -86,10 +117,6 @@ class EventBuffer:
     def check_loop(self) -> None:
         if asyncio.get_running_loop() is not self.loop:
             raise BadRequest("a stream is read on the event loop it was made on; this is another one")
-
-    def receive(self, event: Event) -> None:
-        self.events.append(event)
-        self.arrival.set()
 
     def pop(self) -> Event:
         """Take the next event; paused requests resume when half of the buffer is free."""

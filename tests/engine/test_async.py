@@ -6,6 +6,7 @@ import pytest
 
 import mlxrt
 from mlxrt import AsyncEngine, Engine, EngineConfig, Request, SamplingParams
+from mlxrt.engine.async_stream import EventBuffer, LoopReaders
 from tests.support.oracle import truth, truths
 from tests.support.state_machine.kinds import model as spoken
 from tests.support.state_machine.kinds import tokenizer
@@ -44,6 +45,46 @@ def test_generate_and_stream_give_the_tokens(model):
     assert one.tokens == truth(model, prompt(9), 11) and one.finish_reason == "length"
     assert [m.tokens for m in many] == [truth(model, prompt(k), 6) for k in (20, 21)]
     assert rows.shape == (12, VOCAB) and stats.finished == {"length": 9}
+
+
+def test_reads_that_time_out_lose_no_event(model):
+    """As a server that sends a sign of life whenever nothing came for a while."""
+
+    async def work():
+        async with AsyncEngine(Engine(model)) as engine:
+            stream, tokens, late = engine.stream(prompt(1), max_tokens=80), [], 0
+            while True:
+                try:
+                    tokens.append((await asyncio.wait_for(anext(stream), (late % 5) * 1e-4)).token)
+                except TimeoutError:
+                    late += 1
+                except StopAsyncIteration:
+                    return tuple(tokens), late
+
+    tokens, late = run(work())
+    assert tokens == truth(model, prompt(1), 80) and late > 0
+
+
+def test_an_event_loop_is_woken_once_for_all_streams_of_a_step(model):
+    async def work():
+        loop, woken = asyncio.get_running_loop(), []
+        call = loop.call_soon_threadsafe
+        loop.call_soon_threadsafe = lambda *args, **options: (woken.append(args), call(*args, **options))[1]
+        engine = Engine(model)
+        readers, buffers = LoopReaders(loop), []
+        for k in range(8):
+            buffers.append(EventBuffer(engine, loop, lambda: 64, lambda job: None))
+            buffers[k].open(readers, [Request(tokens=prompt(k), params=SamplingParams(max_tokens=9))] * 2)
+        while not all(len(buffer.events) > 3 for buffer in buffers):
+            engine.step()  # on this thread: the loop cannot run meanwhile
+        assert len(woken) == 1 and not any(buffer.arrival.is_set() for buffer in buffers)
+        await asyncio.sleep(0)
+        assert all(buffer.arrival.is_set() for buffer in buffers)
+        while engine.step():
+            continue
+        assert len(woken) == 2 and [len(buffer.events) for buffer in buffers] == [18] * 8
+
+    run(work())
 
 
 def test_a_slow_reader_stops_its_own_request_only(model):
