@@ -9,6 +9,7 @@ import pytest
 from mlxrt import BadRequest, Engine, EngineConfig, Request
 from mlxrt.engine.engine import Source
 from mlxrt.text import Tokenizer
+from mlxrt.text.builtin_templates import HARMONY
 from tests.support import toy_models as toy
 
 QWEN = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
@@ -24,17 +25,21 @@ FAMILIES = {
     "qwen3": (QWEN, ("<think>", "</think>", "<tool_call>", "</tool_call>"), ("<|im_start|>", "<|im_end|>")),
     "gemma4": (GEMMA, (), ("<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>")),
 }
+GPT_OSS = (
+    HARMONY,
+    (),
+    ("<|start|>", "<|return|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>"),
+)
 MARKERS = {"qwen3": ("<think>", "</think>"), "gemma4": ("<|channel>", "<channel|>")}
 ASK = ({"role": "user", "content": "Hi"},)
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}}}}]
 
 
-def make_tokenizer(folder, family: str) -> Tokenizer:
+def make_tokenizer(folder, template: str, plain: tuple[str, ...], special: tuple[str, ...]) -> Tokenizer:
     """One token for each byte, and the family's special tokens."""
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Fast
 
-    template, plain, special = FAMILIES[family]
     tok = Fast(models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
     tok.pre_tokenizer, tok.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     tok.add_tokens([AddedToken(t, special=False, normalized=False) for t in plain])
@@ -45,16 +50,19 @@ def make_tokenizer(folder, family: str) -> Tokenizer:
     return Tokenizer.from_folder(folder)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def engine(request, tmp_path_factory):
-    tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer"), request.param)
+def make_engine(folder, name: str, family) -> Engine:
+    tokenizer = make_tokenizer(folder, *family)
     mx.random.seed(3)
-    kinds = {"qwen3": "f", "gemma4": "wf"}[request.param]
     config = dataclasses.replace(toy.CONFIG, vocab_size=tokenizer.vocab_size)
-    model = type("Toy", (toy.Toy,), {"kinds": kinds})(config)
+    model = type("Toy", (toy.Toy,), {"kinds": "f" if name == "qwen3" else "wf"})(config)
     model.fuse()
     mx.eval(model.parameters())
-    with Engine(model, EngineConfig(kv_memory="16M"), tokenizer, Source(request.param)) as engine:
+    return Engine(model, EngineConfig(kv_memory="16M"), tokenizer, Source(name))
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def engine(request, tmp_path_factory):
+    with make_engine(tmp_path_factory.mktemp("tokenizer"), request.param, FAMILIES[request.param]) as engine:
         yield engine
 
 
@@ -158,3 +166,35 @@ def test_what_does_not_apply_is_refused(engine):
         engine.generate([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
     with pytest.raises(BadRequest, match="reasoning_parser"):
         Engine(engine.model, EngineConfig(reasoning_parser="nothing", kv_memory="1M"), engine.tokenizer)
+
+
+TURNS = {
+    "gpt_oss": (
+        GPT_OSS,
+        "<|channel|>analysis<|message|>User wants 2+2.<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>It is 4.<|return|>",
+    ),
+    "gemma4": (FAMILIES["gemma4"], "<|channel>thought\nUser wants 2+2.\n<channel|>It is 4.<turn|>"),
+}
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_history_is_clean_and_the_next_turn_reuses_it(name, tmp_path):
+    family, text = TURNS[name]
+    with make_engine(tmp_path, name, family) as engine:
+        session = engine.session("Answer shortly, as you always do, whatever the question is.")
+        reply = session.say("What is 2+2? " * 6, **write(text, engine))
+        assert (reply.text, reply.completion.reasoning) == ("It is 4.", "User wants 2+2.")
+        assert session.messages[-1] == {
+            "role": "assistant", "content": "It is 4.", "reasoning_content": "User wants 2+2.",
+        }  # fmt: skip
+        ran = session.tokens
+        again = session.say("And 3+3?", **write(text, engine)).completion
+        prompt = engine.encode(Request.of(list(session.messages[:-1])))
+        same = next((i for i, (a, b) in enumerate(zip(ran, prompt)) if a != b), len(ran))
+        node = engine.core.node_size
+        assert same - same % node - node < again.cached_tokens <= same and again.cached_tokens >= same - same % node
+        assert "User wants" not in engine.tokenizer.decode(list(prompt), skip_special=False)
+        alone = engine.generate(list(session.messages[:-1]), max_tokens=12)
+        with make_engine(tmp_path, name, family) as fresh:
+            assert fresh.generate(list(session.messages[:-1]), max_tokens=12).tokens == alone.tokens

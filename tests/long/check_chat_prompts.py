@@ -96,9 +96,9 @@ def parse_back(name, ours) -> list[str]:
     if "user" in turn.partition("assistant")[0][:40]:
         return []  # the template rewrites the user's turn as well: no rendering of the answer alone
     found = read_turn(chosen, ours, tail, turn, not features.tools)
-    wanted = CALLS if features.several_calls or not features.calls else CALLS[:1]
+    split = features.calls and not features.several_calls  # into messages of one call each
     calls = [(c.name, c.parsed) for c in found[1]]
-    if calls != wanted:
+    if calls != CALLS and not (split and calls == CALLS[:1]):
         return [f"{name}: the turn {turn!r} parsed to {calls}"]
     if REASONING in turn and chosen.reasoning != "none" and found[0] != REASONING:
         return [f"{name}: the turn {turn!r} has reasoning {found[0]!r}"]
