@@ -28,6 +28,7 @@ from .errors import ContextOverflow as ContextOverflow
 from .errors import EngineClosed as EngineClosed
 from .errors import EngineFailed as EngineFailed
 from .errors import EvictedBlock as EvictedBlock
+from .errors import GrammarFailed as GrammarFailed
 from .errors import HubError as HubError
 from .errors import MlxrtError as MlxrtError
 from .errors import ModelNotFound as ModelNotFound

@@ -139,3 +139,7 @@ class NoKernel(MlxrtError):
 
 class BadLogits(MlxrtError):
     """No token can be chosen: the logits are NaN or infinite, or every token is banned."""
+
+
+class GrammarFailed(MlxrtError):
+    """An answer cannot be held to its response_format any more: a limit of the grammar was reached."""

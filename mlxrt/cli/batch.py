@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ..engine.request import Event, Request, SamplingParams
 from ..errors import BadRequest, MlxrtError, quote
+from ..text.response_format import ResponseFormat
 from .exit_status import FAILED, INTERRUPTED
 from .flags import Parser
 from .request import (
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 INPUTS = ("prompt", "messages", "tokens")
 REQUEST_FIELDS = (
     "tools", "tool_choice", "template_options", "thinking", "thinking_budget", "enable_thinking", "priority",
-    "deadline_s", "id",
+    "deadline_s", "response_format", "id",
 )  # fmt: skip
 SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams))
 MAX_ERRORS = 5  # bad lines named at once
@@ -123,6 +124,8 @@ def parse_job(number: int, line: str) -> Job:
     except (TypeError, ValueError) as error:
         raise BadRequest(f"a sampling option has the wrong type ({error})") from None
     options = {k: v for k, v in found.items() if k in REQUEST_FIELDS and k != "id"}
+    if options.get("response_format") is not None:
+        ResponseFormat.parse(options["response_format"])
     return Job(number, name, found[name], sampling, options, found.get("id"))
 
 

@@ -21,6 +21,7 @@ from .request import (
     read_template_flags,
     require_tokenizer,
 )
+from .response_format import add_format_flags, read_format
 
 if TYPE_CHECKING:
     from ..config import EngineConfig
@@ -35,6 +36,7 @@ def add_flags(parser: Parser) -> None:
     add_template_flags(parser)
     parser.add_argument("--raw", action="store_true", help="give the prompt as it is, without the chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
+    add_format_flags(parser)
     add_batch_flags(parser)
     add_sampling_flags(parser)
     add_engine_flags(parser)
@@ -48,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if sampling.get("logprobs") and not args.json:
         raise BadRequest("--logprobs are shown with --json only; add --json")
     prompt, template = read_prompt(args), template_options(args)
+    template["response_format"] = read_format(args)
     model = open_model(args, config)
     request = make_request(model, args, prompt, template, sampling)
     with model.load() as engine:
@@ -57,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
 def run_prompts(args: argparse.Namespace, config: "EngineConfig", sampling: dict[str, Any]) -> int:
     if (flag := name_template_flag(args)) is not None:
         raise BadRequest(f"{flag} does not apply with --prompts; write it into the lines")
+    if read_format(args) is not None:
+        raise BadRequest("the form of the answer does not apply with --prompts; write response_format into the lines")
     if args.raw and args.system is not None:
         raise BadRequest("--system goes through the chat template: it does not apply with --raw")
     running = vars(args).get("max_running", args.parallel or DEFAULT_PARALLEL)
@@ -79,7 +84,7 @@ def make_request(
     params = SamplingParams(**add_seed(merge_defaults(dict(model.source.generation), sampling)))
     if args.raw:
         require_tokenizer(model)
-        return Request(prompt=prompt, params=params)
+        return Request(prompt=prompt, params=params, response_format=template["response_format"])
     return chat_request(model, args.system, prompt, params, **template)
 
 

@@ -24,14 +24,16 @@ def decode_batch(
     ]
 
 
-def draw_batch(rows: list[DrawRow], width: int, history: bool, top: int) -> dict:
+def draw_batch(rows: list[DrawRow], width: int, history: bool, top: int, vocab: int = 0) -> dict:
     """What the draw op is told of a batch for all steps of a tail, as a group's index is: `table` stays, `steps` count.
 
-    `variant`: whether tokens of the tail are penalised, and how many log probabilities are wanted.
+    `variant`: whether tokens of the tail are penalised, how many log probabilities are wanted, and whether rows of
+    `vocab` tokens are masked: then `mask` has one that allows everything.
     """
     steps = mx.arange(TAIL).astype(mx.uint32)[:, None]
     table = pack_rows(rows, width, HISTORY_WIDTH) if history else pack_rows(rows, width)
-    return {"table": table, "steps": steps, "variant": (int(history), top)}
+    mask = {"mask": mx.full((width, -(-vocab // 32)), 2**32 - 1, mx.uint32)} if vocab else {}
+    return {"table": table, "steps": steps, "variant": (int(history), top, bool(vocab)), **mask}
 
 
 def step_of_tail(draws: dict, used: int) -> dict:

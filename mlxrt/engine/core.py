@@ -22,7 +22,7 @@ from ..cache import LayerState, PrefixCache
 from ..cache.memory import KVPools, apply_kv_options, size_pools
 from ..cache.storage import DiskStore
 from ..config import EngineConfig, nbytes
-from ..errors import BadRequest, EngineClosed, EngineFailed, WontFit, is_out_of_memory
+from ..errors import BadRequest, EngineClosed, EngineFailed, GrammarFailed, WontFit, is_out_of_memory
 from ..kernels import device
 from ..models import CausalLM
 from ..text import Tokenizer
@@ -314,8 +314,13 @@ class EngineCore:
         # Launch
         if step:
             self._launched = len(step.slices), step.num_tokens
-            self._inflight.append(self.runner.launch(step))
+            launched = self.runner.launch(step)
             self.allocator.end_launch(step)
+            if launched.draw is not None:  # what may come next depends on the tokens before: read them meanwhile
+                while self._inflight:
+                    emitted += self._retire(self._inflight.pop(0))
+                launched = self.runner.sample(launched)
+            self._inflight.append(launched)
             self.positions += self._launched[1]
             if self.config.deterministic:
                 self.runner.flush()  # the order of sums depends on where keys are stored: always in the pools
@@ -356,7 +361,13 @@ class EngineCore:
                 continue
             logprobs = () if seq.forced else sampled.read(i, token)
             token = seq.forced.pop(0) if seq.forced else token
-            self.scheduler.commit(s, token)
+            try:
+                complete = seq.grammar is not None and token not in seq.stops and seq.grammar.advance(token)
+            except GrammarFailed as error:
+                seq.pending.clear()
+                self.finish(seq, Finish.ERROR, error)
+                continue
+            self.scheduler.commit(s, token, complete)
             self._emit(seq, token, logprobs)
             emitted += 1
             if seq.finish and self.disk is not None:

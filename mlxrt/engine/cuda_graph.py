@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import mlx.core as mx
+import numpy as np
 
 from ..kernels.cuda.nvrtc import Launch, Library
 from ..models import CausalLM
@@ -29,7 +30,7 @@ MAX_SOURCES = 256  # arrays kept alive for copies: more than any number of steps
 MAX_COPIES = 512  # of a microsecond each, to write a tail to the pools
 Live = dict[int, tuple[mx.array, ...]]
 Outputs = tuple[Any, ...]  # the tokens as an array, and what the host reads of them
-Decode = Callable[..., tuple[Outputs, Live]]
+Decode = Callable[..., tuple[Any, Live]]
 
 
 class Device(Protocol):
@@ -39,6 +40,7 @@ class Device(Protocol):
     def graph(self, launches: list[tuple[Launch, list[int]]]) -> Any: ...
     def enter(self) -> None: ...
     def copy(self, to: int, source: int, nbytes: int) -> None: ...
+    def upload(self, to: int, numbers: np.ndarray) -> None: ...
     def fetch(self, address: int, shape: tuple[int, ...], dtype: mx.Dtype) -> Any: ...
     def wait(self) -> None: ...
     def close(self) -> None: ...
@@ -60,13 +62,25 @@ class CapturedStep:
     buffers: list[tuple[mx.array, mx.array]]  # a group's block table and where its rows' tails end
     at: dict[str, list[int]]  # addresses of all these, and of the step's own arrays
     nbytes: int
-    graphs: dict[int, Any] = field(default_factory=dict)
+    before_mask: int | None = None  # launches before the first that reads the mask; None: there is none
+    graphs: dict[int, list[Any]] = field(default_factory=dict)
     pools: list[int] = field(default_factory=list)  # their addresses when the graphs were made
     steps: list[int] = field(default_factory=list)  # addresses of a group's integers for all steps of this tail
 
 
+@dataclass(frozen=True)
+class UnsampledStep:
+    """A step whose model part was launched; its sampling waits for the mask."""
+
+    sample: Callable[[np.ndarray], Outputs]  # uint32 [rows, V / 32] -> the step's outputs
+
+
 class CudaGraphRunner:
-    """Called like the compiled step: the same arrays in, the same out, but for what the host reads of tokens."""
+    """Called like the compiled step: the same arrays in, the same out, but for what the host reads of tokens.
+
+    `compiled` is what MLX runs, for steps with a mask `compiled_logits`, which ends there. Launched as a graph, such a
+    step returns an UnsampledStep.
+    """
 
     def __init__(
         self,
@@ -76,8 +90,10 @@ class CudaGraphRunner:
         library: Library,
         device: Device,
         max_bytes: int | None = None,
+        compiled_logits: Decode | None = None,
     ):
         self._step, self._compiled, self._model = step, compiled, model
+        self._compiled_logits = compiled_logits
         self._library, self._device = library, device
         self._captured: OrderedDict[tuple, CapturedStep] = OrderedDict()
         self._refused: dict[tuple, str] = {}
@@ -109,7 +125,12 @@ class CudaGraphRunner:
         self._current = None
         self._counts[key] += 1
         self.wait()  # MLX will read what is being written
-        return self._compiled(tokens, batch, index, pools, live)
+        return self._run_compiled(tokens, batch, index, pools, live)
+
+    def _run_compiled(self, tokens, batch, index, pools, live):
+        step = self._compiled_logits if "mask" in index[-1] else self._compiled
+        assert step is not None
+        return step(tokens, batch, index, pools, live)
 
     def wait(self) -> None:
         """Until nothing launched this way is running: the next tail looks up all addresses again."""
@@ -168,35 +189,54 @@ class CudaGraphRunner:
         for to, source, (own, _) in zip(now.at["table"], at[::2], now.buffers):
             self._device.copy(to, source, own.nbytes)
 
-    def _launch(self, used: int) -> tuple[Outputs, Live]:
-        now, device = self._current, self._device
+    def _launch(self, used: int) -> tuple[Outputs | UnsampledStep, Live]:
+        now = self._current
         assert now is not None
-        device.enter()
-        for to, source, (_, own) in zip(now.at["where"], now.steps, now.buffers):
-            device.copy(to, source + used * own.nbytes, own.nbytes)
+        self._device.enter()
+        self._copy_steps(now, used)
         phase = 0 if not used else 1 + (used + 1) % 2
         if phase not in now.graphs:
-            now.graphs[phase] = self._graph(now, phase)
-        now.graphs[phase].launch()
+            now.graphs[phase] = self._graphs(now, phase)
+        now.graphs[phase][0].launch()
         live = now.tails[1 - used % 2]
         self._last = (self._last[0], live)
         self._busy, self._flushed = True, False
         self.steps += 1
-        return (now.tokens, *self._fetch(now)), live
+        return self._outputs(now, phase), live
+
+    def _copy_steps(self, now: CapturedStep, used: int) -> None:
+        for to, source, (_, own) in zip(now.at["where"], now.steps, now.buffers):
+            self._device.copy(to, source + used * own.nbytes, own.nbytes)
+
+    def _outputs(self, now: CapturedStep, phase: int) -> Outputs | UnsampledStep:
+        if now.before_mask is None:
+            return now.tokens, *self._fetch(now)
+
+        def sample(mask: np.ndarray) -> Outputs:
+            self._device.enter()
+            self._device.upload(now.at["mask"][0], mask)
+            now.graphs[phase][1].launch()
+            self._busy = True
+            return now.tokens, *self._fetch(now)
+
+        return UnsampledStep(sample)
 
     def _fetch(self, now: CapturedStep) -> list[Any]:
         """What the host reads. Reading the arrays themselves would move them away from where the kernels write."""
         return [self._device.fetch(at, *form) for at, form in zip(now.at["result"], now.results)]
 
-    def _graph(self, now: CapturedStep, phase: int) -> Any:
-        """The graph of a tail's first step, of those that write the first buffer, or of those that write the second."""
+    def _graphs(self, now: CapturedStep, phase: int) -> list[Any]:
+        """The graph of a tail's first step, of those that write the first buffer, or of those that write the second.
+        Where there is a mask, one up to its first reader and one of the rest."""
         one, other = now.at["read"], now.at["written"]
         read, written = [(now.at["zeros"], other), (other, one), (one, other)][phase]
         to = dict(zip(now.at["pools"], now.pools)) | dict(zip(one, read)) | dict(zip(other, written))
-        for name in ("tokens", "table", "where"):
+        for name in ("tokens", "table", "where", "mask"):
             to |= dict(zip(now.at[f"input {name}"], now.at[name]))
         moved = [[to.get(at, at) for at in addresses] for addresses in now.addresses]
-        return self._device.graph(list(zip(now.launches, moved)))
+        launches, n = list(zip(now.launches, moved)), now.before_mask
+        parts = [launches] if n is None else [launches[:n], launches[n:]]
+        return [self._device.graph(part) for part in parts]
 
     # A tail that begins
 
@@ -228,6 +268,7 @@ class CudaGraphRunner:
 
     def _run_and_capture(self, key, tokens, batch, index, pools, live):
         self.wait()
+        masked = "mask" in index[-1]
         tails = {i: tuple(mx.zeros(a.shape, a.dtype) for a in arrays) for i, arrays in live.items()}
         asked = self._model.kernels.num_tested
         with self._library.recording() as launches:
@@ -240,13 +281,18 @@ class CudaGraphRunner:
                 if str(reason) not in self._refused.values():
                     log.info(f"decode steps are launched kernel by kernel: {reason}")
                 self._refused[key] = str(reason)
-                return result, out
+                return self._run_compiled(tokens, batch, index, pools, live) if masked else (result, out)
             now = self._current = self._captured[key]
             launches.clear()  # they keep the pools alive
-            if self._begin(key, index, pools, now.tokens):  # the next step goes on from here
+            # The next step goes on from here; one with a mask was sampled without it and is sampled again.
+            if self._begin(key, index, pools, tokens if masked else now.tokens):
                 self._last = (self._last[0], out)
-                return (now.tokens, *self._fetch(now)), out
-        return result, out
+                if masked:
+                    self._copy_steps(now, 0)
+                    now.graphs[0] = self._graphs(now, 0)
+                    self._busy, self._flushed = True, False
+                return self._outputs(now, 0), out
+        return self._run_compiled(tokens, batch, index, pools, live) if masked else (result, out)
 
     def _store(self, key: tuple, known: CapturedStep) -> None:
         if known.nbytes > self.max_bytes:
@@ -257,7 +303,9 @@ class CudaGraphRunner:
 
     def _capture(self, launches, tokens, index, pools, live, tails, result, out) -> CapturedStep:
         buffers = [(mx.zeros_like(where["table"]), mx.zeros_like(where["where"])) for where in index]
-        mx.eval(buffers)
+        masks = [where["mask"] for where in index if "mask" in where]
+        own_masks = [mx.zeros_like(mask) for mask in masks]
+        mx.eval(buffers, masks, own_masks)
         outputs = [a for launch in launches for a in launch.outputs]
         fixed = {id(a) for a in self._model.constants()}
         used = {id(a): a for launch in launches for a in launch.inputs if id(a) in fixed}
@@ -265,6 +313,7 @@ class CudaGraphRunner:
             "input tokens": [tokens],
             "input table": [where["table"] for where in index],
             "input where": [where["where"] for where in index],
+            "input mask": masks,
             "pools": flatten(pools),
             "read": flatten(tails),
         }
@@ -275,6 +324,7 @@ class CudaGraphRunner:
             "zeros": flatten(live),
             "table": [table for table, _ in buffers],
             "where": [where for _, where in buffers],
+            "mask": own_masks,
             "constants": list(used.values()),
         }
         named = special | own
@@ -295,6 +345,7 @@ class CudaGraphRunner:
             buffers,
             {name: [at[id(a)] for a in arrays] for name, arrays in named.items()},
             sum(kept.values()),
+            next((i for i, launch in enumerate(launches) for a in launch.inputs for m in masks if a is m), None),
         )
 
 

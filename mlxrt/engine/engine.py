@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack, overload
 
@@ -15,6 +16,7 @@ from ..models import CausalLM
 from ..text import StopMatcher, Tokenizer
 from ..text.parsing import OutputParser
 from .answer_format import AnswerFormat
+from .answer_grammar import AnswerGrammars, Matcher
 from .answer_reader import PlainText, SegmentSource
 from .core import EngineCore, Source
 from .memory import Cost, activation_bytes
@@ -55,6 +57,10 @@ class Engine:
         if self._tokenizer is None:
             raise NoTokenizer(f"{self.source.name or 'this model'} came without a tokenizer: give and take tokens")
         return self._tokenizer
+
+    @cached_property
+    def _grammars(self) -> AnswerGrammars:
+        return AnswerGrammars(self.tokenizer, self.answer_format, self.vocab_size, self.source.eos)
 
     # Requests
 
@@ -114,10 +120,12 @@ class Engine:
         seed = draw_seed() if params.seed is None else params.seed
         reader = self._build_reader(request, prompt)
         budget = self._build_budget(request, reader)
+        grammar = self._build_grammar(request, prompt)
         with core.exclusive():
             core.check_open()
             self._check_fits(len(prompt))
             seq = core.add_request(request, prompt, stops, seed)
+            seq.grammar = grammar
             if budget is not None:
                 budget.update(seq)
             matcher = StopMatcher(params.stop) if params.stop else None
@@ -135,6 +143,11 @@ class Engine:
         closing = self.answer_format.closing_tokens(request)
         assert isinstance(reader, OutputParser)
         return ThinkingBudget(reader, request.thinking_budget, closing)
+
+    def _build_grammar(self, request: Request, prompt: tuple[int, ...]) -> Matcher | None:
+        if request.response_format is None and not request.tools:
+            return None
+        return self._grammars.build(request, prompt)
 
     def _check_fits(self, n: int) -> None:
         fits, own = self.core.kv_tokens, self.model.config.context

@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import mlx.core as mx
 
@@ -17,9 +18,10 @@ from ..cache.memory.slices import ArrayCache, bucket
 from ..kernels.cuda.graph import Driver
 from ..models import CausalLM
 from .batch import decode_batch, draw_batch, input_tokens, prefill_batch, step_of_tail
-from .cuda_graph import CudaGraphRunner
+from .cuda_graph import CudaGraphRunner, UnsampledStep
 from .logits import LogitsView
 from .sampler import (
+    GrammarMasks,
     Sampled,
     draw_row,
     greedy_tokens,
@@ -46,6 +48,7 @@ class InflightStep:
     slices: tuple[Slice, ...]  # those that sample
     sampled: Sampled | None
     prefill_tokens: int = 0
+    draw: "Callable[[GrammarMasks], Sampled] | None" = None  # sampling that waits for the tokens before: see `sample`
 
 
 @dataclass
@@ -94,6 +97,7 @@ class ModelRunner:
         self.compiled = compiled and all(g.spec.compiles for g in self.groups)
         self.decode_fn = mx.compile(self.decode_step) if self.compiled else self.decode_step
         self.sample_fn = mx.compile(self.sample_step) if self.compiled else self.sample_step
+        self.logits_fn = mx.compile(self.logits_step) if self.compiled else self.logits_step
         self.lm_head = mx.compile(model.logits) if self.compiled else model.logits
         self.graphs = self._open_graphs(graph_bytes) if self.compiled and graph_bytes != 0 else None
         self.waits = 0  # steps that had to wait for the device
@@ -109,7 +113,8 @@ class ModelRunner:
         except (OSError, RuntimeError) as error:
             log.warning(f"decode steps are launched kernel by kernel: CUDA's driver cannot be used ({error})")
             return None
-        return CudaGraphRunner(self.sample_step, self.sample_fn, self.model, gpu.library, device, max_bytes)
+        step, library = (self.sample_step, self.sample_fn), gpu.library
+        return CudaGraphRunner(*step, self.model, library, device, max_bytes, compiled_logits=self.logits_fn)
 
     @property
     def live(self) -> dict[int, tuple] | tuple[()]:
@@ -117,13 +122,17 @@ class ModelRunner:
         return self.tail.live if self.tail else ()
 
     def launch(self, step: Step) -> InflightStep:
-        if self._samples_inside(step):
+        """Launch a step. One with rows under a grammar is only sampled by `sample`."""
+        inside = self._samples_inside(step)
+        if any(s.samples and s.seq.grammar is not None for s in step.slices):
+            return self._launch_unsampled(step, inside)
+        if inside:
             seqs = [s.seq for s in step.slices]
             tokens, result, *logprobs = self.run(step, self.sample_fn)
             sampled = Sampled(tokens, result, tuple(seq.id for seq in seqs), {})
             if logprobs:
                 sampled = replace(sampled, logprobs=logprobs[0], counts=logprob_counts(seqs))
-            return self._submit(step, step.slices, sampled)
+            return self._submit(step.prefill_tokens, step.slices, sampled)
         hidden = self.hidden(step)
         ends = [i for i, s in enumerate(step.slices) if s.samples]
         if not ends:
@@ -136,7 +145,40 @@ class ModelRunner:
         late = [self._read_pending(seq) if is_penalised(seq) else () for seq in seqs] if self.graphs else None
         with LogitsView(self.lm_head(rows), seqs) as view:
             sampled = sample(view, self.model.kernels, late)
-        return self._submit(step, slices, sampled)
+        return self._submit(step.prefill_tokens, slices, sampled)
+
+    def _launch_unsampled(self, step: Step, inside: bool) -> InflightStep:
+        """The model's part of a step whose rows have a grammar."""
+        slices = tuple(s for s in step.slices if s.samples)
+        seqs = [s.seq for s in slices]
+        if inside and self.graphs is not None:
+            result = self.run(step, self.logits_fn)
+            if isinstance(result, UnsampledStep):
+                return InflightStep(slices, None, step.prefill_tokens, lambda masks: self._draw(result, seqs, masks))
+            logits = result[0][: len(seqs)]
+        else:
+            ends = [i for i, s in enumerate(step.slices) if s.samples]
+            hidden = self.hidden(step)
+            logits = self.lm_head(hidden if len(ends) == hidden.shape[0] else hidden[mx.array(ends)])
+        mx.async_eval(logits, self.live)
+
+        def draw(masks: GrammarMasks) -> Sampled:
+            with LogitsView(logits, seqs) as view:
+                return sample(view, self.model.kernels, [()] * len(seqs), masks)
+
+        return InflightStep(slices, None, step.prefill_tokens, draw)
+
+    def sample(self, launched: InflightStep) -> InflightStep:
+        """Sample a step whose rows have a grammar, now that all tokens before it are known. The model's part of it
+        runs while those are read and the masks are made."""
+        assert launched.draw is not None
+        masks = GrammarMasks.fill([s.seq for s in launched.slices], self.model.config.vocab_size)
+        return self._submit(launched.prefill_tokens, launched.slices, launched.draw(masks))
+
+    def _draw(self, unsampled: UnsampledStep, seqs: list[Sequence], masks: GrammarMasks) -> Sampled:
+        tokens, result, *logprobs = unsampled.sample(masks.of_batch(bucket(len(seqs))))
+        sampled = Sampled(tokens, result, tuple(seq.id for seq in seqs), masks.errors)
+        return replace(sampled, logprobs=logprobs[0], counts=logprob_counts(seqs)) if logprobs else sampled
 
     def _samples_inside(self, step: Step) -> bool:
         """Whether sampling is part of the decode step. On the CPU only argmax is: drawn rows are told apart."""
@@ -148,13 +190,13 @@ class ModelRunner:
         rows = [(s, s.requests.index(seq.id)) for s in self._sampled if seq.id in s.requests]
         return [sampled.host[i] for sampled, i in rows[len(rows) - len(seq.pending) : len(rows) - but]]
 
-    def _submit(self, step: Step, slices: tuple[Slice, ...], sampled: Sampled) -> InflightStep:
+    def _submit(self, prefill_tokens: int, slices: tuple[Slice, ...], sampled: Sampled) -> InflightStep:
         for i, s in enumerate(slices):
             s.seq.pending.append((sampled.tokens, i))
         self._sampled.append(sampled)
         live = self.tail.live if self.tail else ()
         mx.async_eval(sampled.arrays, live)  # one call: each ends a batch of launches
-        return InflightStep(slices, sampled, step.prefill_tokens)
+        return InflightStep(slices, sampled, prefill_tokens)
 
     def hidden(self, step: Step, every: bool = False) -> mx.array:
         """The last hidden state of every row, or of `every` token."""
@@ -162,7 +204,7 @@ class ModelRunner:
             return self.run(step, self.decode_fn)[0][: len(step.slices)]
         return self.run(step, None, every)[0]
 
-    def run(self, step: Step, decode_fn: DecodeFn | None, every: bool = False) -> tuple[mx.array, ...]:
+    def run(self, step: Step, decode_fn: DecodeFn | None, every: bool = False) -> Any:
         """What `decode_fn` returns for every row; without it, the hidden states of a step of any kind."""
         rows = tuple(s.seq.id for s in step.slices)
         pending = self.pools.pending
@@ -200,6 +242,11 @@ class ModelRunner:
         outputs, recent = run_draw_step(logits, tokens, index[-1], recent, kernels)
         return outputs, after if recent is None else after | {RECENT: (recent,)}
 
+    def logits_step(self, tokens, batch, index, pools, live):
+        """The same up to the logits."""
+        (hidden,), live = self.decode_step(tokens, batch, index[: len(self.groups)], pools, live)
+        return (self.model.logits(hidden),), live
+
     def _run_prefill(self, step, tokens, every):
         """Rows of any length, packed. Writes the pools, so nothing else may be reading them."""
         self.synchronize()
@@ -222,14 +269,16 @@ class ModelRunner:
         width = bucket(len(rows))
         t.batch, t.index = decode_batch(step, self.groups, t.start, t.used, width, self.compiled, self.arrays)
         seqs = [s.seq for s in step.slices]
-        if decode_fn is self.sample_fn and not all(map(is_greedy_alone, seqs)):
+        masked = decode_fn is self.logits_fn
+        if masked or (decode_fn is self.sample_fn and not all(map(is_greedy_alone, seqs))):
             if t.draws is None:
                 assert t.used == 0, "a row's sampling does not change inside a tail"
                 # The newest token is the step's input: with one step in flight nothing is waited for.
                 late = [self._read_pending(seq, but=1) if is_penalised(seq) else () for seq in seqs]
                 vocab = self.model.config.vocab_size
                 rows = [draw_row(seq, vocab, own, min(len(seq.pending), 1)) for seq, own in zip(seqs, late)]
-                t.draws = draw_batch(rows, width, any(map(is_penalised, seqs)), max(logprob_counts(seqs)))
+                history, masks = any(map(is_penalised, seqs)), vocab if masked else 0
+                t.draws = draw_batch(rows, width, history, max(logprob_counts(seqs)), masks)
             t.index.append(step_of_tail(t.draws, t.used))
         self.tail = t  # only now: a stale block raises above and must not leave half a tail
         pools = self.pools.arrays
@@ -241,7 +290,7 @@ class ModelRunner:
             if t.draws is not None and t.draws["variant"][0]:
                 t.live[RECENT] = (self.arrays.zeros((width, TAIL), mx.uint32),)
         inputs = tokens, t.batch, t.index, pools, t.live
-        graphs = self.graphs if decode_fn is self.sample_fn else None
+        graphs = self.graphs if masked or decode_fn is self.sample_fn else None
         with self.model.kernels.capturing(graphs is not None):
             outputs, t.live = decode_fn(*inputs) if graphs is None else graphs(t.used, *inputs)
         t.used, t.checkpoint = t.used + 1, step.checkpoint

@@ -38,7 +38,7 @@ class GenerateOptions(TypedDict, total=False):
     logprobs: int
     ignore_eos: bool
     tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None
-    tool_choice: str
+    tool_choice: str | Mapping[str, Any]
     template_options: Mapping[str, Any]
     thinking: str
     thinking_budget: int | None
@@ -46,6 +46,7 @@ class GenerateOptions(TypedDict, total=False):
     on_logits: Callable[[Any], None] | None
     priority: int
     deadline_s: float | None
+    response_format: Mapping[str, Any] | None
 
 
 class EngineOptions(TypedDict, total=False):

@@ -87,7 +87,9 @@ class RequestState:
         if reader is None:
             self._deliver_segments([], token, logprobs, ending)
             return False
-        segments = match_stops(reader.push(token, ending is Finish.STOP), self.matcher, last=False)
+        segments = match_stops(
+            reader.push(token, ending is Finish.STOP and token in self.seq.stops), self.matcher, last=False
+        )
         matched = self.matcher is not None and self.matcher.matched
         if ending or matched:
             segments += match_stops(reader.finish(), self.matcher, last=True)

@@ -9,9 +9,10 @@ from typing import Any
 
 from ..errors import BadRequest
 from ..text.parsing.segments import ToolCall
+from ..text.response_format import ResponseFormat
 from ..text.thinking import merge_thinking
 
-TOOL_CHOICES = ("auto", "none")
+TOOL_CHOICES = ("auto", "none", "required")
 Logprobs = tuple[tuple[int, float], ...]  # (token, log probability), the chosen token first
 
 
@@ -83,7 +84,7 @@ class Request:
     messages: tuple[dict, ...] | None = None
     params: SamplingParams = SamplingParams()
     tools: tuple[Any, ...] | None = None  # OpenAI's form, or Python functions
-    tool_choice: str = "auto"  # or "none": the tools are not offered
+    tool_choice: str | Mapping[str, Any] = "auto"  # or "none" (not offered), "required", a tool's name
     template_options: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
     thinking: str = "auto"  # or "on", "off"
     thinking_budget: int | None = None  # tokens of reasoning, then it is ended
@@ -91,9 +92,12 @@ class Request:
     on_logits: Callable[[Any], None] | None = None  # gets the row of the step's LogitsView before sampling
     priority: int = 0  # higher goes first; waiting makes up for it (see docs/serving.md)
     deadline_s: float | None = None  # seconds from submission; then it ends with what it has
+    response_format: Any = None  # the form of the answer: see text/response_format.py
 
     def __post_init__(self):
         check("priority", self.priority, int, -1000, 1000, "a whole number in -1000..1000")
+        if self.response_format is not None:
+            object.__setattr__(self, "response_format", ResponseFormat.parse(self.response_format))
         if self.deadline_s is not None:
             check("deadline_s", self.deadline_s, float, math.ulp(0.0), 1e9, "seconds > 0")
         given = [n for n in ("prompt", "tokens", "messages") if getattr(self, n) is not None]
@@ -110,8 +114,7 @@ class Request:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.tools is not None:
             object.__setattr__(self, "tools", tuple(self.tools))
-        if self.tool_choice not in TOOL_CHOICES:
-            raise BadRequest(f"tool_choice must be {' or '.join(TOOL_CHOICES)}, not {self.tool_choice!r:.40}")
+        self._check_tool_choice()
         if not isinstance(self.template_options, Mapping):
             raise BadRequest(f"template_options must be a dict, not {type(self.template_options).__name__}")
         if self.thinking_budget is not None:
@@ -123,6 +126,18 @@ class Request:
             raise BadRequest("tools, thinking and template_options go through the chat template: give messages")
         if self.thinking == "off" and self.thinking_budget:
             raise BadRequest(f"thinking is off and thinking_budget is {self.thinking_budget}; give one of the two")
+
+    def _check_tool_choice(self) -> None:
+        choice: Any = self.tool_choice
+        if isinstance(choice, Mapping):  # as OpenAI writes it
+            function = choice.get("function")
+            choice = function.get("name") if isinstance(function, Mapping) else choice.get("name")
+        if not isinstance(choice, str) or not choice:
+            known = f"{', '.join(TOOL_CHOICES)} or a tool's name"
+            raise BadRequest(f"tool_choice must be {known}, not {self.tool_choice!r:.40}")
+        object.__setattr__(self, "tool_choice", choice)
+        if choice not in ("auto", "none") and not self.tools:
+            raise BadRequest(f"tool_choice is {choice!r:.40} and there are no tools")
 
     @classmethod
     def of(cls, x, **options) -> "Request":

@@ -2,7 +2,7 @@
 
 In this order, each step for the rows that ask for it:
  1. repetition penalty (prompt and output), frequency and presence penalty (output only)
- 2. logit bias, suppressed tokens
+ 2. logit bias, suppressed tokens, the mask of the request's grammar
  3. the request's on_logits callback
  4. greedy rows (temperature 0): the largest logit, the lowest id among equals. The others:
  5. temperature, top-k, top-p, min-p, one draw
@@ -20,8 +20,9 @@ from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
-from ..errors import BadLogits, BadRequest
+from ..errors import BadLogits, BadRequest, GrammarFailed
 from ..kernels import PLAIN, DrawPlan, DrawRow, Kernels, argmax, draw, pack_rows, top_logprobs
 from .logits import LogitsRow, LogitsView, rank_tokens
 from .request import Logprobs, SamplingParams, keep_error
@@ -105,7 +106,44 @@ class Sampled:
         return found
 
 
-def sample(view: LogitsView, kernels: Kernels = PLAIN, late: Rows[Rows[int]] | None = None) -> Sampled:
+@dataclass(frozen=True)
+class GrammarMasks:
+    """Which tokens the rows with a grammar may get next: a bit for each of the vocabulary."""
+
+    rows: list[int]
+    bits: np.ndarray  # uint32 [rows, V / 32]
+    errors: dict[int, Exception]  # row -> why its grammar cannot tell
+
+    @classmethod
+    def fill(cls, seqs: Rows[Sequence], vocab: int) -> "GrammarMasks":
+        rows = [i for i, seq in enumerate(seqs) if seq.grammar is not None]
+        bits = np.full((len(rows), -(-vocab // 32)), 2**32 - 1, np.uint32)
+        errors: dict[int, Exception] = {}
+        for g, i in enumerate(rows):
+            if seqs[i].finish is None:
+                try:
+                    seqs[i].grammar.fill_mask(bits[g])
+                except GrammarFailed as error:
+                    errors[i] = error
+        return cls(rows, bits, errors)
+
+    def of(self, group: list[int]) -> mx.array:
+        """Those of rows that all have one."""
+        return mx.array(self.bits[[self.rows.index(i) for i in group]])
+
+    def of_batch(self, width: int) -> np.ndarray:
+        """Those of all rows: the others may get any token."""
+        bits = np.full((width, self.bits.shape[1]), 2**32 - 1, np.uint32)
+        bits[self.rows] = self.bits
+        return bits
+
+
+NO_MASKS = GrammarMasks([], np.zeros((0, 0), np.uint32), {})
+
+
+def sample(
+    view: LogitsView, kernels: Kernels = PLAIN, late: Rows[Rows[int]] | None = None, masks: GrammarMasks = NO_MASKS
+) -> Sampled:
     """One token per row of the view. `late`: what each row got and its sequence does not know yet, if it was read."""
     seqs, ids, counts = view.rows, tuple(seq.id for seq in view.rows), logprob_counts(view.rows)
     if not seqs:  # a step in which no sequence reached its end
@@ -114,10 +152,12 @@ def sample(view: LogitsView, kernels: Kernels = PLAIN, late: Rows[Rows[int]] | N
         draw_row(seq, view.vocab, (), len(seq.pending)) if late is None else draw_row(seq, view.vocab, late[i], 0)
         for i, seq in enumerate(seqs)
     ]
-    groups: dict[bool | None, list[int]] = {}  # rows that need the same work
+    groups: dict[tuple[bool, bool] | None, list[int]] = {}  # rows that need the same work
     for i, seq in enumerate(seqs):
-        plain = is_greedy(seq) and not has_callback(seq)
-        groups.setdefault(None if plain else DrawPlan.of(rows[i : i + 1], view.vocab).sorts, []).append(i)
+        masked = i in masks.rows
+        plain = is_greedy(seq) and not has_callback(seq) and not masked
+        sorts = DrawPlan.of(rows[i : i + 1], view.vocab).sorts
+        groups.setdefault(None if plain else (sorts, masked), []).append(i)
     done = []
     for kind, group in groups.items():
         x = take(view.given, group)
@@ -125,8 +165,9 @@ def sample(view: LogitsView, kernels: Kernels = PLAIN, late: Rows[Rows[int]] | N
             done.append(greedy_tokens(x, kernels)[1])
         else:
             own, these = [rows[i] for i in group], [seqs[i] for i in group]
-            status, adjusted = run_draw(x, own, these, kernels, late is None)
-            if any(changes_logits(seq) for seq in these):
+            mask = masks.of(group) if kind[1] else None
+            status, adjusted = run_draw(x, own, these, kernels, late is None, mask)
+            if mask is not None or any(changes_logits(seq) for seq in these):
                 view.replace(group, adjusted)
             done.append(status)
     status = restore_order(done, list(groups.values()))
@@ -136,7 +177,7 @@ def sample(view: LogitsView, kernels: Kernels = PLAIN, late: Rows[Rows[int]] | N
         again, _ = run_draw(take(view.logits, called), edited, [seqs[i] for i in called], kernels, False)
         others = [i for i in range(len(seqs)) if i not in called]
         status = restore_order([again, take(status, others)], [called, others]) if others else again
-    return Sampled(status[:, 0], *with_logprobs(view.given, status, ids, errors, counts, kernels))
+    return Sampled(status[:, 0], *with_logprobs(view.given, status, ids, masks.errors | errors, counts, kernels))
 
 
 def take(x: mx.array, indices: list[int]) -> mx.array:
@@ -189,7 +230,7 @@ def draw_row(seq: Sequence, vocab: int, late: Rows[int], recent: int) -> DrawRow
 
 
 def run_draw(
-    x, rows: list[DrawRow], seqs: Rows[Sequence], kernels: Kernels, pending: bool
+    x, rows: list[DrawRow], seqs: Rows[Sequence], kernels: Kernels, pending: bool, mask: mx.array | None = None
 ) -> tuple[mx.array, mx.array]:
     """Status [R, 2] and adjusted logits; `pending`: the sequences' newest tokens are still on the device."""
     arguments = {
@@ -200,16 +241,20 @@ def run_draw(
     }
     if pending and any(row.recent for row in rows):
         arguments |= gather_pending(rows, seqs)
+    if mask is not None:
+        arguments["mask"] = mask
     _, status, adjusted, *_ = kernels.run(draw, **arguments)
     return status, adjusted
 
 
 def run_draw_step(x, tokens, draws: dict, recent, kernels: Kernels) -> tuple[tuple[mx.array, ...], mx.array | None]:
     """A decode step's tokens and what the host reads of them, and `recent` with `tokens`: all by arrays."""
-    history, top = draws["variant"]
+    history, top, _ = draws["variant"]
     arguments = {"x": x, "rows": draws["table"], "offset": draws["where"]}
     if history:
         arguments |= {"tokens": tokens, "recent": recent}
+    if "mask" in draws:
+        arguments["mask"] = draws["mask"]
     chosen, status, _, *after = kernels.run(draw, **arguments)
     outputs = (chosen, status) if not top else (chosen, *kernels.run(top_logprobs, x=x, status=status, n=top))
     return outputs, after[0] if after else None

@@ -101,14 +101,15 @@ class Scheduler:
         """Sequences whose deadline has passed, for the caller to finish."""
         return self.deadlines.pop_expired(self.clock())
 
-    def commit(self, s: Slice, token: int) -> bool:
-        """A sampled token has arrived. False when its sequence was finished while the step was running."""
+    def commit(self, s: Slice, token: int, complete: bool = False) -> bool:
+        """A sampled token has arrived; `complete`: nothing may follow it. False when its sequence was finished while
+        the step was running."""
         seq = s.seq
         if seq.finish:
             return False
         seq.pending.pop(0)
         seq.tokens.append(token)
-        if token in seq.stops:
+        if complete or token in seq.stops:
             self.finish(seq, Finish.STOP)
         elif len(seq.tokens) - len(seq.prompt) >= seq.params.max_tokens or len(seq.tokens) >= self.limits.length:
             self.finish(seq, Finish.LENGTH)

@@ -37,6 +37,7 @@ class Sequence:
     followed: bool = False  # has waited for a prefix that another sequence computed
     forced: list[int] = field(default_factory=list)  # tokens that come instead of the next sampled ones
     max_pending: int | None = None  # tokens that may be sampled before it is known whether one is forced
+    grammar: Any = None  # text.grammar.GrammarMatcher of its response_format, up to the newest known token
     paused: bool = False  # its reader lags behind: no more tokens for now
 
     def __post_init__(self):

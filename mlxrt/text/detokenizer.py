@@ -26,6 +26,10 @@ class Stage(ABC):
         """What was held back; most stages hold nothing."""
         return []
 
+    def convert(self, piece: str) -> str | bytes:
+        """What one piece becomes in the middle of a text; bytes are final, they may be part of a character."""
+        return piece
+
 
 class PerToken(Stage):
     """Maps every token by itself."""
@@ -35,6 +39,9 @@ class PerToken(Stage):
 
     def push(self, pieces: Pieces) -> Pieces:
         return [self.change(p) for p in pieces]
+
+    def convert(self, piece: str) -> str | bytes:
+        return self.change(piece)
 
 
 class FirstToken(Stage):
@@ -49,6 +56,9 @@ class FirstToken(Stage):
             out.append(self.later(piece) if self.started else self.first(piece))
             self.started = True
         return out
+
+    def convert(self, piece: str) -> str | bytes:
+        return self.later(piece)
 
 
 class LastToken(Stage):
@@ -67,6 +77,9 @@ class LastToken(Stage):
         rest, self.waiting = self.waiting, []
         return [self.last(p) for p in rest]
 
+    def convert(self, piece: str) -> str | bytes:
+        return self.inner(piece)
+
 
 class Utf8(Stage):
     """Bytes to characters; invalid sequences become U+FFFD."""
@@ -79,6 +92,9 @@ class Utf8(Stage):
 
     def finish(self) -> Pieces:
         return [self.decoder.decode(b"", final=True)]
+
+    def convert(self, piece: str) -> str | bytes:
+        return self.to_bytes(piece)
 
 
 class ByteFallback(Stage):
@@ -107,6 +123,9 @@ class ByteFallback(Stage):
         except UnicodeDecodeError:
             return ["\ufffd"] * len(run)
 
+    def convert(self, piece: str) -> str | bytes:
+        return bytes([int(piece[3:5], 16)]) if self.BYTE.fullmatch(piece) else piece
+
 
 class Replace(Stage):
     """str.replace over the full text, across the borders of pieces."""
@@ -123,6 +142,9 @@ class Replace(Stage):
     def finish(self) -> Pieces:
         rest, self.held = self.held, ""
         return [rest]
+
+    def convert(self, piece: str) -> str | bytes:
+        return piece.replace(self.old, self.new)
 
 
 class Strip(Stage):

@@ -22,6 +22,7 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary):
         self._vocabulary = vocabulary
         self.chat_format = ChatFormat(vocabulary)
+        self._stages = vocabulary.stages()
         self.eos_ids: frozenset[int] = vocabulary.eos_ids
         self.bos_id: int | None = vocabulary.bos
         self.vocab_size: int = vocabulary.size
@@ -51,6 +52,23 @@ class Tokenizer:
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         stream = self.detokenizer(skip_special=skip_special)
         return "".join([*map(stream.push, tokens), stream.finish()])
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return self._vocabulary.special_ids
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token adds to the middle of a text; nothing for an id without a token."""
+        piece: str | bytes | None = self._vocabulary.piece(token)
+        for stage in self._stages:
+            if isinstance(piece, str):
+                piece = stage.convert(piece)
+        return piece.encode() if isinstance(piece, str) else piece or b""
+
+    @cached_property
+    def blank_ids(self) -> tuple[int, ...]:
+        """The tokens that are one or two new lines."""
+        return tuple(t for t in range(self.vocab_size) if self.token_bytes(t) in (b"\n", b"\n\n"))
 
     def detokenizer(self, *, skip_special: bool = True, prompt: Sequence[int] = ()) -> Detokenizer:
         """A stream of text; after a `prompt`, of what is added to its text."""

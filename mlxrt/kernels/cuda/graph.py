@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from .nvrtc import Launch, Library, cuda_source
 
@@ -35,6 +36,7 @@ class Driver:
         self._functions: dict[str, ctypes.c_void_p] = {}
         self._asks = library.find(asking(), "mlxrt_addresses")
         self._idle: list[Slot] = []
+        self._staging: Slot | None = None
 
     def __call__(self, name: str, *arguments: Any) -> None:
         if code := getattr(self._cuda, name)(*arguments):
@@ -87,6 +89,19 @@ class Driver:
         pointers = ctypes.c_uint64(to), ctypes.c_uint64(source)
         self("cuMemcpyDtoDAsync_v2", *pointers, ctypes.c_size_t(nbytes), self.stream)
 
+    def upload(self, to: int, numbers: np.ndarray) -> None:
+        """From the host. What was uploaded before must have been used: there is one staging buffer."""
+        if self._staging is None or self._staging.size < numbers.nbytes:
+            self._staging = Slot(self, numbers.nbytes)
+        ctypes.memmove(self._staging.host, numbers.ctypes.data, numbers.nbytes)
+        self(
+            "cuMemcpyHtoDAsync_v2",
+            ctypes.c_uint64(to),
+            self._staging.host,
+            ctypes.c_size_t(numbers.nbytes),
+            self.stream,
+        )
+
     def fetch(self, address: int, shape: tuple[int, ...], dtype: mx.Dtype) -> "Fetched":
         """Rows of uint32 or float32 numbers, as they will be when what was launched before is done."""
         nbytes = 4 * shape[0] * shape[1]
@@ -108,10 +123,11 @@ class Driver:
     def close(self) -> None:
         """When nothing is running any more."""
         self.wait()
-        for slot in self._idle:
+        for slot in (*self._idle, *([self._staging] if self._staging else ())):
             self("cuMemFreeHost", slot.host)
             self("cuEventDestroy_v2", slot.event)
         self._idle.clear()
+        self._staging = None
         self("cuStreamDestroy_v2", self.stream)
 
 

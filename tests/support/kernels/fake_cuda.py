@@ -70,6 +70,10 @@ class Bench:
     def copy(self, to: int, source: int, nbytes: int) -> None:
         self._queue.append(lambda: ctypes.memmove(to, source, nbytes))
 
+    def upload(self, to: int, numbers: np.ndarray) -> None:
+        self._staging = numbers.copy()  # one buffer: what a second upload overwrites was not to be used any more
+        self._queue.append(lambda: ctypes.memmove(to, self._staging.ctypes.data, self._staging.nbytes))
+
     def fetch(self, address: int, shape: tuple[int, ...], dtype: mx.Dtype) -> "Fetched":
         out = Fetched(self, shape, np.uint32 if dtype == mx.uint32 else np.float32)
         self._queue.append(lambda: ctypes.memmove(out.numbers.ctypes.data, address, out.numbers.nbytes))

@@ -1,0 +1,216 @@
+"""Structured output: response formats compiled to matchers that say which tokens may come next.
+
+llguidance does the parsing. It is given our own vocabulary (the bytes of every token), so that all tokenizer formats
+work and no file is read twice. Building its tokenizer takes a second or more: it happens on first use, once per model.
+"""
+
+import json
+import logging
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as Late
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import BadRequest, GrammarFailed
+from .response_format import ResponseFormat
+from .tokenizer import Tokenizer
+from .tool_grammar import WHITE_SPACE
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+log = logging.getLogger("mlxrt")
+
+COMPILE_SECONDS = 10.0
+CACHED = 64  # compiled formats kept
+META = frozenset("\\.+*?()|[]{}^$#&-~/")  # what a regex gives a meaning
+
+
+def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
+    """What every token adds to a text."""
+    return [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+
+
+class TokenizerView:
+    """The tokenizer as llguidance's TokenizerWrapper wants it."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: frozenset[int]):
+        self._tokenizer = tokenizer
+        self.tokens = token_bytes(tokenizer)
+        self.special_token_ids = sorted(tokenizer.special_ids | stops)
+        self.bos_token_id = tokenizer.bos_id
+        self.eos_token_id = min(stops) if stops else None
+        # Text in the middle of an answer: after a character, which vocabularies that mark word starts need.
+        self._lead = tokenizer.encode("x", special=False)
+
+    def __call__(self, text: str) -> list[int]:
+        ids = self._tokenizer.encode("x" + text, special=False)
+        return ids[len(self._lead) :] if ids[: len(self._lead)] == self._lead else ids
+
+
+class GrammarMatcher:
+    """Where one answer stands in its format."""
+
+    def __init__(self, matcher: "LLMatcher"):
+        self._matcher = matcher
+
+    def copy(self) -> "GrammarMatcher":
+        return GrammarMatcher(self._matcher.deep_copy())
+
+    def fill_mask(self, row: np.ndarray) -> None:
+        """One bit per token of the vocabulary that may come next, into uint32s."""
+        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        self._check()  # past its limits llguidance allows nothing but the end, which would be half an answer
+
+    def advance(self, token: int) -> bool:
+        """A token was chosen. True where the answer is complete and nothing can follow."""
+        self._matcher.consume_token(token)
+        self._check()
+        return self._matcher.is_stopped()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarFailed(
+                f"the answer cannot be held to its response_format any more: {self._matcher.get_error()}"
+            )
+
+
+class GatedMatcher:
+    """A matcher that holds from a marker on: after the reasoning, or inside tool calls.
+
+    `opener`: the answer may begin with this token, and is free up to the marker then; otherwise it is held at once.
+    `repeats`: what is complete may be followed by anything, and by the marker again.
+    """
+
+    def __init__(
+        self,
+        matcher: GrammarMatcher,
+        tokenizer: Tokenizer,
+        marker: str,
+        opener: int | None = None,
+        repeats: bool = False,
+    ):
+        self._matcher, self._fresh = matcher, matcher.copy() if repeats else None
+        self._tokenizer, self._marker, self._opener = tokenizer, marker.encode(), opener
+        self._blank = () if repeats else tokenizer.blank_ids  # models write an empty line after their reasoning
+        self._state = "free" if opener is None else "first"
+        self._seen = b""
+
+    def fill_mask(self, row: np.ndarray) -> None:
+        if self._state == "free":
+            return
+        self._matcher.fill_mask(row)
+        first = () if self._opener is None else (self._opener,)
+        for token in {"first": first, "after": self._blank}.get(self._state, ()):
+            row[token // 32] |= np.uint32(1 << token % 32)
+
+    def advance(self, token: int) -> bool:
+        if self._state == "first" and token == self._opener:
+            self._state = "free"
+            return False
+        if self._state == "free":
+            self._seen = (self._seen + self._tokenizer.token_bytes(token))[-4 * len(self._marker) - 64 :]
+            if self._marker in self._seen:
+                self._state, self._seen = "after", b""
+            return False
+        if self._state == "after" and token in self._blank:
+            self._seen += self._tokenizer.token_bytes(token)
+            self._state = "after" if len(self._seen) < 2 else "held"
+            return False
+        self._state = "held"
+        if not self._matcher.advance(token):
+            return False
+        if self._fresh is None:
+            return True
+        self._matcher, self._state = self._fresh.copy(), "free"
+        return False
+
+
+class GrammarCompiler:
+    """Compiles response formats for one vocabulary, each once; threads may share one."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, stops: frozenset[int]):
+        self._source, self._vocab_size, self._stops = tokenizer, vocab_size, stops
+        self._lock = threading.Lock()
+        self._compiled: OrderedDict[ResponseFormat, LLMatcher] = OrderedDict()
+        self._worker: ThreadPoolExecutor | None = None
+        self._tokenizer: Future[LLTokenizer] | None = None
+
+    def matcher(self, wanted: ResponseFormat) -> GrammarMatcher:
+        """A matcher for one answer. BadRequest where the format cannot be enforced."""
+        with self._lock:
+            found = self._compiled.get(wanted)
+            if found is not None:
+                self._compiled.move_to_end(wanted)
+                return GrammarMatcher(found.deep_copy())
+            if self._worker is None:
+                self._worker = ThreadPoolExecutor(1, "mlxrt-grammar")
+                self._tokenizer = self._worker.submit(self._build_tokenizer)
+            assert self._tokenizer is not None
+            tokenizer, worker = self._tokenizer, self._worker
+        made = worker.submit(lambda: compile_format(wanted, tokenizer.result()))
+        tokenizer.result()
+        try:
+            matcher = made.result(COMPILE_SECONDS)
+        except Late:
+            made.cancel()
+            raise BadRequest(
+                f"response_format was not compiled within {COMPILE_SECONDS:g} s; make it smaller or flatter"
+            ) from None
+        with self._lock:
+            self._compiled[wanted] = matcher
+            while len(self._compiled) > CACHED:
+                self._compiled.popitem(last=False)
+            return GrammarMatcher(matcher.deep_copy())
+
+    def _build_tokenizer(self) -> "LLTokenizer":
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        view = TokenizerView(self._source, self._stops)
+        return LLTokenizer(TokenizerWrapper(view), n_vocab=self._vocab_size, eos_token=sorted(self._stops) or None)
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.shutdown(wait=False, cancel_futures=True)
+
+
+def compile_format(wanted: ResponseFormat, tokenizer: "LLTokenizer") -> "LLMatcher":
+    from llguidance import LLMatcher
+
+    try:
+        matcher = LLMatcher(tokenizer, write_grammar(wanted), log_level=0)
+    except ValueError as error:
+        raise BadRequest(f"response_format of type {wanted.kind}: {first_line(error)}") from None
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # a grammar that no text fits fails here, not in the middle of an answer
+    if matcher.is_error():
+        raise BadRequest(f"response_format of type {wanted.kind}: {first_line(matcher.get_error())}")
+    return matcher
+
+
+def write_grammar(wanted: ResponseFormat) -> str:
+    """The format in llguidance's language."""
+    from llguidance import LLMatcher, gbnf_to_lark
+
+    text = wanted.text
+    overrides: Any = {"whitespace_pattern": WHITE_SPACE}
+    if wanted.kind == "json_object":
+        return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=overrides)
+    if wanted.kind == "json_schema":
+        return LLMatcher.grammar_from_json_schema(text, overrides=overrides)
+    if wanted.kind == "choice":
+        return LLMatcher.grammar_from_regex("|".join(map(escape, json.loads(text))))
+    if wanted.kind == "regex":
+        return LLMatcher.grammar_from_regex(text)
+    return LLMatcher.grammar_from_lark(gbnf_to_lark.gbnf_to_lark(text) if "::=" in text else text)
+
+
+def escape(text: str) -> str:
+    return "".join(f"\\{c}" if c in META else c for c in text)
+
+
+def first_line(error: object) -> str:
+    return " ".join(str(error).split())[:300]
