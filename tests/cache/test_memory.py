@@ -74,7 +74,7 @@ def test_steps_wait_only_to_write_the_pool():
 
 
 def test_layers_that_share_memory_have_none():
-    engine = Engine(make("wfs"))
+    engine = Engine(make("wfsw"))
     assert engine.core.runner.kv_layer == [0, 1, 1, 3] and len(engine.core.pools.arrays) == 3
 
 

@@ -9,7 +9,7 @@ from mlxrt.kernels import OPS, QuantizedMatrix, make_gpu
 from mlxrt.kernels.constant_buffer import ALIGNMENT, TYPE_NAMES, pack_arrays
 from mlxrt.kernels.selftest import check_case, compute_reference
 
-from ..support.kernels.cases import all_cases
+from ..support.kernels.cases import EVERYTHING, all_cases
 from ..support.metal_sim import Simulator
 
 CONSTANT = (
@@ -101,14 +101,15 @@ def pack_constants(case, gpu):
     return dataclasses.replace(case, arrays=arrays, options=options)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"] if EVERYTHING else ["bfloat16"])
 @pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.launch and name not in AT_MOST_ONE])
 def test_ops_read_bundles_as_they_read_arrays(name, dtype):
-    op, tried = OPS[name], 0
-    cases = all_cases(op, dtype, wide=False)[:6]
-    for case in cases:
-        if len(constants(case)) < 2:
-            continue
+    """`make test`: one case in bfloat16, `make test-kernels` several in both."""
+    op = OPS[name]
+    cases = all_cases(op, dtype, wide=False)
+    several = [case for case in cases[:6] if len(constants(case)) > 1]
+    assert several or not cases
+    for case in several if EVERYTHING else several[:1]:
         sim = Counting()
         gpu = make_gpu("metal", sim.metal_kernel)
         plain = check_case(op, case, gpu, compute_reference(op, case))
@@ -117,8 +118,6 @@ def test_ops_read_bundles_as_they_read_arrays(name, dtype):
         assert plain.within(op.tolerance[dtype]) and together.error == plain.error, together.message
         assert sum(sim.inputs) < sum(separate)
         assert not sim.errors()
-        tried += 1
-    assert tried or not cases
 
 
 def test_a_matrix_in_a_bundle_is_one_input():

@@ -3,20 +3,16 @@
 `make test` takes one case per op and dtype, `make test-kernels` (MLXRT_KERNEL_CASES=all) every case in every dtype.
 """
 
-import os
-
 import mlx.core as mx
 import pytest
 
 from mlxrt.kernels import OPS, backend, make_gpu
 from mlxrt.kernels.selftest import DTYPES, check_case, compute_reference, flatten_outputs, list_cases, ops_with_kernels
 
-from ..support.kernels.cases import all_cases
+from ..support.kernels.cases import EVERYTHING, all_cases
 from ..support.metal_sim import ASCENDING, DESCENDING, Simulator, spaces
 from ..support.metal_sim.lint import lint
 from ..support.metal_sim.text import Definition
-
-EVERYTHING = os.environ.get("MLXRT_KERNEL_CASES") == "all"
 
 
 def chosen():

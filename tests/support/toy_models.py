@@ -1,5 +1,7 @@
 """Small models for tests: one of each kind of memory, mixed in every way a family mixes them."""
 
+import dataclasses
+
 import mlx.core as mx
 import mlx.nn as nn
 
@@ -82,8 +84,11 @@ class Toy(Llama):
 
 
 def make(kinds: str, **attributes) -> Toy:
+    """One layer of each letter, two at least."""
     mx.random.seed(0)
-    model = type("Toy", (Toy,), {"kinds": kinds, **attributes})(CONFIG)
+    layers = max(2, len(kinds))
+    config = dataclasses.replace(CONFIG, num_hidden_layers=layers, windows=(None,) * layers)
+    model = type("Toy", (Toy,), {"kinds": kinds, **attributes})(config)
     model.fuse()
     mx.eval(model.parameters())
     return model

@@ -1,6 +1,7 @@
 """An op's own cases and a few more that only a test wants: values at which clamps matter, shapes that are tall enough
 for another way through a kernel."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
@@ -12,6 +13,8 @@ from mlxrt.kernels.ops.attention_layout import PackedKV, Pages, QKVLayout, Quant
 from mlxrt.kernels.ops.kv_codec import QuantizedKV
 from mlxrt.kernels.selftest import DTYPES, list_cases
 from mlxrt.kernels.testing import sample
+
+EVERYTHING = os.environ.get("MLXRT_KERNEL_CASES") == "all"  # `make test-kernels`; `make test` takes a few of each op
 
 
 def all_cases(op: Op, dtype: str, wide: bool = True) -> list[Case]:
