@@ -37,7 +37,7 @@ PUBLIC_NAMES = "mlxrt"  # the package's __init__: only _openblas at once, everyt
 
 NEVER = ("torch", "transformers", "mlx_lm", "tests", "bench", "examples")  # models/mlx_lm_adapter.py: by name, late
 BACKENDS = "mlxrt.bench.backends."  # programs of their own, each stands for the engine it imports
-HEAVY = ("gguf", "huggingface_hub", "jinja2", "rich", "safetensors", "sentencepiece", "tokenizers")
+HEAVY = ("gguf", "huggingface_hub", "jinja2", "prompt_toolkit", "rich", "safetensors", "sentencepiece", "tokenizers")
 IMPORTED_LATE = ("mlxrt.text.template_sandbox",)  # made of a heavy library: imported whole, inside functions only
 
 LONGEST_FILE, LONGEST_FUNCTION, MEDIAN_FILE = 600, 60, 140

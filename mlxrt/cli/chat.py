@@ -1,33 +1,58 @@
 """`mlxrt chat`: a conversation from a terminal or a pipe (one line, one turn), and its slash commands."""
 
 import argparse
+import os
+import re
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..engine.request import SamplingParams
 from ..errors import BadRequest, MlxrtError
+from .chat_input import open_terminal, read_message, read_pipe_line
 from .exit_status import print_error
-from .flags import Parser, add_engine_flags, add_model_flag, add_sampling_flags, engine_config, sampling_options
-from .request import add_template_flags, decode_utf8, merge_defaults, open_model, read_tools, require_template
+from .flags import (
+    Parser,
+    add_engine_flags,
+    add_model_flag,
+    add_sampling_flags,
+    engine_config,
+    parse_sampling_option,
+    sampling_options,
+)
+from .request import add_template_flags, merge_defaults, open_model, read_tools, require_template
 from .terminal import format_bytes, note
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
+    from ..engine.request import Completion
+    from ..engine.session import Session
 
-PROMPT = "> "
-HELP = """/undo [N]   remove the last question and answer, or the last N
-/clear      remove everything but the system message
-/save FILE  save the conversation and its KV cache
-/load FILE  continue a saved conversation
-/stats      show what the engine holds and has done
-/exit       leave; so does the end of the input"""
+MAX_TOKENS = 2048  # of an answer, unless -n says otherwise: who reads it can stop it
+HELP = """/retry            answer the last question again
+/set NAME VALUE   set a sampling option, such as temperature 0.7; alone it lists them
+/undo [N]         remove the last question and answer, or the last N
+/clear            remove everything but the system message
+/save FILE        save the conversation and its KV cache
+/load FILE        continue a saved conversation
+/stats            show what the engine holds and has done
+/exit             leave; so do /bye and Ctrl-D
+Ctrl-C stops an answer, which is kept as far as it came, or drops the line that is typed.
+A pasted text is one message; Alt-Enter begins a new line, and so do three quotes at both ends of the message."""
+EXITS = ("/exit", "/quit", "/bye")
+COMMAND = re.compile(r"/[a-z?]+")  # a path such as /etc/hosts begins a question
 
 
 def add_flags(parser: Parser) -> None:
     add_model_flag(parser)
     add_template_flags(parser)
-    add_sampling_flags(parser)
+    parser.add_argument(
+        "--no-history", action="store_true", help="keep what is typed out of the history of later chats"
+    )
+    add_sampling_flags(parser, MAX_TOKENS)
     add_engine_flags(parser)
 
 
@@ -39,47 +64,44 @@ def run(args: argparse.Namespace) -> int:
     model = open_model(args, config)
     require_template(model)
     with model.load() as engine:
-        options = merge_defaults(dict(engine.source.generation), sampling)
+        options = {"max_tokens": MAX_TOKENS} | merge_defaults(dict(engine.source.generation), sampling)
         options |= {name: value for name, value in extra.items() if value is not None}
-        return run_chat(Chat(engine, args.system, options))
+        chat = Chat(engine, args.system, options)
+        return run_terminal(chat, None if args.no_history else history_path()) if sys.stdin.isatty() else run_pipe(chat)
 
 
-def run_chat(chat: "Chat") -> int:
-    """Run turns until the end of the input. A turn that fails is reported and the chat goes on.
+def history_path() -> Path:
+    from ..weights.source.cache_dir import cache_root
 
-    With a pipe the exit code is that of the last failure, since nobody reads the lines."""
-    failed, interactive = 0, sys.stdin.isatty()
-    if interactive:
-        note(f"{chat.engine.source.name}; /help lists the commands")
-        import_line_editing()
+    return cache_root() / "chat_history"
+
+
+def run_pipe(chat: "Chat") -> int:
+    """Each line is a turn. The exit code is that of the last failure, since nobody reads the lines."""
+    failed = 0
     while True:
         try:
-            line = read_line(interactive)
-            if line is None or not chat.handle(line.strip()):
-                return 0 if interactive else failed
+            text = read_message(read_pipe_line)
+            if text is None or not chat.handle(text):
+                return failed
         except MlxrtError as error:
             print_error(str(error))
             failed = error.exit_code
 
 
-def import_line_editing() -> None:
-    """Importing readline is what gives input() its editing and history; not every Python has it."""
-    with suppress(ImportError):
-        import readline  # noqa: F401
-
-
-def read_line(interactive: bool) -> str | None:
-    """The next line; None at the end of the input."""
-    if not interactive:
-        raw = sys.stdin.buffer.readline()
-        return decode_utf8(raw, "stdin") if raw else None
-    try:
-        return input(PROMPT)
-    except EOFError:
-        print()
-        return None
-    except UnicodeDecodeError as bad:
-        raise BadRequest(f"the line is not UTF-8 ({bad.reason}); type it again") from None
+def run_terminal(chat: "Chat", history: Path | None) -> int:
+    """Turns until /exit or Ctrl-D. Neither an error nor Ctrl-C loses the conversation."""
+    note(f"{chat.engine.source.name}; /help lists the commands")
+    read_line = open_terminal(chat.complete, history)
+    while True:
+        try:
+            text = read_message(read_line)
+            if text is None or not chat.handle(text):
+                return 0
+        except KeyboardInterrupt:
+            note("Ctrl-D or /exit leaves the chat")
+        except MlxrtError as error:
+            print_error(str(error))
 
 
 class Chat:
@@ -88,45 +110,99 @@ class Chat:
     def __init__(self, engine: "Engine", system: str | None, options: dict[str, Any]):
         self.engine, self.system, self.options = engine, system, options
         self.session = engine.session(system, **options)
+        self.question: str | None = None  # the last one, answered or not
+        self.commands = {
+            "/retry": self.retry, "/set": self.set, "/undo": self.undo, "/clear": self.clear, "/save": self.save,
+            "/load": self.load, "/stats": self.stats, "/help": self.help, "/?": self.help,
+        }  # fmt: skip
 
-    def handle(self, line: str) -> bool:
-        """Answer a line or run its command; False on /exit."""
-        if line in ("/exit", "/quit"):
+    def handle(self, text: str) -> bool:
+        """Answer a message or run a command; False on /exit."""
+        line = text.strip()
+        if line in EXITS:
             return False
-        if line.startswith("/"):
-            self.command(*[*line.split(maxsplit=1), ""][:2])
+        name, _, rest = line.partition(" ")
+        if "\n" not in line and COMMAND.fullmatch(name):
+            self.run_command(name, rest.strip())
         elif line:
-            self.answer(line)
+            self.question = text.strip("\n") if "\n" in line else line
+            self.answer(self.session, self.question)
         return True
 
-    def answer(self, text: str) -> None:
-        from .output import StreamPrinter, print_timings
+    def answer(self, session: "Session", question: str) -> None:
+        """Print an answer; Ctrl-C stops it, and what came is kept. The chat goes on with this session."""
+        from .output import StreamPrinter
 
-        printer, reply = StreamPrinter(interrupt_early=True), self.session.say(text)
+        printer, reply = StreamPrinter(interrupt_early=True), session.say(question)
         try:
-            finished = printer.consume(reply)
+            try:
+                finished = printer.consume(reply)
+            except KeyboardInterrupt:  # the second
+                finished = False
+            if not finished:
+                reply.stop()
+                printer.consume(reply)
         finally:
             reply.close()
             printer.end_line()
-        if finished:
-            print_timings(printer.completion(), self.engine.stats().peak_memory)
+        done = printer.completion()
+        if done.tokens:
+            self.session = session
+            self.describe(done)
         else:
-            note(f"stopped after {len(printer.events)} tokens; this question and its answer are not kept")
+            note("stopped before the answer began; /retry asks again")
 
-    def command(self, name: str, rest: str) -> None:
-        commands = {
-            "/undo": self.undo, "/clear": self.clear, "/save": self.save, "/load": self.load,
-            "/stats": self.stats, "/help": self.help,
-        }  # fmt: skip
-        if name not in commands:
-            raise BadRequest(f"there is no command {name}; commands: {', '.join(commands)}, /exit")
-        commands[name](rest.strip())
+    def run_command(self, name: str, rest: str) -> None:
+        if name not in self.commands:
+            near = get_close_matches(name, [*self.commands, *EXITS], n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; commands: {', '.join(self.commands)}, /exit"
+            raise BadRequest(f"there is no command {name}{hint}")
+        self.commands[name](rest)
+
+    def retry(self, rest: str) -> None:
+        refuse_argument(rest, "/retry")
+        if self.question is None:
+            raise BadRequest("there is no question to ask again")
+        other = self.session.fork()  # an answer that is stopped before it begins leaves the last one
+        if [m.get("content") for m in other.messages[-2:-1]] == [self.question]:
+            other.rewind()
+            if not self.options.get("temperature") or self.options.get("seed") is not None:
+                note("the answer will be the same: /set temperature 0.7, or another seed, to change it")
+        self.answer(other, self.question)
+
+    def set(self, rest: str) -> None:
+        name, _, value = rest.partition(" ")
+        if not rest:
+            for option in fields(SamplingParams):
+                if option.name != "logprobs":
+                    note(f"{option.name:<18} {self.options.get(option.name, getattr(SamplingParams(), option.name))}")
+            return
+        if not value.strip():
+            raise BadRequest("/set takes a name and a value, such as /set temperature 0.7")
+        name, parsed = parse_sampling_option(name, value.strip())
+        if name == "logprobs":
+            raise BadRequest("logprobs are shown by `mlxrt generate --json`, not in a chat")
+        self.options[name] = self.session.options[name] = parsed
+        note(f"{name} is {parsed}")
+
+    def complete(self, text: str) -> Iterator[tuple[str, int]]:
+        """What a line may become: commands, options after /set, files after /save and /load."""
+        name, space, rest = text.partition(" ")
+        if not space:
+            names = [n for n in (*self.commands, *EXITS) if n != "/?"]
+            yield from ((n, len(text)) for n in sorted(names) if text.startswith("/") and n.startswith(text))
+        elif name == "/set" and " " not in rest:
+            names = [option.name for option in fields(SamplingParams) if option.name != "logprobs"]
+            yield from ((f"{n} ", len(rest)) for n in names if n.startswith(rest))
+        elif name in ("/save", "/load"):
+            folder, part = os.path.split(rest)
+            yield from ((found, len(part)) for found in list_files(Path(folder or ".").expanduser(), part))
 
     def undo(self, rest: str) -> None:
         if rest and not rest.isdecimal():
             raise BadRequest(f"/undo takes a number of turns, not {rest!r}")
         self.session.rewind(int(rest[:9] or 1))
-        note(f"{self.turn_count()} turns are left")
+        note(f"{self.turns()} left")
 
     def clear(self, rest: str) -> None:
         refuse_argument(rest, "/clear")
@@ -136,19 +212,19 @@ class Chat:
     def save(self, rest: str) -> None:
         path = parse_path(rest, "/save")
         self.session.save(path)
-        note(f"{path}: {self.turn_count()} turns, {format_bytes(path.stat().st_size)}")
+        note(f"{path}: {self.turns()}, {format_bytes(path.stat().st_size)}")
 
     def load(self, rest: str) -> None:
         from ..engine.session import Session
 
         path = parse_path(rest, "/load")
         self.session = Session.restore(self.engine, path, **self.options)
-        note(f"{path}: {self.turn_count()} turns, {len(self.session.tokens)} tokens")
+        note(f"{path}: {self.turns()}, {len(self.session.tokens)} tokens")
 
     def stats(self, rest: str) -> None:
         refuse_argument(rest, "/stats")
         s, session = self.engine.stats(), self.session
-        note(f"{self.turn_count()} turns, {len(session.tokens)} of {self.engine.context} tokens of context")
+        note(f"{self.turns()}, {len(session.tokens)} of {self.engine.context} tokens of context")
         note(f"KV cache: {format_bytes(s.kv_bytes)} held, {format_bytes(s.kv_limit)} at most")
         note(f"prefix cache: {s.hits} hits, {s.misses} misses, {s.reused_tokens} tokens reused, {s.evictions} evicted")
         note(f"{s.positions} tokens computed; peak memory {format_bytes(s.peak_memory)}")
@@ -157,8 +233,23 @@ class Chat:
         for line in HELP.splitlines():
             note(line)
 
-    def turn_count(self) -> int:
-        return len(self.session.turns) - 1
+    def turns(self) -> str:
+        count = len(self.session.turns) - 1
+        return "1 turn" if count == 1 else f"{count} turns"
+
+    def describe(self, done: "Completion") -> None:
+        """One short line after an answer: what it took, and why it ended where the model did not end it."""
+        from .output import describe_end
+
+        t, limit = done.timings, self.options["max_tokens"]
+        speed = f" at {t.decode_tps:.1f} tok/s" if t.decode_tps else ""
+        note(f"{t.prompt_tokens} prompt tokens, {t.cached_tokens} cached | {t.generated_tokens} generated{speed}")
+        if done.finish_reason == "length":
+            full = len(done.tokens) < limit
+            remedy = "/undo or /clear makes room" if full else "/set max_tokens raises it"
+            note(f"the answer {describe_end(done, limit)}; {remedy}")
+        elif done.finish_reason == "cancelled":
+            note("stopped; the answer is kept as far as it came")
 
 
 def refuse_argument(rest: str, command: str) -> None:
@@ -170,3 +261,11 @@ def parse_path(rest: str, command: str) -> Path:
     if not rest:
         raise BadRequest(f"{command} needs the name of a file")
     return Path(rest).expanduser()
+
+
+def list_files(folder: Path, part: str) -> list[str]:
+    try:
+        found = [f"{f.name}/" if f.is_dir() else f.name for f in folder.iterdir() if f.name.startswith(part)]
+    except OSError:
+        return []
+    return sorted(name for name in found if part or not name.startswith("."))

@@ -15,6 +15,7 @@ from ..engine.request import SamplingParams
 from ..errors import BadRequest
 
 ALIASES = {"max_tokens": ("-n",), "temperature": ("--temp",)}
+SWITCHES = {"on": True, "off": False}
 FLAG_HELP = {
     "max_tokens": "most tokens to generate",
     "temperature": "randomness; 0 takes the likeliest token",
@@ -49,23 +50,25 @@ def add_model_flag(parser: Parser) -> None:
     parser.add_argument("-m", "--model", metavar="MODEL", help=text)
 
 
-def add_sampling_flags(parser: Parser) -> None:
+def add_sampling_flags(parser: Parser, max_tokens: int | None = None) -> None:
+    """`max_tokens`: the command's own default."""
     group = parser.add_argument_group("sampling (defaults: the model's generation_config.json, else greedy)")
     for option in fields(SamplingParams):
-        add_flag(group, option, FLAG_HELP[option.name])
+        default = max_tokens if option.name == "max_tokens" and max_tokens is not None else option.default
+        add_flag(group, option, FLAG_HELP[option.name], default)
 
 
 def add_engine_flags(parser: Parser, only: tuple[str, ...] | None = None) -> None:
     group = parser.add_argument_group("engine")
     for option in EngineConfig.options():
         if only is None or option.name in only:
-            add_flag(group, option, option.metadata["help"])
+            add_flag(group, option, option.metadata["help"], option.default)
 
 
-def add_flag(group: argparse._ArgumentGroup, option: Field, text: str) -> None:
+def add_flag(group: argparse._ArgumentGroup, option: Field, text: str, default: object) -> None:
     names = (*ALIASES.get(option.name, ()), f"--{option.name.replace('_', '-')}")
-    if type(option.default) is int and option.default:  # the others are off, or chosen at load and described so
-        text += f" (default: {option.default})"
+    if type(default) is int and default:  # the others are off, or chosen at load and described so
+        text += f" (default: {default})"
     group.add_argument(
         *names, dest=option.name, default=argparse.SUPPRESS, help=text.replace("%", "%%"), **argument_type(option.type)
     )
@@ -138,6 +141,29 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
         given["logit_bias"] = dict(given["logit_bias"])
     SamplingParams(**given)
     return given
+
+
+def parse_sampling_option(name: str, text: str) -> tuple[str, Any]:
+    """A sampling option by its name in Python or in the shell, its value parsed as its flag would parse it."""
+    known = {option.name: option for option in fields(SamplingParams)}
+    name = {flag.lstrip("-"): option for option, flags in ALIASES.items() for flag in flags}.get(name, name)
+    name = name.replace("-", "_")
+    if name not in known:
+        raise BadRequest(f"there is no option {name}; options: {', '.join(known)}")
+    kind = argument_type(known[name].type)
+    if kind.get("action") is argparse.BooleanOptionalAction:
+        if text not in SWITCHES:
+            raise BadRequest(f"{name} is {' or '.join(SWITCHES)}, not {text[:40]!r}")
+        return name, SWITCHES[text]
+    try:
+        value = kind.get("type", str)(text)
+    except argparse.ArgumentTypeError as error:
+        raise BadRequest(f"{name}: {error}") from None
+    if kind.get("action") is Extend and not isinstance(value, tuple):
+        value = (value,)
+    value = dict(value) if name == "logit_bias" else value
+    SamplingParams(**{name: value})
+    return name, value
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:

@@ -103,5 +103,5 @@ def print_completion(engine: "Engine", request: "Request", as_json: bool, show_t
     if as_json:
         print(json.dumps(completion_to_dict(engine, done, peak_memory), ensure_ascii=False, allow_nan=False))
     else:
-        print_timings(done, peak_memory)
+        print_timings(done, peak_memory, request.params.max_tokens)
     return 0 if finished else INTERRUPTED

@@ -17,8 +17,6 @@ from .terminal import format_bytes, note, paint
 if TYPE_CHECKING:
     from ..engine.engine import Engine
 
-END_NOTES = {Finish.LENGTH: "ended by max_tokens or the context", Finish.CANCELLED: "stopped"}
-
 
 @dataclass
 class StreamPrinter:
@@ -83,7 +81,18 @@ class StreamPrinter:
         return complete([*self.events, Event(0, finish_reason=Finish.CANCELLED, timings=timings)])
 
 
-def print_timings(done: Completion, peak_memory: int) -> None:
+def describe_end(done: Completion, max_tokens: int) -> str:
+    """Why an answer ended, where the model did not end it."""
+    if done.finish_reason is Finish.CANCELLED:
+        return "stopped"
+    if done.finish_reason is not Finish.LENGTH:
+        return ""
+    return (
+        f"ended by max_tokens {max_tokens}" if len(done.tokens) >= max_tokens else "ended by the context, which is full"
+    )
+
+
+def print_timings(done: Completion, peak_memory: int, max_tokens: int) -> None:
     t = done.timings
     parts = [f"{t.prompt_tokens} prompt tokens", f"{t.cached_tokens} cached"]
     if t.generated_tokens:
@@ -95,8 +104,8 @@ def print_timings(done: Completion, peak_memory: int) -> None:
     parts.append(f"peak {format_bytes(peak_memory)}")
     if t.seed is not None:
         parts.append(f"seed {t.seed}")
-    if done.finish_reason in END_NOTES:
-        parts.append(END_NOTES[done.finish_reason])
+    if end := describe_end(done, max_tokens):
+        parts.append(end)
     note(" | ".join(parts))
 
 

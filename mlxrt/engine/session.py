@@ -37,6 +37,7 @@ class SessionEngine(Protocol):
     def encode(self, request: Request) -> tuple[int, ...]: ...
     def generate(self, x: Request) -> Completion: ...
     def stream_prompt(self, request: Request, prompt: tuple[int, ...]) -> RequestStream: ...
+    def cancel(self, id: int) -> None: ...
     def compute_state(self, tokens: Sequence[int]) -> SequenceState | None: ...
     def save_state(self, path: Path, state: SequenceState, extra: dict[str, Any]) -> str: ...
     def load_state(self, path: Path, digest: str | None, parse: Callable[[dict[str, Any]], T]) -> T: ...
@@ -73,6 +74,7 @@ class ReplyRecorder:
     def __init__(self, session: "Session", plan: PromptPlan):
         self._session, self._plan, self._base = session, plan, session.turns[-1]
         self.events: list[Event] = []
+        self.stopped = False  # by the reader, who keeps what came
 
     @property
     def dropped_turns(self) -> int:
@@ -87,7 +89,10 @@ class ReplyRecorder:
             finally:
                 del event  # the traceback holds this frame: the error would hold itself
         self.events.append(event)
-        if event.finish_reason in (Finish.STOP, Finish.LENGTH):
+        kept = (
+            self.stopped and event.finish_reason is Finish.CANCELLED and any(e.token is not None for e in self.events)
+        )
+        if kept or event.finish_reason in (Finish.STOP, Finish.LENGTH):
             self._session.accept(self._base, [*self._plan.before, self._make_turn()])
         return event
 
@@ -98,10 +103,10 @@ class ReplyRecorder:
 
 
 class Reply(Iterator[Event]):
-    """An answer as it is generated. The session gets its turn when it is complete; closing it early adds none."""
+    """An answer as it is generated. The session gets its turn when it is complete or stopped; closing it adds none."""
 
     def __init__(self, session: "Session", plan: PromptPlan):
-        self._recorder = ReplyRecorder(session, plan)
+        self._engine, self._recorder = session.engine, ReplyRecorder(session, plan)
         self._stream = session.engine.stream_prompt(plan.request, plan.tokens)
 
     def __next__(self) -> Event:
@@ -130,7 +135,14 @@ class Reply(Iterator[Event]):
     def text(self) -> str:
         return self.completion.text
 
+    def stop(self) -> None:
+        """End the answer here: its last event follows, and what came is kept. Before a first token nothing is."""
+        self._recorder.stopped = True
+        for id in list(self._stream.ids):
+            self._engine.cancel(id)
+
     def close(self) -> None:
+        """End the answer here; neither it nor its question is kept."""
         self._stream.close()
 
 

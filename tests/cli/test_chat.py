@@ -20,12 +20,54 @@ def test_answers_are_those_of_a_session(cli, folder):
     assert result.out == "".join(f"{a}\n" for a in answers(folder, "hello", "again", system="Be brief."))
     timing = [line for line in result.err.splitlines() if "prompt tokens" in line]
     assert len(timing) == 2 and " 0 cached " in timing[0] and " 0 cached " not in timing[1]
+    assert result.err.count("the answer ended by max_tokens 8; /set max_tokens raises it") == 2
+
+
+def test_three_quotes_hold_a_message_of_several_lines(cli, folder):
+    result = chat(cli, folder, '"""first', "  second", 'third"""', '"""one line"""', '"""', "framed", '"""')
+    assert result.out == "".join(f"{a}\n" for a in answers(folder, "first\n  second\nthird", "one line", "framed"))
+    open_end = chat(cli, folder, '"""first', "hello")
+    assert open_end.out == "" and "the input ended inside" in open_end.err and open_end.code == 2
+
+
+def test_a_path_is_a_question_and_an_unknown_command_is_not(cli, folder):
+    assert chat(cli, folder, "/etc/hosts says").out == f"{answers(folder, '/etc/hosts says')[0]}\n"
+    result = chat(cli, folder, "/retri")
+    assert result.out == "" and "there is no command /retri; did you mean /retry?" in result.err
+
+
+def test_retry_asks_the_last_question_again(cli, folder):
+    result = chat(cli, folder, "/retry", "hello", "again", "/retry", "other")
+    first, second, third = answers(folder, "hello", "again", "other")
+    assert result.out == f"{first}\n{second}\n{second}\n{third}\n"
+    assert "there is no question to ask again" in result.err and "the answer will be the same" in result.err
+
+
+def test_set_changes_the_options_of_the_answers_that_follow(cli, folder):
+    with mlxrt.load(str(folder)) as engine:
+        session = engine.session(max_tokens=8)
+        want = [session.say("hello").text, session.say("again", temperature=0.9, seed=3, max_tokens=5, stop="q").text]
+        session.rewind()
+        want.append(session.say("again", temperature=0.9, seed=4, max_tokens=5, stop="q").text)
+    lines = ("hello", "/set temp 0.9", "/set seed 3", "/set max-tokens 5", "/set stop q", "again")
+    result = chat(cli, folder, *lines, "/set seed 4", "/retry")
+    assert result.out == "".join(f"{a}\n" for a in want)
+    assert "temperature is 0.9" in result.err and "stop is ('q',)" in result.err
+    listed = chat(cli, folder, "/set", flags=("--top-k", 7))
+    assert "top_k              7" in listed.err and "max_tokens         8" in listed.err
+
+
+def test_set_refuses_what_is_no_option_or_no_value(cli, folder):
+    wrong = ["/set temprature 1", "/set temperature hot", "/set temperature -1", "/set top_p", "/set ignore_eos maybe"]
+    result = chat(cli, folder, *wrong, "/set logprobs 3", "hello")
+    assert result.out == f"{answers(folder, 'hello')[0]}\n"
+    assert result.err.count("mlxrt: ") == 6 and "Traceback" not in result.err
 
 
 def test_undo_removes_questions_and_answers(cli, folder):
     one = answers(folder, "hello", "other")
     result = chat(cli, folder, "hello", "again", "/undo", "other")
-    assert result.out.endswith(f"{one[1]}\n") and "1 turns are left" in result.err
+    assert result.out.endswith(f"{one[1]}\n") and "1 turn left" in result.err
     both = chat(cli, folder, "hello", "again", "/undo 2", "other")
     assert both.out.endswith(f"{answers(folder, 'other')[0]}\n")
 
@@ -47,7 +89,7 @@ def test_save_and_load_go_on_where_it_was(cli, folder, tmp_path):
 def test_stats_and_help(cli, folder):
     result = chat(cli, folder, "hello", "/stats", "/help", "/exit", "never")
     assert result.code == 0 and result.out.count("\n") == answers(folder, "hello")[0].count("\n") + 1
-    assert "1 turns" in result.err and "prefix cache: 0 hits" in result.err and "/save FILE" in result.err
+    assert "1 turn," in result.err and "prefix cache: 0 hits" in result.err and "/save FILE" in result.err
 
 
 def test_a_failed_line_is_reported_and_the_chat_goes_on(cli, folder, tmp_path):

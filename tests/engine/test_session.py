@@ -226,3 +226,29 @@ def test_messages_go_through_the_template(engine, tokenizer):
 def test_bad_messages(engine, messages):
     with pytest.raises(mlxrt.MlxrtError):
         engine.generate(messages)
+
+
+@pytest.mark.parametrize("read", [0, 1, 5])
+def test_a_stopped_answer_is_kept_as_far_as_it_came(engine, read):
+    session = engine.session(max_tokens=40, ignore_eos=True)
+    session.say("hello").text  # noqa: B018  waits for it
+    before = session.turns
+    reply = session.say("again")
+    for _ in range(read):
+        next(reply)
+    reply.stop()
+    done = reply.completion
+    assert done.finish_reason == "cancelled" and read <= len(done.tokens) < 40
+    if not done.tokens:
+        assert session.turns is before
+    else:
+        assert session.messages[-1] == {"role": "assistant", "content": done.text}
+        check_conversation(engine, session, ["go on"], max_tokens=5)
+
+
+def test_stopping_an_answer_that_has_ended_changes_nothing(engine):
+    session = engine.session(max_tokens=4)
+    reply = session.say("hello")
+    done = reply.completion
+    reply.stop()
+    assert reply.completion == done and session.messages[-1]["content"] == done.text
