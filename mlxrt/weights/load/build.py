@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ...errors import BadCheckpoint, quote
+from ...errors import quote
 from ...models import CausalLM, find
 from ..formats.checkpoint import Checkpoint
 from ..formats.fp8 import has_fp8, unpack_fp8
@@ -85,19 +85,22 @@ def embeddings_to_unpack(model: nn.Module, formats: Mapping[str, WeightFormat]) 
 
 
 def drop_tied_head(model: nn.Module, arrays: Arrays) -> None:
-    """Drop a stored head when the model uses the embedding; an error where the two differ."""
+    """Drop a stored head when the model uses the embedding, as other loaders do; a line where the two differ."""
     head = {name: array for name, array in arrays.items() if name.startswith(HEAD)}
     if not head or "lm_head" in model:
         return
     [embedding] = [path for path, _ in model.named_modules() if f"{path}.".endswith(EMBEDDING)] or [""]
+    differing = []
     for name, array in head.items():
         other = arrays.get(f"{embedding}.{name.removeprefix(HEAD)}")
         if other is None or other.shape != array.shape or not mx.array_equal(other, array, equal_nan=True).item():
-            raise BadCheckpoint(
-                f"config.json ties the head to the embedding, but the checkpoint's {quote(name)} differs from "
-                f"{embedding}; set tie_word_embeddings to false if the head is meant to be used"
-            )
+            differing.append(name)
         del arrays[name]
+    if differing:
+        log.warning(
+            f"config.json ties the head to the embedding: the checkpoint's {quote(differing[0])}, which differs from "
+            f"{embedding}, is not used; set tie_word_embeddings to false if it is meant to be"
+        )
 
 
 def replace_modules(model: nn.Module, arrays: Arrays, formats: Mapping[str, WeightFormat], dtype: mx.Dtype) -> Arrays:
