@@ -9,6 +9,7 @@ from .flags import Parser
 from .terminal import format_bytes, one_line
 
 OK, MISMATCH = 0, 1
+NAMES = {"memory_bytes": "memory", "free_bytes": "free memory"}
 
 
 def add_flags(parser: Parser) -> None:
@@ -60,7 +61,11 @@ def finite_or_none(error: float) -> float | None:
 
 def format_report(found: dict[str, Any]) -> list[str]:
     sizes = ("memory_bytes", "free_bytes")
-    lines = [f"{key:<14} {format_bytes(v) if key in sizes else v}" for key, v in found.items() if key != "ops"]
+    shown = {NAMES.get(key, key): format_bytes(v) if key in sizes else v for key, v in found.items() if key != "ops"}
+    lines = [f"{key:<14} {value}" for key, value in shown.items()]
+    if not any(op["cases"] for op in found["ops"]) and not any(op["verdict"] == "disagrees" for op in found["ops"]):
+        reason = found["ops"][0]["reason"] if found["ops"] else "there is none"
+        return [*lines, "", f"no kernel was tried: {reason}; {len(found['ops'])} ops run as plain MLX"]
     width = max((len(op["op"]) for op in found["ops"]), default=2)
     lines += ["", f"{'op':<{width}}  runs as    verdict    cases  error / tolerance"]
     for op in found["ops"]:

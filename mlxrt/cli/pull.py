@@ -23,5 +23,6 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"model": args.model, "path": str(path), "bytes": size}))
     else:
         print(path)
-        note(f"{size} bytes ({format_bytes(size)})")
+        verified = ", every digest is right" if args.verify else ""
+        note(f"{size} bytes ({format_bytes(size)}){verified}")
     return 0

@@ -6,9 +6,11 @@ after its sha256 matched; later starts compare the size and the recorded digest.
 """
 
 import contextlib
+import errno
 import hashlib
 import importlib.util
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -110,7 +112,9 @@ def download(alias: Alias, folder: Path) -> None:
         raise HubError(f"cannot run {command[0]}: {error.strerror}; {install_hint(alias)}") from error
     if done.returncode != 0:
         reason = error_line(done.stderr)
-        raise HubError(f"cannot fetch {alias.requirement}: {reason}; check the network, then {install_hint(alias)}")
+        full = any(os.strerror(code) in reason for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+        remedy = f"make room in {folder.parent}" if full else "check the network"
+        raise HubError(f"cannot fetch {alias.requirement}: {reason}; {remedy}, then {install_hint(alias)}")
 
 
 def installer(alias: Alias, folder: Path) -> list[str]:
@@ -129,9 +133,9 @@ def installer(alias: Alias, folder: Path) -> list[str]:
 
 
 def error_line(stderr: bytes) -> str:
-    """The installer's last error line."""
+    """The installer's last error line; the last of its traceback where it has one."""
     lines = [line.strip() for line in stderr.decode("utf-8", "replace").splitlines() if line.strip()]
-    errors = [line for line in lines if line.lower().startswith("error")]
+    errors = [line for line in lines if line.lower().startswith("error") and line != "ERROR: Exception:"]
     return (errors or lines or ["the installer failed and gave no reason"])[-1].removeprefix("ERROR: ")
 
 

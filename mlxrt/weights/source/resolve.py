@@ -52,6 +52,8 @@ def fetch(
     if model.path is None:
         raise BadRequest(f"{name} has random weights made at load time; there is nothing to pull")
     path = model.path
+    if model.kind == "folder" and not (path / "config.json").exists():
+        raise ModelNotFound(f"{name} is a folder without config.json and without a .gguf file: it holds no model")
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return path, sum(file.stat().st_size for file in files)
 
