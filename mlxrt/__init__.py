@@ -10,13 +10,11 @@ from . import _openblas
 
 _openblas.preload()  # before MLX, which takes the BLAS that is already loaded
 
+missing_backend: ImportError | None = None  # raised when a public name is asked for: `mlxrt --help` works without
 try:
     import mlx.core  # noqa: F401
 except ImportError as error:
-    raise ImportError(
-        "mlxrt found no MLX backend. Install one: pip install 'mlxrt[cpu]' (Linux without a GPU), 'mlxrt[cuda12]' or "
-        f"'mlxrt[cuda13]' (NVIDIA); on macOS plain 'pip install mlxrt' brings Metal. ({error})"
-    ) from None
+    missing_backend = error
 
 __version__ = "0.1.0"
 
@@ -49,6 +47,8 @@ __all__ = [*HOMES]  # types for checkers: __init__.pyi
 def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module 'mlxrt' has no attribute {name!r}")
+    if missing_backend:
+        raise ImportError(f"{import_module('.errors', __name__).NO_BACKEND} ({missing_backend})")
     return getattr(import_module(f".{HOMES[name]}", __name__), name)
 
 

@@ -43,4 +43,5 @@ from .errors import WontFit as WontFit
 from .text.parsing.segments import ToolCall as ToolCall
 
 __version__: str
+missing_backend: ImportError | None
 __all__: list[str]

@@ -46,6 +46,28 @@ def preload() -> None:
             continue
 
 
+def yield_to_others() -> str:
+    """Use no more threads than there are idle cores; returns what was done, if anything.
+
+    A product waits for the slowest of its threads: one that has to wait for a core makes a model many times slower.
+    Whoever sets OMP_NUM_THREADS or OPENBLAS_NUM_THREADS has chosen already.
+    """
+    chosen = {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"} & os.environ.keys()
+    if chosen or not sys.platform.startswith("linux"):
+        return ""
+    try:
+        program = ctypes.CDLL(None)
+        threads, set_threads = program.openblas_get_num_threads(), program.openblas_set_num_threads
+        load = os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return ""
+    free = max(1, round(len(os.sched_getaffinity(0)) - load))
+    if free >= threads:
+        return ""
+    set_threads(free)
+    return f"the machine is busy (load {load:.1f}): {free} of {threads} threads; OMP_NUM_THREADS sets another number"
+
+
 def load_from_wheel(package: str, folder: str) -> bool:
     spec = find_spec(package)
     if spec is None or spec.origin is None:

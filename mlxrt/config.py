@@ -98,6 +98,8 @@ class EngineConfig:
                 if getattr(self, name) is not None:
                     raise BadRequest(f"{name} does not apply with deterministic: {DETERMINISTIC}")
         nbytes(self.disk_cache_bytes)
+        if self.disk_cache is None and self.disk_cache_bytes != type(self).disk_cache_bytes:
+            raise BadRequest("disk_cache_bytes limits the disk cache, which is off; give disk_cache a folder, too")
         if self.disk_cache is not None and (not isinstance(self.disk_cache, str) or not self.disk_cache):
             raise BadRequest(f"disk_cache must be the name of a folder, not {self.disk_cache!r}")
         if self.disk_cache is not None and not self.prefix_cache:

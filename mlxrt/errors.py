@@ -3,6 +3,11 @@
 `exit_code` is what the command line returns: 2 when the call itself was wrong, 1 when running it failed.
 """
 
+NO_BACKEND = (
+    "there is no MLX backend; install one: pip install 'mlx[cpu]' faiss-cpu (Linux without a GPU), 'mlx[cuda12]' or "
+    "'mlx[cuda13]' (NVIDIA), mlx (macOS)"
+)
+
 
 class MlxrtError(Exception):
     """Base class of all errors of mlxrt."""

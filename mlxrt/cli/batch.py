@@ -7,10 +7,12 @@ others go on.
 import argparse
 import json
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -47,7 +49,9 @@ DEFAULT_PARALLEL = 8
 
 
 def add_batch_flags(parser: Parser) -> None:
-    parser.add_argument("--prompts", metavar="FILE.jsonl", help="many prompts, one JSON string or object per line")
+    parser.add_argument(
+        "--prompts", metavar="FILE.jsonl", help="many prompts, one JSON string or object per line; - reads stdin"
+    )
     parser.add_argument("--parallel", type=int, metavar="N", help="with --prompts: run N at once (default: 8)")
     parser.add_argument("--output", metavar="FILE", help="with --prompts: write the results there, not to stdout")
 
@@ -58,7 +62,7 @@ def check_batch_flags(args: argparse.Namespace) -> None:
             if vars(args)[name] is not None:
                 raise BadRequest(f"--{name} goes with --prompts FILE.jsonl")
         return
-    if args.prompt is not None or args.positional is not None:
+    if args.prompt is not None or args.words:
         raise BadRequest("there is a prompt and a file of prompts; give one of them")
     if args.parallel is not None and not 1 <= args.parallel <= 4096:
         raise BadRequest(f"--parallel must be in 1..4096, not {args.parallel}")
@@ -80,7 +84,7 @@ class Job:
 
 def read_jobs(path: str) -> list[Job]:
     try:
-        text = decode_utf8(Path(path).read_bytes(), path)
+        text = decode_utf8(sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes(), path)
     except OSError as error:
         raise BadRequest(f"--prompts {path}: {error.strerror}") from None
     jobs: list[Job] = []
@@ -108,8 +112,13 @@ def parse_job(number: int, line: str) -> Job:
     found = {"prompt": value} if isinstance(value, str) else value
     if not isinstance(found, dict):
         raise BadRequest(f"expected a string or an object, found {quote(json.dumps(value)[:60])}")
-    if unknown := found.keys() - {*INPUTS, *REQUEST_FIELDS, *SAMPLING_FIELDS}:
-        raise BadRequest(f"unknown key {', '.join(map(quote, sorted(unknown)))}")
+    if "custom_id" in found:  # OpenAI's name of it
+        found = {"id": found["custom_id"]} | {k: v for k, v in found.items() if k != "custom_id"}
+    known = {*INPUTS, *REQUEST_FIELDS, *SAMPLING_FIELDS}
+    if unknown := found.keys() - known:
+        near = get_close_matches(min(unknown), known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise BadRequest(f"unknown key {', '.join(map(quote, sorted(unknown)))}{hint}")
     given = [name for name in INPUTS if name in found]
     if len(given) != 1:
         raise BadRequest(f"exactly one of prompt, messages, tokens is needed, found {given or 'none'}")
@@ -202,6 +211,7 @@ def run_batch(args: argparse.Namespace, config: "EngineConfig", sampling: dict[s
     with open_output(args.output) as out, model.load() as engine:
         base = merge_defaults(dict(engine.source.generation), sampling)
         batch = Batch(engine, jobs, lambda job: make_request(engine, args, job, base), out)
+        began = time.perf_counter()
         try:
             with show_progress(len(jobs)) as on_progress:
                 batch.run(args.parallel or DEFAULT_PARALLEL, on_progress)
@@ -209,9 +219,10 @@ def run_batch(args: argparse.Namespace, config: "EngineConfig", sampling: dict[s
             stopped = f"stopped after {batch.done} of {len(jobs)} prompts"
             note(f"{stopped}; the results are those before the first unfinished")
             return INTERRUPTED
-        stats = engine.stats()
+        stats, spent = engine.stats(), time.perf_counter() - began
         note(
-            f"{batch.done} prompts, {batch.failed} not answered | {batch.tokens} tokens | "
+            f"{batch.done} prompts, {batch.failed} not answered | "
+            f"{batch.tokens} tokens in {spent:.1f} s, {batch.tokens / spent:.1f} tok/s | "
             f"{100 * stats.cached_share:.0f} % of prompt tokens cached | {stats.preemptions} preemptions"
         )
     return FAILED if batch.failed else 0

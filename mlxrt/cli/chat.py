@@ -47,7 +47,12 @@ COMMAND = re.compile(r"/[a-z?]+")  # a path such as /etc/hosts begins a question
 
 
 def add_flags(parser: Parser) -> None:
+    parser.add_argument("name", nargs="?", metavar="MODEL", help="the same as --model")
     add_model_flag(parser)
+    add_chat_flags(parser)
+
+
+def add_chat_flags(parser: Parser) -> None:
     add_template_flags(parser)
     parser.add_argument(
         "--no-history", action="store_true", help="keep what is typed out of the history of later chats"
@@ -57,6 +62,9 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.name is not None and args.model is not None:
+        raise BadRequest(f"two models are given, {args.name} and --model {args.model}; give one")
+    args.model = args.name if args.model is None else args.model
     sampling, config = sampling_options(args), engine_config(args)
     if sampling.get("logprobs"):
         raise BadRequest("--logprobs are shown by `mlxrt generate --json`, not in a chat")

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from ..errors import MlxrtError, is_out_of_memory
+from ..errors import NO_BACKEND, MlxrtError, is_out_of_memory
 from .terminal import one_line, paint
 
 FAILED, INTERRUPTED = 1, 130
@@ -23,6 +23,11 @@ def run_guarded(work: Callable[[], int]) -> int:
     except MlxrtError as error:
         print_error(str(error))
         return error.exit_code
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "mlx":
+            raise
+        print_error(f"{NO_BACKEND} ({error})")
+        return FAILED
     except KeyboardInterrupt:
         print_error("interrupted")
         return INTERRUPTED

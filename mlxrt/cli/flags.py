@@ -15,9 +15,13 @@ from ..engine.request import SamplingParams
 from ..errors import BadRequest
 
 ALIASES = {"max_tokens": ("-n",), "temperature": ("--temp",)}
+METAVARS = {"kv": "KIND", "kernels": "auto|strict|reference", "dtype": "float32|bfloat16|float16"} | dict.fromkeys(
+    ("memory", "kv_memory", "disk_cache_bytes"), "SIZE"
+)
+UNLIMITED = 2**31  # tokens: the context ends before
 SWITCHES = {"on": True, "off": False}
 FLAG_HELP = {
-    "max_tokens": "most tokens to generate",
+    "max_tokens": "most tokens to generate; -1: to the end of the context",
     "temperature": "randomness; 0 takes the likeliest token",
     "top_k": "choose among the K likeliest tokens (0: off)",
     "top_p": "choose among the likeliest tokens that sum to this probability, in (0, 1]",
@@ -39,15 +43,17 @@ class Parser(argparse.ArgumentParser):
     """An argparse parser that raises BadRequest: one line, no usage text, no abbreviations."""
 
     def __init__(self, **options: Any):
-        super().__init__(allow_abbrev=False, **options)
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
     def error(self, message: str) -> NoReturn:
         raise BadRequest(f"{message}; see {self.prog} --help")
 
 
+MODEL_HELP = "alias, folder, .gguf file, hub id or shape:NAME[@4bit] (default: smollm2, downloaded on first use)"
+
+
 def add_model_flag(parser: Parser) -> None:
-    text = "alias, folder, .gguf file, hub id or shape:NAME[@4bit] (default: smollm2, downloaded on first use)"
-    parser.add_argument("-m", "--model", metavar="MODEL", help=text)
+    parser.add_argument("-m", "--model", metavar="MODEL", help=MODEL_HELP)
 
 
 def add_sampling_flags(parser: Parser, max_tokens: int | None = None) -> None:
@@ -69,9 +75,10 @@ def add_flag(group: argparse._ArgumentGroup, option: Field, text: str, default: 
     names = (*ALIASES.get(option.name, ()), f"--{option.name.replace('_', '-')}")
     if type(default) is int and default:  # the others are off, or chosen at load and described so
         text += f" (default: {default})"
-    group.add_argument(
-        *names, dest=option.name, default=argparse.SUPPRESS, help=text.replace("%", "%%"), **argument_type(option.type)
-    )
+    kind = argument_type(option.type)
+    if option.name in METAVARS:
+        kind["metavar"] = METAVARS[option.name]
+    group.add_argument(*names, dest=option.name, default=argparse.SUPPRESS, help=text.replace("%", "%%"), **kind)
 
 
 def argument_type(annotation: Any) -> dict[str, Any]:
@@ -139,6 +146,8 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     given = select_given(args, (option.name for option in fields(SamplingParams)))
     if "logit_bias" in given:
         given["logit_bias"] = dict(given["logit_bias"])
+    if given.get("max_tokens") == -1:
+        given["max_tokens"] = UNLIMITED
     SamplingParams(**given)
     return given
 
@@ -161,8 +170,9 @@ def parse_sampling_option(name: str, text: str) -> tuple[str, Any]:
         raise BadRequest(f"{name}: {error}") from None
     if kind.get("action") is Extend and not isinstance(value, tuple):
         value = (value,)
-    value = dict(value) if name == "logit_bias" else value
-    SamplingParams(**{name: value})
+    value = dict(value) if name == "logit_bias" else UNLIMITED if (name, value) == ("max_tokens", -1) else value
+    option: dict[str, Any] = {name: value}
+    SamplingParams(**option)
     return name, value
 
 

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..engine.request import Request, SamplingParams
 from ..errors import BadCheckpoint, BadRequest, NoTokenizer
@@ -33,7 +33,7 @@ IGNORED_KEYS = frozenset(
 
 
 def add_prompt_flags(parser: Parser) -> None:
-    parser.add_argument("positional", nargs="?", metavar="PROMPT", help="the prompt; - or none reads it from a pipe")
+    parser.add_argument("words", nargs="*", metavar="PROMPT", help="the prompt; - or none reads it from a pipe")
     parser.add_argument("-p", "--prompt", metavar="PROMPT", help="the prompt")
 
 
@@ -88,9 +88,11 @@ def name_template_flag(args: argparse.Namespace) -> str | None:
 
 
 def read_prompt(args: argparse.Namespace) -> str:
-    if args.positional is not None and args.prompt is not None:
+    if args.words and args.prompt is not None:
         raise BadRequest("two prompts are given, one with -p and one without; give one")
-    text = args.prompt if args.prompt is not None else args.positional
+    if len(args.words) > 1:
+        refuse_words(args.words)
+    text = args.prompt if args.prompt is not None else args.words[0] if args.words else None
     if text == "-" or text is None:
         if text is None and sys.stdin.isatty():
             raise BadRequest("there is no prompt; give it as an argument, with -p or through a pipe")
@@ -98,6 +100,15 @@ def read_prompt(args: argparse.Namespace) -> str:
     if not text:
         raise BadRequest("the prompt is empty; give at least one character")
     return text
+
+
+def refuse_words(words: list[str]) -> NoReturn:
+    from ..weights.source.alias import ALIASES
+
+    first, rest = words[0], " ".join(words[1:])
+    if first in ALIASES or Path(first).exists():
+        raise BadRequest(f'the model goes with -m: mlxrt generate -m {first} "{rest}", or mlxrt run {first} "{rest}"')
+    raise BadRequest(f'the prompt has {len(words)} words; quote it: mlxrt generate "{first} {rest}"')
 
 
 def decode_utf8(raw: bytes, source: str) -> str:
@@ -172,7 +183,13 @@ def merge_defaults(generation: Mapping[str, Any], given: dict[str, Any]) -> dict
     known = {*IGNORED_KEYS, *APPLIED_KEYS}
     if left := sorted(key for key, value in generation.items() if value is not None and key not in known):
         note(f"generation_config.json: not applied: {', '.join(left)}")
-    return defaults | given
+    options = defaults | given
+    if not options.get("temperature") and (
+        unused := [name for name in ("top_k", "top_p", "min_p", "seed") if given.get(name)]
+    ):
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+        note(f"{flags}: no effect at temperature 0, which takes the likeliest token; add --temperature 0.7")
+    return options
 
 
 def add_seed(options: dict[str, Any]) -> dict[str, Any]:

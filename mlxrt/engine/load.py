@@ -78,6 +78,8 @@ class OpenModel:
     def load(self, on_event: Callable[[EngineEvent], None] | None = None) -> Engine:
         if device.backend() == "cpu" and blas.slow():
             log.warning(f"BLAS: {blas.running()}")
+        if device.backend() == "cpu" and not self.config.deterministic and (limited := blas.yield_to_others()):
+            log.info(limited)
         if device.backend() == "cuda":  # before MLX computes anything
             use_module_folder(cache_root() / "kernels", device.architecture())
         with refuse_overflow(self.source.name):
@@ -136,7 +138,7 @@ def build_model(checkpoint: Checkpoint, config: EngineConfig, dequantise: bool |
     model = build(checkpoint, dtype=dtype, dequantise=unpack)
     if on_cpu and is_packed(checkpoint):
         how = "unpacked to" if unpack else "kept packed, computed in"
-        log.info(f"{checkpoint.name}: weights {how} {config.dtype or 'float32'} on the CPU (EngineConfig.dequantise)")
+        log.info(f"{checkpoint.name}: weights {how} {config.dtype or 'float32'} on the CPU (option dequantise)")
     return prepare_model(model, config)
 
 

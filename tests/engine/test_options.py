@@ -18,6 +18,7 @@ from tests.support.state_machine.kinds import tokenizer
 from tests.support.tiny_files import float_weights, write_folder
 from tests.support.toy_models import make
 
+SHORT = SamplingParams(max_tokens=5)
 INPUTS = {"prompt", "tokens", "messages", "params"}
 
 PROGRAM = """
@@ -92,7 +93,15 @@ def test_help_shows_the_defaults():
     assert "kv: str = 'full'" in str(inspect.signature(mlxrt.load))
 
 
-@pytest.mark.parametrize("inputs", [["ab", "ba ab", "b"], ("b", "ab"), [[1, 2, 3], [2]], [(1,), Request(prompt="ab")]])
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        ["ab", "ba ab", "b"],
+        ("b", "ab"),
+        [[1, 2, 3], [2]],
+        [Request(tokens=(1,), params=SHORT), Request(prompt="ab", params=SHORT)],
+    ],
+)
 def test_a_list_of_inputs_is_several_prompts(inputs):
     options = {} if any(isinstance(x, Request) for x in inputs) else {"max_tokens": 5}
     with Engine(spoken("full"), tokenizer=tokenizer()) as engine:
