@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     template["response_format"] = read_format(args)
     model = open_model(args, config)
     request = make_request(model, args, prompt, template, sampling)
+    model.check_prompt(request)
     with model.load() as engine:
         return print_completion(engine, request, args.json, not args.hide_thinking)
 

@@ -151,8 +151,8 @@ class Engine:
 
     def _check_fits(self, n: int) -> None:
         fits, own = self.core.kv_tokens, self.model.config.context
-        if n >= self.context >= own:
-            raise ContextOverflow(n, own, "shorten the prompt: this is the model's own limit")
+        if self.context >= own:
+            refuse_beyond_context(n, own)
         if n >= self.context == fits < self.model.config.context:
             need, have = self._kv_bytes(n + 1), self._kv_bytes(fits)
             hint = f"its keys and values need {need} bytes, there are {have}: shorten it, or raise kv_memory or memory"
@@ -172,18 +172,9 @@ class Engine:
 
     def encode(self, request: Request) -> tuple[int, ...]:
         """A request's prompt as tokens."""
-        if request.prompt is not None:
-            tokens = self.tokenizer.encode(request.prompt)
-        elif request.messages is not None:
-            tokens = self.tokenizer.chat(
-                list(request.messages),
-                tools=request.tools if request.tool_choice != "none" else None,
-                thinking=request.thinking,
-                template_options=request.template_options,
-            )
-        else:
-            tokens = list(request.tokens or ())
-        return self.check_tokens(tokens)
+        if request.tokens is not None:
+            return self.check_tokens(request.tokens)
+        return self.check_tokens(encode_text(self.tokenizer, request))
 
     def check_tokens(self, tokens: Many[int]) -> tuple[int, ...]:
         for t in tokens:
@@ -295,6 +286,23 @@ class Engine:
 
     def __exit__(self, *_) -> None:
         self.close()
+
+
+def encode_text(tokenizer: Tokenizer, request: Request) -> list[int]:
+    """The tokens of a request's prompt or messages."""
+    if request.prompt is not None:
+        return tokenizer.encode(request.prompt)
+    return tokenizer.chat(
+        list(request.messages or ()),
+        tools=request.tools if request.tool_choice != "none" else None,
+        thinking=request.thinking,
+        template_options=request.template_options,
+    )
+
+
+def refuse_beyond_context(n: int, own: int) -> None:
+    if n >= own:
+        raise ContextOverflow(n, own, "shorten the prompt: this is the model's own limit")
 
 
 def is_many(x: object) -> bool:

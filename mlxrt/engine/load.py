@@ -24,11 +24,11 @@ from ..weights.identity import FileStamp, check_loaded, stamp_files
 from ..weights.random_models import Shape, random_weights
 from ..weights.source.cache_dir import cache_root
 from ..weights.source.resolve import ResolvedModel, resolve
-from .engine import Engine, Source
+from .engine import Engine, Source, encode_text, refuse_beyond_context
 from .load_plan import DTYPES, LoadPlan, check_plan, compute_dtype, is_packed, plan_checkpoint, plan_shape
 from .memory import refuse_overflow
 from .options import EngineOptions, spell_out
-from .request import EngineEvent
+from .request import EngineEvent, Request
 
 log = logging.getLogger("mlxrt")
 
@@ -74,6 +74,11 @@ class OpenModel:
     def context(self) -> int:
         """Tokens a sequence may hold, if there is memory for so many."""
         return self.config.max_context or self.plan.outline.config.context
+
+    def check_prompt(self, request: Request) -> None:
+        """Refuse what the chat template does not take or the model's context cannot hold, before a weight is read."""
+        if self.tokenizer is not None and request.tokens is None:
+            refuse_beyond_context(len(encode_text(self.tokenizer, request)), self.plan.outline.config.context)
 
     def load(self, on_event: Callable[[EngineEvent], None] | None = None) -> Engine:
         if device.backend() == "cpu" and blas.slow():

@@ -29,6 +29,10 @@ class Tokenizer:
         parts = json.dumps([vocabulary.digest, dict(vocabulary.names), dict(vocabulary.templates)], sort_keys=True)
         self.digest: str = hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()
 
+    def __repr__(self) -> str:
+        template = "with a chat template" if self.has_template else "no chat template"
+        return f"<Tokenizer: {self.vocab_size} tokens, {template}>"
+
     @property
     def has_template(self) -> bool:
         """Whether messages can be given: there is a chat template, the files' own or a built-in one."""

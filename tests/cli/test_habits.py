@@ -72,6 +72,21 @@ def test_prompts_come_through_a_pipe_with_the_ids_of_other_tools(cli, folder):
     assert "unknown key max_token; did you mean max_tokens?" in wrong.refused(2)
 
 
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["x" * 5000], "the prompt has 5019 tokens, the context holds 4096"),
+        (["--raw", "x" * 5000], "the prompt has 5000 tokens, the context holds 4096"),
+    ],
+)
+def test_prompts_are_refused_before_a_weight_is_read(cli, folder, flags, line, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("a weight was read")
+
+    monkeypatch.setattr("mlxrt.engine.load.build", refuse)
+    assert line in cli("generate", "-m", folder, *flags).refused(2)
+
+
 def test_a_folder_without_a_model_is_not_pulled(cli, tmp_path, folder):
     (tmp_path / "notes").mkdir()
     assert "it holds no model" in cli("pull", tmp_path / "notes").refused(2)

@@ -147,6 +147,7 @@ def test_load_takes_the_fields_of_its_config(tmp_path):
 def test_reprs_and_names_help():
     with Engine(make("wf")) as engine:
         assert repr(engine) == f"<Engine Toy, {engine.context} tokens of context>"
+        assert repr(tokenizer()).startswith("<Tokenizer: ") and repr(tokenizer()).endswith(" chat template>")
         assert repr(engine.session()) == "<Session: 0 turns, 0 tokens>"
         with engine.stream([1, 2, 3], max_tokens=2) as stream:
             assert repr(stream) == "<RequestStream: 1 unfinished, 3 prompt tokens>"
