@@ -109,6 +109,16 @@ def test_budgets_are_exact_in_batches_and_leave_the_others_alone(engine, tempera
             assert done.raw == engine.tokenizer.decode(list(done.tokens), skip_special=False)
 
 
+def test_a_budget_with_a_grammar(engine):
+    opened, closed = ids(engine, *MARKERS[engine.source.name])
+    done = engine.generate(
+        list(ASK), max_tokens=40, thinking_budget=5, response_format={"type": "choice", "choices": ["yes", "no"]},
+        logit_bias={opened: 100.0}, suppress=(closed,),
+    )  # fmt: skip
+    assert done.timings.reasoning_tokens == 5 == count_thinking(engine, list(done.tokens))
+    assert done.text in ("yes", "no") and done.finish_reason == "stop"
+
+
 def test_a_budget_that_is_not_reached_changes_nothing(engine):
     free = engine.generate(list(ASK), max_tokens=30, ignore_eos=True)
     assert engine.generate(list(ASK), max_tokens=30, ignore_eos=True, thinking_budget=1000).tokens == free.tokens
