@@ -4,15 +4,17 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..engine.overflow import OVERFLOW
 from ..engine.request import SamplingParams
-from ..errors import BadRequest, MlxrtError
+from ..errors import BadRequest, ContextOverflow, MlxrtError
 from .chat_input import open_terminal, read_message, read_pipe_line
+from .chat_tools import ToolRunner, load_functions
 from .exit_status import print_error
 from .flags import (
     Parser,
@@ -23,7 +25,7 @@ from .flags import (
     parse_sampling_option,
     sampling_options,
 )
-from .request import add_template_flags, merge_defaults, open_model, read_tools, require_template
+from .request import add_template_flags, merge_defaults, open_model, read_template_flags, require_template
 from .terminal import format_bytes, note
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 MAX_TOKENS = 2048  # of an answer, unless -n says otherwise: who reads it can stop it
 HELP = """/retry            answer the last question again
 /set NAME VALUE   set a sampling option, such as temperature 0.7; alone it lists them
+/tools FILE.py    let the model call the functions of a file, each call only after your yes; /tools off ends it
+/context          show how full the context is, and the summary of turns that are gone
 /undo [N]         remove the last question and answer, or the last N
 /clear            remove everything but the system message
 /save FILE        save the conversation and its KV cache
@@ -42,6 +46,7 @@ HELP = """/retry            answer the last question again
 /exit             leave; so do /bye and Ctrl-D
 Ctrl-C stops an answer, which is kept as far as it came, or drops the line that is typed.
 A pasted text is one message; Alt-Enter begins a new line, and so do three quotes at both ends of the message."""
+MAX_ROUNDS = 16  # of calls and results for one question
 EXITS = ("/exit", "/quit", "/bye")
 COMMAND = re.compile(r"/[a-z?]+")  # a path such as /etc/hosts begins a question
 
@@ -54,6 +59,10 @@ def add_flags(parser: Parser) -> None:
 
 def add_chat_flags(parser: Parser) -> None:
     add_template_flags(parser)
+    parser.add_argument(
+        "--on-overflow", choices=OVERFLOW, default="error",
+        help="when the context is full: error, drop-oldest turns, or summarize them (default: error)",
+    )  # fmt: skip
     parser.add_argument(
         "--no-history", action="store_true", help="keep what is typed out of the history of later chats"
     )
@@ -68,13 +77,12 @@ def run(args: argparse.Namespace) -> int:
     sampling, config = sampling_options(args), engine_config(args)
     if sampling.get("logprobs"):
         raise BadRequest("--logprobs are shown by `mlxrt generate --json`, not in a chat")
-    extra = {"tools": read_tools(args.tools), "enable_thinking": args.enable_thinking}
+    extra = read_template_flags(args)
     model = open_model(args, config)
     require_template(model)
     with model.load() as engine:
         options = {"max_tokens": MAX_TOKENS} | merge_defaults(dict(engine.source.generation), sampling)
-        options |= {name: value for name, value in extra.items() if value is not None}
-        chat = Chat(engine, args.system, options)
+        chat = Chat(engine, args.system, options | extra, args.on_overflow, not args.hide_thinking)
         return run_terminal(chat, None if args.no_history else history_path()) if sys.stdin.isatty() else run_pipe(chat)
 
 
@@ -93,7 +101,7 @@ def run_pipe(chat: "Chat") -> int:
             if text is None or not chat.handle(text):
                 return failed
         except MlxrtError as error:
-            print_error(str(error))
+            print_error(describe_error(error))
             failed = error.exit_code
 
 
@@ -101,6 +109,7 @@ def run_terminal(chat: "Chat", history: Path | None) -> int:
     """Turns until /exit or Ctrl-D. Neither an error nor Ctrl-C loses the conversation."""
     note(f"{chat.engine.source.name}; /help lists the commands")
     read_line = open_terminal(chat.complete, history)
+    chat.tools.confirm = lambda question: (read_line(question) or "").strip().lower() in ("y", "yes")
     while True:
         try:
             text = read_message(read_line)
@@ -109,19 +118,35 @@ def run_terminal(chat: "Chat", history: Path | None) -> int:
         except KeyboardInterrupt:
             note("Ctrl-D or /exit leaves the chat")
         except MlxrtError as error:
-            print_error(str(error))
+            print_error(describe_error(error))
+
+
+def describe_error(error: MlxrtError) -> str:
+    if not isinstance(error, ContextOverflow):
+        return str(error)
+    return f"{error}; /undo or /clear makes room, and a chat with --on-overflow drop-oldest goes on"
 
 
 class Chat:
     """One session and the slash commands that work on it."""
 
-    def __init__(self, engine: "Engine", system: str | None, options: dict[str, Any]):
+    def __init__(
+        self,
+        engine: "Engine",
+        system: str | None,
+        options: dict[str, Any],
+        on_overflow: str = "error",
+        show_thinking: bool = True,
+    ):
         self.engine, self.system, self.options = engine, system, options
-        self.session = engine.session(system, **options)
+        self.on_overflow, self.show_thinking, self.tools = on_overflow, show_thinking, ToolRunner()
+        self.session = engine.session(system, on_overflow, **options)
+        self.use_functions([f for f in options.get("tools") or () if callable(f)])
         self.question: str | None = None  # the last one, answered or not
         self.commands = {
             "/retry": self.retry, "/set": self.set, "/undo": self.undo, "/clear": self.clear, "/save": self.save,
-            "/load": self.load, "/stats": self.stats, "/help": self.help, "/?": self.help,
+            "/load": self.load, "/tools": self.set_tools, "/context": self.context,
+            "/stats": self.stats, "/help": self.help, "/?": self.help,
         }  # fmt: skip
 
     def handle(self, text: str) -> bool:
@@ -138,10 +163,21 @@ class Chat:
         return True
 
     def answer(self, session: "Session", question: str) -> None:
+        """Print an answer, and run the tools it calls until it calls no more."""
+        said: str | list[dict[str, Any]] = question
+        for _ in range(MAX_ROUNDS):
+            done = self.print_answer(session, said)
+            if not done.tool_calls or done.finish_reason == "cancelled":
+                return
+            said = [self.tools.answer(call) for call in done.tool_calls]
+        note(f"the model called tools {MAX_ROUNDS} times in a row; ask it to go on")
+
+    def print_answer(self, session: "Session", said: "str | list[dict[str, Any]]") -> "Completion":
         """Print an answer; Ctrl-C stops it, and what came is kept. The chat goes on with this session."""
         from .output import StreamPrinter
 
-        printer, reply = StreamPrinter(interrupt_early=True), session.say(question)
+        printer = StreamPrinter(interrupt_early=True, show_thinking=self.show_thinking)
+        reply = session.say(said)
         try:
             try:
                 finished = printer.consume(reply)
@@ -159,6 +195,7 @@ class Chat:
             self.describe(done)
         else:
             note("stopped before the answer began; /retry asks again")
+        return done
 
     def run_command(self, name: str, rest: str) -> None:
         if name not in self.commands:
@@ -172,8 +209,9 @@ class Chat:
         if self.question is None:
             raise BadRequest("there is no question to ask again")
         other = self.session.fork()  # an answer that is stopped before it begins leaves the last one
-        if [m.get("content") for m in other.messages[-2:-1]] == [self.question]:
-            other.rewind()
+        asked = find_questions(other)
+        if asked and asked[-1][1] == self.question:
+            other.rewind(len(other.turns) - asked[-1][0])
             if not self.options.get("temperature") or self.options.get("seed") is not None:
                 note("the answer will be the same: /set temperature 0.7, or another seed, to change it")
         self.answer(other, self.question)
@@ -202,19 +240,20 @@ class Chat:
         elif name == "/set" and " " not in rest:
             names = [option.name for option in fields(SamplingParams) if option.name != "logprobs"]
             yield from ((f"{n} ", len(rest)) for n in names if n.startswith(rest))
-        elif name in ("/save", "/load"):
+        elif name in ("/save", "/load", "/tools"):
             folder, part = os.path.split(rest)
             yield from ((found, len(part)) for found in list_files(Path(folder or ".").expanduser(), part))
 
     def undo(self, rest: str) -> None:
         if rest and not rest.isdecimal():
             raise BadRequest(f"/undo takes a number of turns, not {rest!r}")
-        self.session.rewind(int(rest[:9] or 1))
+        count, asked = int(rest[:9] or 1), find_questions(self.session)
+        self.session.rewind(len(self.session.turns) - asked[-count][0] if 0 < count <= len(asked) else count)
         note(f"{self.turns()} left")
 
     def clear(self, rest: str) -> None:
         refuse_argument(rest, "/clear")
-        self.session = self.engine.session(self.system, **self.options)
+        self.session = self.engine.session(self.system, self.on_overflow, **self.options)
         note("the conversation is empty")
 
     def save(self, rest: str) -> None:
@@ -226,8 +265,30 @@ class Chat:
         from ..engine.session import Session
 
         path = parse_path(rest, "/load")
-        self.session = Session.restore(self.engine, path, **self.options)
+        self.session = Session.restore(self.engine, path, on_overflow=self.on_overflow, **self.options)
         note(f"{path}: {self.turns()}, {len(self.session.tokens)} tokens")
+
+    def set_tools(self, rest: str) -> None:
+        if rest == "off":
+            self.use_functions([])
+        elif rest:
+            self.use_functions(load_functions(Path(rest).expanduser()))
+        names = ", ".join(self.tools.functions)
+        note(f"tools: {names}; each call asks first" if names else "there are no tools; /tools FILE.py gives some")
+
+    def use_functions(self, functions: "list[Callable[..., Any]]") -> None:
+        self.tools.functions = {function.__name__: function for function in functions}
+        if functions or "tools" in self.options:
+            self.options["tools"] = self.session.options["tools"] = (
+                tuple(functions) or tuple(t for t in self.options.get("tools") or () if not callable(t)) or None
+            )
+
+    def context(self, rest: str) -> None:
+        refuse_argument(rest, "/context")
+        used, session = len(self.session.tokens), self.session
+        note(f"{self.turns()}, {used} of {self.engine.context} tokens; when it is full: {self.on_overflow}")
+        if session.summary:
+            note(f"summary of the turns before: {session.summary}")
 
     def stats(self, rest: str) -> None:
         refuse_argument(rest, "/stats")
@@ -242,7 +303,7 @@ class Chat:
             note(line)
 
     def turns(self) -> str:
-        count = len(self.session.turns) - 1
+        count = len(find_questions(self.session))
         return "1 turn" if count == 1 else f"{count} turns"
 
     def describe(self, done: "Completion") -> None:
@@ -258,6 +319,19 @@ class Chat:
             note(f"the answer {describe_end(done, limit)}; {remedy}")
         elif done.finish_reason == "cancelled":
             note("stopped; the answer is kept as far as it came")
+
+
+def find_questions(session: "Session") -> list[tuple[int, str]]:
+    """The number of the turn with which each question was answered first, and the question.
+
+    An answer that calls tools is followed by turns that begin with their results."""
+    found, before = [], session.turns[0]
+    for i, turn in enumerate(session.turns[1:], 1):
+        message = turn.messages[len(before.messages)]
+        if message["role"] != "tool":
+            found.append((i, message.get("content") or ""))
+        before = turn
+    return found
 
 
 def refuse_argument(rest: str, command: str) -> None:

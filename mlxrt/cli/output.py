@@ -46,6 +46,8 @@ class StreamPrinter:
 
     def _show(self, event: Event) -> None:
         """The answer and calls on stdout; reasoning dimmed on stderr, so that a pipe gets the answer alone."""
+        if event.note:
+            note(event.note)
         if event.kind != "reasoning" and self._thinking:
             self._thinking = False
             sys.stderr.write("\n\n")

@@ -39,7 +39,9 @@ def add_prompt_flags(parser: Parser) -> None:
 
 def add_template_flags(parser: Parser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system message")
-    parser.add_argument("--tools", metavar="FILE.json", help="a JSON list of tools for the chat template")
+    parser.add_argument(
+        "--tools", metavar="FILE", help="tools the model may call: a JSON list, or a .py file of functions"
+    )
     parser.add_argument(
         "--thinking", "--enable-thinking", dest="enable_thinking", action=argparse.BooleanOptionalAction,
         help="turn a model's thinking on or off (default: the template's own)",
@@ -119,9 +121,13 @@ def decode_utf8(raw: bytes, source: str) -> str:
         raise BadRequest(f"{source} is not UTF-8: byte {raw[at]:#04x} at {at}; convert it first") from None
 
 
-def read_tools(path: str | None) -> tuple[dict[str, Any], ...] | None:
+def read_tools(path: str | None) -> tuple[Any, ...] | None:
     if path is None:
         return None
+    if path.endswith(".py"):
+        from .chat_tools import load_functions
+
+        return tuple(load_functions(Path(path)))
     try:
         tools = json.loads(decode_utf8(Path(path).read_bytes(), path))
     except (OSError, ValueError, RecursionError) as error:
