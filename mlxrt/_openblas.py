@@ -58,9 +58,11 @@ def yield_to_others() -> str:
     try:
         program = ctypes.CDLL(None)
         threads, set_threads = program.openblas_get_num_threads(), program.openblas_set_num_threads
-        load = os.getloadavg()[0]
-    except (AttributeError, OSError):
+        average, _, _, tasks, _ = Path("/proc/loadavg").read_text().split()
+    except (AttributeError, OSError, ValueError):
         return ""
+    # The average of the last minute, unless less is running at this moment: a build that has just ended does not count.
+    load = min(float(average), int(tasks.partition("/")[0]) - 1)
     free = max(1, round(len(os.sched_getaffinity(0)) - load))
     if free >= threads:
         return ""

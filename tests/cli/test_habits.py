@@ -138,14 +138,20 @@ def test_a_busy_machine_gets_fewer_threads(monkeypatch):
     blas = Blas()
     monkeypatch.setattr(_openblas.ctypes, "CDLL", lambda name: blas)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.3, 0.0, 0.0))
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
-    assert _openblas.yield_to_others() == "" and blas.threads == 8
-    monkeypatch.setattr(os, "getloadavg", lambda: (5.2, 0.0, 0.0))
-    assert "3 of 8 threads" in _openblas.yield_to_others() and blas.threads == 3
-    monkeypatch.setattr(os, "getloadavg", lambda: (50.0, 0.0, 0.0))
-    assert "1 of 3 threads" in _openblas.yield_to_others() and blas.threads == 1
+
+    def choose(load: str, threads: int = 8) -> int:
+        monkeypatch.setattr(_openblas.Path, "read_text", lambda path: load)
+        blas.threads = threads
+        said = _openblas.yield_to_others()
+        assert (f"{blas.threads} of {threads} threads; OMP_NUM_THREADS sets" in said) == (blas.threads != threads)
+        return blas.threads
+
+    assert choose("0.30 0.00 0.00 1/812 1234") == 8
+    assert choose("5.20 0.00 0.00 9/812 1234") == 3
+    assert choose("50.00 0.00 0.00 60/812 1234") == 1
+    assert choose("50.00 0.00 0.00 1/812 1234") == 8  # what kept the machine busy has just ended
+    assert choose("no numbers") == 8
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    blas.threads = 8
-    assert _openblas.yield_to_others() == "" and blas.threads == 8
+    assert choose("50.00 0.00 0.00 60/812 1234") == 8
