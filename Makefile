@@ -61,6 +61,7 @@ test-all: test $(PEERS)
 	@$(BIN)/python -m tests.long.kill_during_save --saves 200
 	@$(BIN)/python -m pytest -rs -m slow tests
 	@$(BIN)/python -m tests.long.check_parity
+	@$(BIN)/python -m tests.long.check_real_models
 
 # The host's hot paths, then mlxrt beside mlx-lm and llama.cpp: a table, an HTML page with plots, a report in the
 # history. Under 10 minutes.
