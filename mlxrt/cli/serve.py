@@ -1,0 +1,137 @@
+"""`mlxrt serve`: the HTTP server."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import BadRequest
+from .flags import Parser, add_engine_flags, engine_config
+from .terminal import note
+
+if TYPE_CHECKING:
+    from ..server.run import ServeOptions
+
+MIN_KEY = 8
+DEFAULT_QUEUE = 64  # for a person's machine: who waits longer is told to come back
+
+
+def add_flags(parser: Parser) -> None:
+    parser.add_argument(
+        "-m",
+        "--model",
+        action="append",
+        metavar="[NAME=]MODEL",
+        help="model to serve, under a name; may repeat: the first is loaded at once, others when asked for",
+    )
+    parser.add_argument(
+        "--alias", action="append", default=[], metavar="NAME", help="another name of the first model; may repeat"
+    )
+    parser.add_argument(
+        "--any-model", action="store_true", help="answer requests for unknown models with the first one"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8080, help="port (default: 8080; 0: any free one)")
+    parser.add_argument("--uds", metavar="PATH", help="listen on a Unix socket instead")
+    parser.add_argument("--api-key-file", metavar="FILE", help="file of keys, one a line; or set MLXRT_API_KEY")
+    parser.add_argument("--insecure", action="store_true", help="listen beyond this machine without a key")
+    parser.add_argument(
+        "--allow-origin", action="append", default=[], metavar="ORIGIN", help="pages that may call; may repeat"
+    )
+    parser.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME", help="further Host names; may repeat"
+    )
+    parser.add_argument("--open-metrics", action="store_true", help="/metrics without a key")
+    parser.add_argument("--max-body", type=int, default=32 << 20, metavar="BYTES", help="largest body (default: 32 MB)")
+    parser.add_argument("--max-models", type=int, default=1, metavar="N", help="models loaded at a time (default: 1)")
+    parser.add_argument(
+        "--idle-unload", type=float, metavar="SECONDS", help="unload a model that was not used for so long"
+    )
+    parser.add_argument(
+        "--grace", type=float, default=30.0, metavar="SECONDS", help="time for running answers at shutdown"
+    )
+    parser.add_argument("--restart", action="store_true", help="load a failed engine again instead of ending")
+    add_engine_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        from ..server.run import serve
+        from ..server.served_models import ServedModels
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise BadRequest(f"{error.name} is not installed; the server needs: pip install 'mlxrt[server]'") from None
+    from dataclasses import replace
+
+    from ..engine.async_engine import AsyncEngine
+    from ..engine.load import load
+
+    config, options = engine_config(args), read_options(args)
+    if "max_queue" not in vars(args):
+        config = replace(config, max_queue=DEFAULT_QUEUE)
+    models = ServedModels(
+        read_models(args.model),
+        config,
+        lambda source, config: AsyncEngine(load(source, config)),
+        tuple(args.alias),
+        args.any_model,
+        args.max_models,
+        args.idle_unload,
+    )
+    return serve(models, options, note)
+
+
+def read_models(given: list[str] | None) -> dict[str, str]:
+    from ..weights.source.alias import DEFAULT
+
+    found: dict[str, str] = {}
+    for text in given or [DEFAULT]:
+        name, equals, source = text.partition("=")
+        if not equals:
+            name, source = default_name(text), text
+        if not name or not source:
+            raise BadRequest(f"--model {text!r}: expected MODEL or NAME=MODEL")
+        if name in found:
+            raise BadRequest(f"--model: {name!r} is given twice")
+        found[name] = source
+    return found
+
+
+def default_name(source: str) -> str:
+    """A folder's or file's own name; aliases and hub ids as they are."""
+    path = Path(source)
+    return path.stem if path.suffix == ".gguf" else path.name if path.is_dir() else source
+
+
+def read_options(args: argparse.Namespace) -> "ServeOptions":
+    from ..server.access import AccessRules
+    from ..server.run import Address, ServeOptions
+
+    address = Address(args.host, args.port, args.uds)
+    keys = read_keys(args.api_key_file)
+    if not address.loopback and not keys and not args.insecure:
+        raise BadRequest(
+            f"--host {args.host} can be reached from other machines: give --api-key-file, or allow all by --insecure"
+        )
+    if "*" in args.allow_origin:
+        raise BadRequest("--allow-origin '*' would let every web page use this server; name the origins")
+    hosts = (*args.allow_host, args.host)
+    rules = AccessRules(keys, tuple(args.allow_origin), hosts, address.loopback, args.max_body, args.open_metrics)
+    return ServeOptions(address, rules, args.grace, args.restart)
+
+
+def read_keys(path: str | None) -> tuple[str, ...]:
+    """From the file or from MLXRT_API_KEY: never from the command line, which other users can read."""
+    text = os.environ.get("MLXRT_API_KEY", "")
+    if path is not None:
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadRequest(f"--api-key-file {path}: {error}") from None
+    keys = tuple(line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#"))
+    if path is not None and not keys:
+        raise BadRequest(f"--api-key-file {path} holds no key")
+    if short := [key for key in keys if len(key) < MIN_KEY]:
+        raise BadRequest(f"an API key has {len(short[0])} characters; at least {MIN_KEY} are needed")
+    return keys

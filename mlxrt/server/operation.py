@@ -1,0 +1,86 @@
+"""For whoever runs the server: health, readiness, metrics, the prefix cache, cancelling a request."""
+
+import asyncio
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import PlainTextResponse, Response
+
+from ..engine.request import Request
+from .answering import read_body
+from .problem import Problem, encode_json
+
+
+def reply(value: object, status: int = 200) -> Response:
+    return Response(encode_json(value), status, media_type="application/json")
+
+
+async def health(http: HttpRequest) -> Response:
+    """Fails once an engine has failed: a server that cannot answer must not look alive."""
+    failure = http.app.state.models.failure
+    return reply({"status": "failed", "error": str(failure)}, 503) if failure else reply({"status": "ok"})
+
+
+async def ready(http: HttpRequest) -> Response:
+    models = http.app.state.models
+    if models.failure or models.closing or models.starting:
+        return reply({"status": "loading" if models.starting else "unavailable"}, 503)
+    return reply({"status": "ready"})
+
+
+async def metrics(http: HttpRequest) -> Response:
+    engines = {m.name: m.engine for m in http.app.state.models.models.values() if m.engine is not None}
+    stats = await asyncio.gather(*(engine.stats() for engine in engines.values()))
+    text = http.app.state.metrics.write(dict(zip(engines, stats)))
+    return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+
+async def show_cache(http: HttpRequest) -> Response:
+    """Counts and sizes, never texts."""
+    found = {}
+    for model in http.app.state.models.models.values():
+        if model.engine is not None:
+            s = await model.engine.stats()
+            found[model.name] = {
+                "nodes": s.stored_nodes,
+                "bytes": s.kv_stored,
+                "limit": s.kv_limit,
+                "hits": s.hits,
+                "misses": s.misses,
+                "reused_tokens": s.reused_tokens,
+                "evictions": s.evictions,
+                "disk": None if s.disk is None else {"nodes": s.disk.nodes, "bytes": s.disk.bytes},
+            }
+    return reply({"object": "list", "models": found})
+
+
+async def clear_cache(http: HttpRequest) -> Response:
+    cleared = {}
+    for model in http.app.state.models.models.values():
+        if model.engine is not None:
+            cleared[model.name] = await asyncio.to_thread(model.engine.engine.clear_prefix_cache)
+    return reply({"cleared": cleared})
+
+
+async def warm_cache(http: HttpRequest) -> Response:
+    """Compute a conversation's prefix now, so that the first question about it is answered at once."""
+    body = await read_body(http)
+    messages, prompt = body.items("messages"), body.text("prompt")
+    if (messages is None) == (prompt is None):
+        raise Problem(400, "give either messages or prompt")
+    async with http.app.state.models.use(body.text("model")) as (_, engine):
+        body.finish()
+        given = {"messages": tuple(messages)} if messages is not None else {"prompt": prompt}
+        tokens = await asyncio.to_thread(engine.engine.encode, Request(**given))  # type: ignore[arg-type]
+        state = await asyncio.to_thread(engine.engine.compute_state, tokens)
+    return reply({"tokens": len(tokens), "cached": 0 if state is None else len(state)})
+
+
+async def cancel(http: HttpRequest) -> Response:
+    """End a request by the id its response carries in x-request-id."""
+    wanted = http.path_params["id"]
+    engine, ids = http.app.state.running.get(wanted, (None, ()))
+    if engine is None:
+        raise Problem(404, f"no request {wanted[:80]!r} is running", code="request_not_found")
+    for id in ids:
+        await engine.cancel(id)
+    return reply({"id": wanted, "cancelled": True})

@@ -1,0 +1,152 @@
+"""Runs the server: sockets, start, graceful shutdown, and an exit code that tells whether an engine failed."""
+
+import asyncio
+import ipaddress
+import logging
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import BadRequest, MlxrtError
+from .access import AccessControl, AccessRules
+from .app import build_app
+from .served_models import ServedModels
+
+log = logging.getLogger("mlxrt.server")
+
+SEND_BUFFER = 16384  # bytes the kernel holds for a client: the engine notices a slow reader early
+BACKLOG = 256
+WATCH_S = 0.25
+
+
+@dataclass(frozen=True)
+class Address:
+    host: str = "127.0.0.1"
+    port: int = 8080
+    path: str | None = None  # of a Unix socket, instead of host and port
+
+    @property
+    def loopback(self) -> bool:
+        if self.path is not None or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def open(self) -> socket.socket:
+        """A listening socket; BadRequest where the address is taken or not ours."""
+        try:
+            sock = self._bind()
+        except OSError as error:
+            where = self.path or f"{self.host}:{self.port}"
+            raise BadRequest(f"cannot listen on {where}: {error.strerror or error}; choose another --port") from None
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # accepted sockets inherit it
+        sock.listen(BACKLOG)
+        return sock
+
+    def _bind(self) -> socket.socket:
+        if self.path is not None:
+            if os.path.exists(self.path) and not is_listening(self.path):
+                os.unlink(self.path)  # left behind by a server that was killed
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            before = os.umask(0o177)  # for this user only
+            try:
+                sock.bind(self.path)
+            finally:
+                os.umask(before)
+            return sock
+        [family, kind, protocol, _, address], *_ = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        return sock
+
+    def url(self, sock: socket.socket) -> str:
+        if self.path is not None:
+            return f"unix:{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{sock.getsockname()[1]}"
+
+
+def is_listening(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(path) == 0
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    address: Address
+    rules: AccessRules
+    grace_s: float = 30.0  # running answers get so long when the server is asked to stop
+    restart: bool = False  # load a failed engine again instead of ending
+
+
+def serve(models: ServedModels, options: ServeOptions, announce: Callable[[str], None]) -> int:
+    """Serve until a signal or a failure; 0, or 1 where an engine failed."""
+    return asyncio.run(Runner(models, options, announce).run())
+
+
+class Runner:
+    def __init__(self, models: ServedModels, options: ServeOptions, announce: Callable[[str], None]):
+        self._models, self._options, self._announce = models, options, announce
+
+    async def run(self) -> int:
+        import uvicorn
+
+        sock = self._options.address.open()
+        app: AccessControl = build_app(self._models, self._options.rules)
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=max(1, int(self._options.grace_s)),
+            server_header=False,
+        )
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[sock]))
+        watching = asyncio.create_task(self._watch(server, sock))
+        idle = asyncio.create_task(self._models.unload_idle())
+        try:
+            await serving
+        finally:
+            for task in (watching, idle):
+                task.cancel()
+            results = await asyncio.gather(watching, idle, return_exceptions=True)
+            await self._models.close(finish=False)
+            if self._options.address.path is not None:
+                os.unlink(self._options.address.path)
+        failed = next((r for r in results if isinstance(r, MlxrtError)), None) or self._models.failure
+        if failed is not None:
+            log.error(f"the server stops: {failed}")
+            return 1
+        return 0
+
+    async def _watch(self, server, sock: socket.socket) -> None:
+        """Load the first model, say where it is served, then stop the server when an engine fails or a signal came."""
+        try:
+            model = await self._models.start()
+        except MlxrtError:
+            server.should_exit = True
+            raise
+        self._announce(describe_start(self._options.address.url(sock), model))
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if server.should_exit:
+                self._models.closing = True
+            if self._models.find_failure() is None:
+                continue
+            if self._options.restart:
+                await self._models.restart_failed()
+                continue
+            await asyncio.sleep(1.0)  # every client has got its error by then
+            server.should_exit = True
+            return
+
+
+def describe_start(url: str, model) -> str:
+    inner = model.engine.engine
+    limit = inner.core.memory.limit
+    return f"{url} serves {model.name}, context {inner.context} tokens, memory up to {limit / 2**30:.1f} GB"
