@@ -1,0 +1,89 @@
+"""Who may use the server: hosts, origins, keys, sizes; and what is logged."""
+
+import logging
+
+import httpx
+import pytest
+
+from mlxrt.cli import main
+from mlxrt.server.access import AccessRules
+
+from .conftest import running
+
+KEY = "a-secret-key-of-some-length"
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8080", "127.9.9.9", "[::1]:80", "app.localhost:1"])
+def test_loopback_names_are_known(server, host):
+    assert server.get("/health", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "10.0.0.1", "localhost.evil"]
+)
+def test_other_names_are_refused(server, host):
+    """DNS rebinding: a page of another site makes its own name point here."""
+    assert server.get("/health", headers={"host": host}).status_code == 403
+
+
+def test_pages_of_other_origins_are_refused_before_the_body_is_read(server):
+    for headers in ({"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}):
+        assert server.post("/v1/chat/completions", {}, headers=headers).status_code == 403
+    own = server.get("/v1/models", headers={"origin": server.url})
+    assert own.status_code == 200 and "access-control-allow-origin" not in own.headers
+
+
+def test_named_origins_may_call():
+    rules = AccessRules(origins=("http://app.example",), keys=(KEY,))
+    with running(rules) as server:
+        asked = httpx.options(server.url + "/v1/models", headers={"origin": "http://app.example"})
+        assert asked.status_code == 204 and asked.headers["access-control-allow-origin"] == "http://app.example"
+        assert "authorization" in asked.headers["access-control-allow-headers"]
+        assert server.get("/v1/models", headers={"origin": "http://app.example"}).status_code == 401
+
+
+def test_keys_open_everything_but_the_page_and_health():
+    with running(AccessRules(keys=(KEY, "another-secret-key"))) as server:
+        assert server.get("/health").status_code == 200 and server.get("/ready").json() == {"status": "ready"}
+        for path in ("/v1/models", "/metrics", "/v1/cache", "/api/tags"):
+            assert server.get(path).status_code == 401, path
+        assert server.get("/v1/models", headers={"authorization": "Bearer wrong-key-here"}).status_code == 401
+        for headers in ({"authorization": f"Bearer {KEY}"}, {"x-api-key": "another-secret-key"}):
+            assert server.get("/v1/models", headers=headers).status_code == 200
+
+
+def test_a_body_over_the_limit_is_413_announced_or_not():
+    with running(AccessRules(max_body=1000)) as server:
+        assert server.post("/v1/chat/completions", {"x": "y" * 2000}).status_code == 413
+        chunked = httpx.post(server.url + "/api/chat", content=iter([b"a" * 600, b"b" * 600]))
+        assert chunked.status_code == 413 and "error" in chunked.json()
+        assert server.chat().status_code == 200
+
+
+def test_request_ids_are_kept_or_made(server):
+    assert server.get("/health", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    made = server.get("/health", headers={"x-request-id": "a b\tc" * 50}).headers["x-request-id"]
+    assert made.startswith("req_")
+
+
+def test_the_log_has_no_prompt(server, caplog):
+    caplog.set_level(logging.DEBUG, "mlxrt.server")
+    logging.getLogger("mlxrt").propagate = True
+    server.chat("my secret question")
+    text = "\n".join(record.getMessage() for record in caplog.records)
+    assert "POST /v1/chat/completions 200" in text and "secret" not in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--host", "0.0.0.0"], "--insecure"),
+        (["--allow-origin", "*"], "every web page"),
+        (["--api-key-file", "/nonexistent"], "--api-key-file"),
+        (["--model", "a=b", "--model", "a=c"], "twice"),
+        (["--model", "=x"], "NAME=MODEL"),
+    ],
+)
+def test_flags_that_cannot_be_right(capsys, flags, text):
+    assert main(["serve", *flags]) == 2
+    assert text in capsys.readouterr().err

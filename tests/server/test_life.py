@@ -1,0 +1,130 @@
+"""The life of a request: clients that leave, cancel or read slowly; models that come and go; a graceful end."""
+
+import json
+import socket
+import threading
+
+import httpx
+
+from .conftest import running, wait_for
+
+LONG = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 400}
+
+
+def idle(server) -> bool:
+    core = server.engine.core
+    return not core.busy and not core.outputs.states
+
+
+def test_a_client_that_leaves_a_stream_ends_its_request(server):
+    server.script.append("z" * 400)
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=LONG | {"stream": True}) as answer:
+        next(answer.iter_text())
+    wait_for(lambda: idle(server))
+    assert server.engine.stats().finished.get("cancelled", 0) >= 1
+
+
+def test_a_client_that_leaves_a_plain_call_ends_its_request(server):
+    before = server.engine.stats().finished.get("cancelled", 0)
+    server.script.append("z" * 400)
+    body = json.dumps(LONG).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head + body)
+        wait_for(lambda: server.engine.core.busy)
+    wait_for(lambda: idle(server))
+    assert server.engine.stats().finished["cancelled"] == before + 1
+
+
+def test_a_request_is_cancelled_by_its_id(server):
+    server.script.append("z" * 400)
+    with httpx.stream(
+        "POST", f"{server.url}/v1/chat/completions", json=LONG | {"stream": True}, headers={"x-request-id": "stop-me"}
+    ) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        assert httpx.delete(f"{server.url}/v1/requests/stop-me").json() == {"id": "stop-me", "cancelled": True}
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]" and '"finish_reason":"stop"' in rest[-2]
+    assert server.post("/v1/requests/stop-me/cancel").status_code == 404
+
+
+def test_models_load_on_demand_and_make_space(server):
+    with running(names=("one", "two")) as two:
+        assert two.models.models["two"].engine is None
+        assert two.chat(model="two").status_code == 200
+        assert two.models.models["one"].engine is None and two.models.models["two"].engine is not None
+        assert [m["id"] for m in two.get("/v1/models").json()["data"]] == ["one", "two"]
+        assert two.chat(model="one:latest").status_code == 200
+
+
+def test_an_idle_model_is_unloaded_and_comes_back():
+    with running(idle_s=0.2) as server:
+        assert server.chat().status_code == 200
+        wait_for(lambda: server.models.default.engine is None)
+        assert server.chat().status_code == 200
+
+
+def test_aliases_and_any_name():
+    with running(aliases=("gpt-4o",), any_name=False) as server:
+        assert server.chat(model="gpt-4o").status_code == 200 and server.chat(model="gpt-5").status_code == 404
+    with running(any_name=True) as server:
+        assert server.chat(model="claude-sonnet").status_code == 200
+
+
+def test_running_answers_are_finished_at_shutdown():
+    with running() as server:
+        server.script.append("y" * 200)
+        server.slow_down(0.005)
+        found: list[str] = []
+
+        def read() -> None:
+            found.append(server.chat(max_tokens=300).json()["choices"][0]["message"]["content"])
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        wait_for(lambda: server.engine.core.busy)
+        server.models.stop()
+        reader.join(30)
+        assert found == ["y" * 200]
+    assert server.result == [0]
+
+
+def test_metrics_count_what_happened():
+    with running() as server:
+        for _ in range(3):
+            server.chat()
+        text = server.get("/metrics").text
+        assert 'vllm:request_success_total{finished_reason="length"} 3' in text
+        assert "vllm:generation_tokens_total 24" in text and "vllm:time_to_first_token_seconds_count 3" in text
+        assert 'vllm:num_requests_running{model_name="toy"} 0' in text
+
+
+def test_the_prefix_cache_is_shown_warmed_and_cleared():
+    with running() as server:
+        question = [{"role": "user", "content": "a question to warm " * 5}]
+        warmed = server.post("/v1/cache/warm", {"model": "toy", "messages": question}).json()
+        assert warmed["cached"] > 64
+        used = server.chat(messages=question).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert used >= warmed["cached"] - 16
+        assert server.get("/v1/cache").json()["models"]["toy"]["nodes"] > 0
+        httpx.delete(f"{server.url}/v1/cache")
+        assert server.get("/v1/cache").json()["models"]["toy"]["nodes"] == 0
+
+
+def test_the_page_is_served_and_ollamas_words_too(server):
+    page = server.get("/", headers={"accept": "text/html"})
+    assert "<title>mlxrt</title>" in page.text and "default-src 'self'" in page.headers["content-security-policy"]
+    assert server.get("/").text == "Ollama is running" and httpx.head(server.url).status_code == 200
+    for name in ("app.js", "style.css", "markdown.js", "icon.svg"):
+        assert server.get(f"/page/{name}").status_code == 200
+    for name in ("..%2frun.py", "nothing.js", "%2e%2e%2frun.py"):
+        assert server.get(f"/page/{name}").status_code == 404
+
+
+def test_keep_alives_come_by_the_clock(monkeypatch):
+    monkeypatch.setattr("mlxrt.server.answering.KEEP_ALIVE_S", 0.05)
+    with running() as slow:
+        slow.slow_down(0.3)
+        assert ": keep-alive" in slow.chat(stream=True, max_tokens=2).text

@@ -1,0 +1,130 @@
+"""Every protocol gives the engine's tokens, in the frames its own clients read."""
+
+import json
+
+import anthropic
+import ollama
+import openai
+import pytest
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def alone(server, **options) -> str:
+    return server.engine.generate(MESSAGES, max_tokens=12, **options).text
+
+
+@pytest.fixture
+def client(server):
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused-key", max_retries=0)
+
+
+@pytest.fixture
+def claude(server):
+    return anthropic.Anthropic(base_url=server.url, api_key="unused-key", max_retries=0)
+
+
+@pytest.fixture
+def llama(server):
+    return ollama.Client(server.url)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 7}])
+def test_openai_chat_equals_the_engine(server, client, sampling):
+    answer = client.chat.completions.create(model="toy", messages=MESSAGES, max_tokens=12, **sampling)
+    chunks = list(
+        client.chat.completions.create(model="toy", messages=MESSAGES, max_tokens=12, stream=True, **sampling)
+    )
+    assert answer.choices[0].message.content == alone(server, **sampling)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == alone(server, **sampling)
+    assert chunks[0].choices[0].delta.role == "assistant" and chunks[-1].choices[0].finish_reason == "length"
+    assert all(c.usage is None for c in chunks)
+
+
+def test_openai_usage_is_sent_once_and_only_if_asked(client):
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(client.chat.completions.create(model="toy", messages=MESSAGES, max_tokens=3, **options))
+    told = [c for c in chunks if c.usage is not None]
+    assert len(told) == 1 and told[0].choices == [] and told[0] is chunks[-1]
+    assert told[0].usage.completion_tokens == 3
+    assert told[0].usage.total_tokens == told[0].usage.prompt_tokens + 3
+
+
+def test_openai_several_choices_draw_differently_and_the_first_as_alone(server, client):
+    options = {"temperature": 1.0, "seed": 3, "max_tokens": 12}
+    many = client.chat.completions.create(model="toy", messages=MESSAGES, n=3, **options)
+    texts = [choice.message.content for choice in many.choices]
+    assert texts[0] == alone(server, temperature=1.0, seed=3) and len(set(texts)) == 3
+
+
+def test_openai_log_probabilities_are_the_engines(server, client):
+    answer = client.chat.completions.create(model="toy", messages=MESSAGES, max_tokens=3, logprobs=True, top_logprobs=4)
+    own = server.engine.generate(MESSAGES, max_tokens=3, logprobs=4).logprobs
+    for step, told in zip(own, answer.choices[0].logprobs.content, strict=True):
+        assert told.logprob == pytest.approx(step[0][1], abs=1e-5) and len(told.top_logprobs) == 4
+
+
+def test_openai_completions_take_texts_and_tokens(server, client):
+    tokens = server.engine.tokenizer.encode("abc")
+    answer = client.completions.create(model="toy", prompt=["abc", "xyz"], max_tokens=6, echo=True)
+    by_tokens = client.completions.create(model="toy", prompt=tokens, max_tokens=6)
+    own = [server.engine.generate(text, max_tokens=6).text for text in ("abc", "xyz")]
+    assert [c.text for c in answer.choices] == ["abc" + own[0], "xyz" + own[1]]
+    assert by_tokens.choices[0].text == own[0]
+
+
+def test_openai_responses_whole_and_streamed(server, client):
+    whole = client.responses.create(model="toy", input="hello", max_output_tokens=12)
+    server.script.append("short")
+    with client.responses.stream(model="toy", input="hello", max_output_tokens=12) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert whole.output_text == alone(server) and whole.status == "incomplete"
+    assert final.output_text == "short" and final.status == "completed" and kinds[-1] == "response.completed"
+
+
+def test_anthropic_messages_whole_and_streamed(server, claude):
+    server.script += ["it ends", "it ends"]
+    whole = claude.messages.create(model="toy", max_tokens=40, messages=MESSAGES)
+    with claude.messages.stream(model="toy", max_tokens=40, messages=MESSAGES) as stream:
+        text, final = "".join(stream.text_stream), stream.get_final_message()
+    cut = claude.messages.create(model="toy", max_tokens=12, messages=MESSAGES)
+    assert whole.content[0].text == text == "it ends"
+    assert whole.stop_reason == final.stop_reason == "end_turn" and cut.stop_reason == "max_tokens"
+    assert cut.content[0].text == alone(server)
+    assert (
+        final.usage.input_tokens + final.usage.cache_read_input_tokens
+        == claude.messages.count_tokens(model="toy", messages=MESSAGES).input_tokens
+    )
+
+
+def test_ollama_chat_and_generate(server, llama):
+    options = {"num_predict": 12}
+    whole = llama.chat("toy", MESSAGES, options=options)
+    parts = list(llama.chat("toy", MESSAGES, options=options, stream=True))
+    raw = llama.generate("toy", "abc", raw=True, options=options)
+    assert whole.message.content == "".join(p.message.content for p in parts) == alone(server)
+    assert whole.done_reason == "length" and whole.eval_count == 12 and parts[-1].done
+    assert raw.response == server.engine.generate("abc", max_tokens=12).text
+    assert [m.model for m in llama.list().models] == ["toy"] and llama.ps().models[0].context_length == 512
+    assert llama.chat("toy", []).done_reason == "load" and llama.pull("toy").status == "success"
+
+
+def test_a_conversation_reuses_its_prefix(server, client):
+    messages = [{"role": "user", "content": "a long enough question " * 4}]
+    for turn in range(3):
+        answer = client.chat.completions.create(model="toy", messages=messages, max_tokens=8)
+        cached = answer.usage.prompt_tokens_details.cached_tokens
+        assert (cached > 64) == (turn > 0)
+        messages += [{"role": "assistant", "content": answer.choices[0].message.content}, MESSAGES[0]]
+
+
+def test_a_stream_is_exactly_framed(server):
+    server.script.append('quo"te\n')
+    answer = server.chat(max_tokens=40, stream=True)
+    frames = answer.text.split("\n\n")
+    assert frames[-2:] == ["data: [DONE]", ""] and answer.headers["content-type"].startswith("text/event-stream")
+    bodies = [json.loads(frame.removeprefix("data: ")) for frame in frames[:-2]]
+    assert "".join(b["choices"][0]["delta"].get("content", "") for b in bodies) == 'quo"te\n'
+    assert [b["choices"][0]["finish_reason"] for b in bodies][-1] == "stop"
+    assert len({b["id"] for b in bodies}) == 1 and all(b["object"] == "chat.completion.chunk" for b in bodies)
