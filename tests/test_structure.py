@@ -30,20 +30,24 @@ LAYERS = {
     "cache.storage": "errors cache cache.memory weights",
     "engine": "errors _openblas config cache text kernels cache.memory models weights cache.storage",
     "bench": "errors config _openblas cache kernels cache.memory text models weights engine",
-    "cli": "errors config _openblas kernels cache.memory text models weights cache.storage engine bench",
+    "server": "errors config cache text weights engine",
+    "cli": "errors config _openblas kernels cache.memory text models weights cache.storage engine bench server",
     "__main__": "cli",
 }
 PUBLIC_NAMES = "mlxrt"  # the package's __init__: only _openblas at once, everything else by name when asked for
 
 NEVER = ("torch", "transformers", "mlx_lm", "tests", "bench", "examples")  # models/mlx_lm_adapter.py: by name, late
 BACKENDS = "mlxrt.bench.backends."  # programs of their own, each stands for the engine it imports
-HEAVY = ("gguf", "huggingface_hub", "jinja2", "prompt_toolkit", "rich", "safetensors", "sentencepiece", "tokenizers")
+HEAVY = (
+    "gguf", "huggingface_hub", "jinja2", "llguidance", "prompt_toolkit", "rich", "safetensors", "sentencepiece",
+    "tokenizers",
+)  # fmt: skip
 IMPORTED_LATE = ("mlxrt.text.template_sandbox",)  # made of a heavy library: imported whole, inside functions only
 
 LONGEST_FILE, LONGEST_FUNCTION, MEDIAN_FILE = 600, 60, 140
 TOP_LEVEL = set(
     """__init__.py __init__.pyi __main__.py _openblas.py py.typed errors.py config.py
-    engine cache models kernels weights text bench cli""".split()
+    engine cache models kernels weights text bench cli server""".split()
 )
 
 # Underscore names that are public after all, or belong to another library.
@@ -65,6 +69,8 @@ BROAD = {
     "mlxrt.engine.async_stream.begun": "forgets what could not be opened, then raises on",
     "mlxrt.engine.async_engine._run_jobs": "carried to the coroutine that asked",
     "mlxrt.engine.async_engine._run": "the step that failed has message every caller; the thread only ends",
+    "mlxrt.server.access.__call__": "an answer must come whatever happened; it is logged with its request's id",
+    "mlxrt.server.answering.stream_frames": "the status is out, so the stream itself must tell what went wrong",
     "mlxrt.text.vocabulary.rust_call": "the Rust library raises Exception itself, and panics as a BaseException",
     "mlxrt.cli.chat_tools.load_functions": "a user's file of tools may raise anything; it is reported",
     "mlxrt.cli.chat_tools._run": "a user's tool may raise anything; the model is told",

@@ -19,6 +19,7 @@ COMMANDS = {
     "generate": "answer one prompt",
     "chat": "chat with a model in the terminal",
     "run": "chat with a model, or answer the prompt that follows its name",
+    "serve": "serve models over HTTP: OpenAI, Anthropic and Ollama protocols, a web page",
     "pull": "download a model into the cache",
     "convert": "write a model in another format",
     "info": "show what a model needs and what this machine has",

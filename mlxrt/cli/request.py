@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..engine.generation_defaults import APPLIED_KEYS, read_defaults
 from ..engine.request import Request, SamplingParams
-from ..errors import BadCheckpoint, BadRequest, NoTokenizer
+from ..errors import BadRequest, NoTokenizer
 from .flags import Parser
 from .terminal import note
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from ..engine.load import OpenModel
     from ..text import Tokenizer
 
-APPLIED_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 IGNORED_KEYS = frozenset(
     (
         "do_sample", "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version",
@@ -162,22 +162,6 @@ def require_tokenizer(model: "OpenModel | Engine") -> "Tokenizer":
 def require_template(model: "OpenModel | Engine") -> None:
     if not require_tokenizer(model).has_template:
         raise BadRequest(f"{model.source.name} has no chat template; `mlxrt generate --raw` continues plain text")
-
-
-def read_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling options of a generation_config.json that take effect."""
-    found = {key: generation[key] for key in APPLIED_KEYS if generation.get(key) is not None}
-    for key, value in found.items():
-        try:
-            SamplingParams(**{key: value})
-        except BadRequest as error:
-            raise BadCheckpoint(f"generation_config.json: {error}; correct the file") from None
-    sample = generation.get("do_sample")
-    if sample is not None and not isinstance(sample, bool):
-        raise BadCheckpoint(f"generation_config.json: do_sample must be true or false, not {sample!r}")
-    if sample is False or (sample is None and "temperature" not in found):
-        return {key: value for key, value in found.items() if key == "repetition_penalty"}
-    return {"temperature": 1.0} | found  # HF's own value where sampling is on and no temperature is named
 
 
 def merge_defaults(generation: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:

@@ -37,14 +37,15 @@ class AnswerGrammars:
         if tools and request.tool_choice not in ("auto", "none"):
             if wanted is not None:
                 raise BadRequest("tool_choice demands a call and response_format an answer; give one of the two")
-            return self._after_reasoning(self._required_calls(str(request.tool_choice), tools), request, prompt)
+            return self._after_reasoning(self._required_calls(request, tools), request, prompt)
         if wanted is not None:
             return self._after_reasoning(self._compiler.matcher(wanted), request, prompt)
-        return self._optional_calls(tools) if tools and request.tool_choice == "auto" else None
+        return self._optional_calls(request, tools) if tools and request.tool_choice == "auto" else None
 
     # Tool calls
 
-    def _required_calls(self, choice: str, tools: list[dict[str, Any]]) -> GrammarMatcher:
+    def _required_calls(self, request: Request, tools: list[dict[str, Any]]) -> GrammarMatcher:
+        choice = request.tool_choice
         if choice != "required":
             tools = [tool for tool in tools if tool["function"]["name"] == choice]
             if not tools:
@@ -54,9 +55,9 @@ class AnswerGrammars:
             raise BadRequest(
                 f"tool_choice cannot be enforced for calls in the format {self._answers.found.calls}; use auto"
             )
-        return self._compile_calls(form, tools, from_begin=True)
+        return self._compile_calls(form, tools, from_begin=True, several=request.parallel_tool_calls)
 
-    def _optional_calls(self, tools: list[dict[str, Any]]) -> GatedMatcher | None:
+    def _optional_calls(self, request: Request, tools: list[dict[str, Any]]) -> GatedMatcher | None:
         form = self._call_grammar
         if form is None or not form.begin:
             if any(is_strict(tool) for tool in tools):
@@ -69,15 +70,17 @@ class AnswerGrammars:
                 raise
             log.warning(f"calls are not held to their schemas: {error}")
             return None
-        return GatedMatcher(matcher, self._tokenizer, form.begin, repeats=True)
+        return GatedMatcher(matcher, self._tokenizer, form.begin, repeats=request.parallel_tool_calls, blank=False)
 
     @cached_property
     def _call_grammar(self) -> CallGrammar | None:
         return CALL_GRAMMARS.get(self._answers.found.calls)
 
-    def _compile_calls(self, form: CallGrammar, tools: list[dict[str, Any]], from_begin: bool) -> GrammarMatcher:
+    def _compile_calls(
+        self, form: CallGrammar, tools: list[dict[str, Any]], from_begin: bool, several: bool = True
+    ) -> GrammarMatcher:
         lenient = {tool["function"]["name"]: self._is_lenient(tool) for tool in tools}
-        text = write_call_grammar(form, tools, lenient, self._write_marker, from_begin)
+        text = write_call_grammar(form, tools, lenient, self._write_marker, from_begin, several)
         return self._compiler.matcher(ResponseFormat("grammar", text))
 
     def _is_lenient(self, tool: Mapping[str, Any]) -> bool:

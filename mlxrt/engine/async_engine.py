@@ -231,6 +231,11 @@ class AsyncEngine:
     async def stats(self) -> Stats:
         return await asyncio.to_thread(self.engine.stats)
 
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the engine stopped by itself, if it did."""
+        return self.engine.core.failure
+
     async def cancel(self, id: int) -> None:
         """End a request; its reader gets a last event."""
         await asyncio.wrap_future(self.thread.post(lambda: self.engine.cancel(id)))

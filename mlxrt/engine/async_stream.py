@@ -63,6 +63,7 @@ class EventBuffer:
     ):
         self._engine, self.loop, self._capacity, self._post = engine, loop, capacity, post
         self.ids: list[int] = []
+        self.prompt_tokens = 0  # of all requests
         self.events: deque[Event] = deque()  # appended on the engine's thread
         self.arrival = asyncio.Event()
         self.abandoned = False  # nobody will read any more
@@ -82,6 +83,8 @@ class EventBuffer:
                 if self.abandoned:
                     break
                 self.ids.append(self._engine.submit(request, listen, prompt))
+                if (state := self._engine.core.outputs.states.get(self.ids[-1])) is not None:
+                    self.prompt_tokens += len(state.seq.prompt)
         except BaseException:  # whatever it was: nobody will read what was submitted
             self.abandon()
             raise
@@ -166,6 +169,30 @@ class AsyncStream(AsyncIterator[Event]):
         if isinstance(event.error, EngineClosed):
             raise event.error
         return event
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all requests; known once they have `begun`."""
+        return self.buffer.prompt_tokens
+
+    async def read(self, timeout: float | None = None) -> list[Event]:
+        """All events that have arrived; waits for the first, and gives none when `timeout` seconds have passed."""
+        ids, buffer = () if self._closed else await self.begun(), self.buffer
+        buffer.check_loop()
+        if not buffer.events and not self._closed and self._last_events < len(ids):
+            buffer.arrival.clear()
+            try:
+                await asyncio.wait_for(buffer.arrival.wait(), timeout)
+            except TimeoutError:
+                return []
+        found: list[Event] = []
+        while buffer.events and not self._closed:
+            event = buffer.pop()
+            self._last_events += event.finish_reason is not None
+            if isinstance(event.error, EngineClosed):
+                raise event.error
+            found.append(event)
+        return found
 
     async def read_all(self) -> dict[int, list[Event]]:
         """Wait for the end; the events by request."""

@@ -214,6 +214,11 @@ class EngineCore:
         if self._closed:
             raise self.closed_error("the engine is closed; load it again")
 
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the engine stopped by itself, if it did."""
+        return self._failure
+
     def closed_error(self, message: str) -> EngineClosed:
         if self._failure is None:
             return EngineClosed(message)

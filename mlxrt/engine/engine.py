@@ -238,6 +238,16 @@ class Engine:
             core.runner.flush()
             return SequenceState.fit(known, seq.parts)  # the prefix cache has no node for every checkpoint
 
+    def clear_prefix_cache(self) -> int:
+        """Forget every cached prefix that no running request holds; how many nodes there were."""
+        core = self.core
+        with core.exclusive():
+            if core.prefix_cache is None:
+                return 0
+            count = len(core.prefix_cache)
+            core.prefix_cache.clear()
+        return count
+
     def save_state(self, path: Path, state: SequenceState, extra: dict[str, Any]) -> str:
         """Write a state and `extra` to a file; its digest."""
         core = self.core

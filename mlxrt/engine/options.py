@@ -39,6 +39,7 @@ class GenerateOptions(TypedDict, total=False):
     ignore_eos: bool
     tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None
     tool_choice: str | Mapping[str, Any]
+    parallel_tool_calls: bool
     template_options: Mapping[str, Any]
     thinking: str
     thinking_budget: int | None

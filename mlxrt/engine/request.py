@@ -85,6 +85,7 @@ class Request:
     params: SamplingParams = SamplingParams()
     tools: tuple[Any, ...] | None = None  # OpenAI's form, or Python functions
     tool_choice: str | Mapping[str, Any] = "auto"  # or "none" (not offered), "required", a tool's name
+    parallel_tool_calls: bool = True  # False: at most one call, where calls can be enforced
     template_options: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
     thinking: str = "auto"  # or "on", "off"
     thinking_budget: int | None = None  # tokens of reasoning, then it is ended
@@ -115,6 +116,8 @@ class Request:
         if self.tools is not None:
             object.__setattr__(self, "tools", tuple(self.tools))
         self._check_tool_choice()
+        if not isinstance(self.parallel_tool_calls, bool):
+            raise BadRequest(f"parallel_tool_calls must be True or False, not {self.parallel_tool_calls!r:.40}")
         if not isinstance(self.template_options, Mapping):
             raise BadRequest(f"template_options must be a dict, not {type(self.template_options).__name__}")
         if self.thinking_budget is not None:

@@ -11,7 +11,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,9 +20,9 @@ from .problem import WRITERS, Problem, describe, encode_json, protocol_of
 
 log = logging.getLogger("mlxrt.server")
 
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 OPEN_PATHS = ("/", "/health", "/ready", "/favicon.ico")  # without a key: they tell nothing about anybody's requests
 OPEN_PREFIX = "/page/"
@@ -130,7 +130,7 @@ class Body:
     def __init__(self, receive: Receive, limit: int):
         self._receive, self._limit, self._size = receive, limit, 0
 
-    async def __call__(self) -> dict[str, Any]:
+    async def __call__(self) -> MutableMapping[str, Any]:
         message = await self._receive()
         if message["type"] == "http.request":
             self._size += len(message.get("body", b""))
@@ -153,7 +153,7 @@ class Answer:
         self.status: int | None = None
         self.complete = False
 
-    async def __call__(self, message: dict[str, Any]) -> None:
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message = {**message, "headers": [*message.get("headers", ()), *self._headers]}

@@ -168,7 +168,7 @@ def read_tools(body: Fields) -> dict[str, Any]:
         kind, name = choice.text("type", ("auto", "any", "tool", "none")), choice.text("name")
         parallel = not choice.flag("disable_parallel_tool_use")
         choice.finish()
-    tools = []
+    tools: list[dict[str, Any]] = []
     for i, tool in enumerate(given or ()):
         if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
             raise body.fail(f"tools[{i}]", "expected an object with a name")
@@ -242,7 +242,13 @@ class MessageWriter:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 0,
         }
-        message = {"id": self.id, "type": "message", "role": "assistant", "model": self._model, "content": []}
+        message: dict[str, Any] = {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+        }
         message |= {"stop_reason": None, "stop_sequence": None, "usage": usage}
         return self._frame("message_start", {"message": message})
 

@@ -59,12 +59,8 @@ def read_completions(body: Fields, engine: AsyncEngine) -> tuple[Call, list[str]
     given = {"logprobs": max(logprobs, 1) if logprobs is not None else 0, "stop": read_stop(body, "stop")}
     max_tokens = body.integer("max_tokens", 1)
     params = read_sampling(body, engine, given, 16 if max_tokens is None else max_tokens)  # OpenAI's default
-    options = {"params": params, "deadline_s": read_timeout(body), **read_response_format(body)}
-    requests = [
-        r
-        for p in prompts
-        for r in spread(Request(**{"prompt" if isinstance(p, str) else "tokens": p}, **options), count)
-    ]
+    options: dict[str, Any] = {"params": params, "deadline_s": read_timeout(body), **read_response_format(body)}
+    requests = [r for p in prompts for r in spread(make_request(p, options), count)]
     tokenizer = engine.engine.tokenizer
     echo = (
         [p if isinstance(p, str) else tokenizer.decode(p) for p in prompts]
@@ -92,6 +88,10 @@ def read_prompts(body: Fields) -> list[str | tuple[int, ...]]:
 
 def is_token(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def make_request(prompt: str | tuple[int, ...], options: dict[str, Any]) -> Request:
+    return Request(prompt=prompt, **options) if isinstance(prompt, str) else Request(tokens=prompt, **options)
 
 
 class TextWriter:

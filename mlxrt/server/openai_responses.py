@@ -124,7 +124,7 @@ def read_content(item: Fields, key: str = "content") -> str:
 def read_tools(body: Fields) -> dict[str, Any]:
     given, choice = body.items("tools", 1024), body.raw("tool_choice")
     parallel = body.flag("parallel_tool_calls", True)
-    tools = []
+    tools: list[dict[str, Any]] = []
     for i, tool in enumerate(given or ()):
         if not isinstance(tool, dict):
             raise body.fail(f"tools[{i}]", "expected an object")

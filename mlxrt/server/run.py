@@ -134,6 +134,7 @@ class Runner:
         self._announce(describe_start(self._options.address.url(sock), model))
         while True:
             await asyncio.sleep(WATCH_S)
+            server.should_exit = server.should_exit or self._models.stopping
             if server.should_exit:
                 self._models.closing = True
             if self._models.find_failure() is None:

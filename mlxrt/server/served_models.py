@@ -54,7 +54,7 @@ class ServedModels:
         self.default = next(iter(self.models.values()))
         self.aliases = dict.fromkeys(aliases, self.default.name)
         self._max, self._idle_s = max_models, idle_s
-        self.closing = self.starting = False
+        self.closing = self.starting = self.stopping = False
         self.failure: BaseException | None = None
         self.created = int(time.time())
         self._loading = asyncio.Lock()  # one at a time: two loads would not know of each other's memory
@@ -147,6 +147,10 @@ class ServedModels:
                 idle = model.engine is not None and not model.users
                 if idle and time.monotonic() - model.last_used > self._idle_s:
                     await self.unload(model)
+
+    def stop(self) -> None:
+        """Ask the server to end; from any thread."""
+        self.stopping = True
 
     def find_failure(self) -> BaseException | None:
         """Why an engine stopped by itself, if one did; `/health` fails from then on."""

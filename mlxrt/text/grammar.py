@@ -82,7 +82,8 @@ class GatedMatcher:
     """A matcher that holds from a marker on: after the reasoning, or inside tool calls.
 
     `opener`: the answer may begin with this token, and is free up to the marker then; otherwise it is held at once.
-    `repeats`: what is complete may be followed by anything, and by the marker again.
+    `repeats`: what is complete may be followed by anything, and by the marker again. `blank`: an empty line may come
+    after the marker, as models write it after their reasoning.
     """
 
     def __init__(
@@ -92,10 +93,11 @@ class GatedMatcher:
         marker: str,
         opener: int | None = None,
         repeats: bool = False,
+        blank: bool = True,
     ):
         self._matcher, self._fresh = matcher, matcher.copy() if repeats else None
         self._tokenizer, self._marker, self._opener = tokenizer, marker.encode(), opener
-        self._blank = () if repeats else tokenizer.blank_ids  # models write an empty line after their reasoning
+        self._blank = tokenizer.blank_ids if blank else ()
         self._state = "free" if opener is None else "first"
         self._seen = b""
 

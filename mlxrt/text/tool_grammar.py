@@ -98,14 +98,16 @@ def write_call_grammar(
     lenient: Mapping[str, bool],
     marker: Callable[[str], str],
     from_begin: bool,
+    several: bool = True,
 ) -> str:
-    """Lark for calls of these tools. `marker`: how a marker is written there; `from_begin`: with the first one."""
+    """Lark for calls of these tools, one or `several`. `marker`: how a marker is written there; `from_begin`: with the
+    first one."""
     names, bodies = RuleNames(), []
     for tool in tools:
         function = tool["function"]
         schema = function.get("parameters") or {"type": "object", "properties": {}}
         bodies.append(form.write_body(function["name"], schema, lenient[function["name"]], names))
     begin, end = (marker(text) if text else "" for text in (form.begin, form.end))
-    more = f'("\\n" {begin} body {end})*' if form.several and from_begin else ""
+    more = f'("\\n" {begin} body {end})*' if form.several and several and from_begin else ""
     start = f"{begin if from_begin else ''} body {end} {more}".strip()
     return "\n".join((f"start: {start}", "body: " + "\n    | ".join(bodies), *names.lines))
