@@ -37,10 +37,11 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
 class TokenizerView:
     """The tokenizer as llguidance's TokenizerWrapper wants it."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: frozenset[int]):
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, stops: frozenset[int]):
         self._tokenizer = tokenizer
-        self.tokens = token_bytes(tokenizer)
-        self.special_token_ids = sorted(tokenizer.special_ids | stops)
+        # Rows that pad the embedding have no bytes, and are never allowed.
+        self.tokens = token_bytes(tokenizer)[:vocab_size] + [b""] * (vocab_size - tokenizer.vocab_size)
+        self.special_token_ids = sorted(t for t in tokenizer.special_ids | stops if t < vocab_size)
         self.bos_token_id = tokenizer.bos_id
         self.eos_token_id = min(stops) if stops else None
         # Text in the middle of an answer: after a character, which vocabularies that mark word starts need.
@@ -171,7 +172,7 @@ class GrammarCompiler:
     def _build_tokenizer(self) -> "LLTokenizer":
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        view = TokenizerView(self._source, self._stops)
+        view = TokenizerView(self._source, self._vocab_size, self._stops)
         return LLTokenizer(TokenizerWrapper(view), n_vocab=self._vocab_size, eos_token=sorted(self._stops) or None)
 
     def close(self) -> None:

@@ -154,6 +154,15 @@ def test_a_callback_that_breaks_the_form_ends_its_request_alone(make_engine):
         assert isinstance(errors[0], GrammarFailed) and errors[1] is None
 
 
+def test_rows_that_pad_the_embedding_are_never_chosen(tmp_path):
+    tokenizer = write_ascii_tokenizer(tmp_path, size=90)
+    with Engine(KINDS["full"](), EngineConfig(), tokenizer, Source(eos=frozenset({0}))) as engine:
+        form = {"type": "regex", "pattern": "[a-t]{40}"}
+        bias = dict.fromkeys(range(90, 97), 1000.0)
+        done = engine.generate("hi", response_format=form, logit_bias=bias)
+        assert re.fullmatch("[a-t]{40}", done.text)
+
+
 # Reasoning and tool calls, through a chat template
 
 TEMPLATE = (
