@@ -7,6 +7,7 @@ BIN := .venv/bin
 READY := .venv/.installed
 PEERS := .venv/.peers
 # A test that hangs shows where and fails the run. One process a core, one BLAS thread each: tests are many small ones.
+# Byte code is written, wherever it is: the tests start about a hundred processes.
 WORKERS ?= auto
 HANGS := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 
@@ -29,7 +30,7 @@ demo: $(READY)
 # The default model is fetched first, so that the tests that need a real one run; without network they are skipped.
 test: $(READY)
 	@$(BIN)/mlxrt pull smollm2 >/dev/null || echo "make test: no default model; the tests that need it are skipped"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -rs $(HANGS) --benchmark-disable $(PYTEST)
+	@OMP_NUM_THREADS=1 env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -rs $(HANGS) --benchmark-disable $(PYTEST)
 
 # Every kernel in every case, dtype and thread order, in the Metal simulator (needs g++). Who notices a kernel that is
 # wrong: python -m tests.long.mutate_kernels (docs/add-a-kernel.md).

@@ -72,20 +72,20 @@ def both(engines, *rounds, **config):
 
 def test_one_request_longer_than_several_tails(engines):
     """Whole tails go from one to the next without waiting; the table is a wider one at the end."""
-    engine, device, said = both(engines, [ask([i % 41 for i in range(162)], 100)])
+    engine, device, said = both(engines, [ask([i % 41 for i in range(190)], 68)])
     assert device.launched == engine.core.runner.graphs.steps == 31 + 32 and not said
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in FAMILIES])
 def test_steps_of_these_families_are_nothing_but_kernels(name):
     with made(name, Kernels("reference")) as plain:
-        expected = answer(plain, 9)
+        expected = answer(plain, 6)
     library, said = FakeLibrary(Simulator(checked=False)), capture_log("decode steps")
     with made(name, Kernels("strict", make_gpu("metal", library))) as engine:
         runner, device = engine.core.runner, Bench()
         runner.graphs = CudaGraphRunner(runner.sample_step, runner.sample_fn, runner.model, library, device)
-        assert [answer(engine, 9) for _ in range(3)] == [expected] * 3
-    assert not said and device.launched == 2 * 8 - 1  # all but those of the first answer, and the one that was recorded
+        assert [answer(engine, 6) for _ in range(3)] == [expected] * 3
+    assert not said and device.launched == 2 * 5 - 1  # all but those of the first answer, and the one that was recorded
 
 
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-30b-a3b"])

@@ -13,8 +13,9 @@ from ..support.state_machine.kinds import KINDS
 from ..support.state_machine.program import Program, programs
 from ..support.state_machine.shrink import Court, try_program
 
-EACH = 14  # programs of a kind
+EACH = 7  # programs of a kind
 COURT = Court(Counter())
+pytestmark = pytest.mark.xdist_group("state machine")  # one process, for the test that counts what the others did
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,7 +11,7 @@ from mlxrt.weights.random_models import random_weights, shape_config
 
 from ..support.metal_sim import Simulator
 
-LAYERS = 4
+LAYERS, GEMMA_LAYERS = 2, 4  # two kinds of attention; Gemma's last two read the keys of the first two
 SMALL = {
     "num_hidden_layers": LAYERS,
     "hidden_size": 128,
@@ -29,7 +29,7 @@ SMALL = {
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
     "sliding_window": 16,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "layer_types": ["sliding_attention", "full_attention"],
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -41,12 +41,18 @@ FAMILIES = [
     ("qwen3-0.6b", DENSE, 4 * LAYERS + 3),
     ("qwen3-30b-a3b", SPARSE, 4 * LAYERS + 3),
     ("gpt-oss-20b", SPARSE, 4 * LAYERS + 3),
-    ("gemma4-e2b", {"qkv_attention", "qmv", "add_norm_qmv", "add_norm"}, 7 * LAYERS + 6),  # 3: the layers' own inputs
+    (
+        "gemma4-e2b",
+        {"qkv_attention", "qmv", "add_norm_qmv", "add_norm"},
+        7 * GEMMA_LAYERS + 6,
+    ),  # 3: the layers' own inputs
 ]
 
 
 def made(name, kernels, kv="full", dtype=mx.float32, **sizes):
     raw = shape_config(name)
+    if name == "gemma4-e2b":
+        sizes |= {"num_hidden_layers": GEMMA_LAYERS, "layer_types": SMALL["layer_types"] * 2}
     raw |= {key: value for key, value in (SMALL | sizes).items() if raw.get(key) is not None}
     family = find(raw)
     model = family(family.parse(raw))

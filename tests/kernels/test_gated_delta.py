@@ -12,7 +12,7 @@ from mlxrt.kernels import Kernels, gated_delta_step, make_gpu
 from mlxrt.kernels.selftest import list_cases
 from mlxrt.models import find
 from mlxrt.weights.random_models import random_weights
-from tests.support.launch_count import launches_per_token, make_request
+from tests.support.launch_count import launches_per_token, make_request, make_zeros
 from tests.support.log_lines import capture_log
 
 from ..support.metal_sim import Simulator
@@ -76,7 +76,7 @@ def test_rows_of_different_lengths_decode_the_same():
 
 
 def test_launches_a_token():
-    model = qwen(simulated())
+    model = qwen(Kernels("strict", make_gpu("metal", make_zeros)))
     assert launches_per_token(model, PROMPT) == model.config.num_hidden_layers * A_LAYER + AROUND
 
 

@@ -1,11 +1,22 @@
 """How many of our kernels a decode step launches."""
 
+import mlx.core as mx
+
 from mlxrt import Engine, EngineConfig, Request, SamplingParams
 from mlxrt.engine.engine import Source
 
 
 def make_request(tokens, max_tokens):
     return Request(tokens=tuple(tokens), params=SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+
+
+def make_zeros(**definition):
+    """A `metal_kernel` whose kernels compute nothing: for whoever only counts launches."""
+
+    def launch(*, output_shapes, output_dtypes, **_):
+        return [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes)]
+
+    return launch
 
 
 def launches_per_token(model, prompt) -> int:

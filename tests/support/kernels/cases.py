@@ -25,6 +25,12 @@ def all_cases(op: Op, dtype: str, wide: bool = True) -> list[Case]:
     return [case for case in made if not op.unsupported(**case.arguments())]
 
 
+def choose_cases(cases: list[Case], dtype: str) -> list[Case]:
+    """One of an op's cases, another for each dtype; all of them in `make test-kernels`."""
+    number = list(DTYPES).index(dtype) % max(1, len(cases))
+    return cases if EVERYTHING else cases[number : number + 1]
+
+
 def normal(dtype: mx.Dtype, *shape: int) -> mx.array:
     return mx.random.normal(shape).astype(dtype)
 
