@@ -22,7 +22,7 @@ from ..cache import LayerState, PrefixCache
 from ..cache.memory import KVPools, apply_kv_options, size_pools
 from ..cache.storage import DiskStore
 from ..config import EngineConfig, nbytes
-from ..errors import BadRequest, EngineClosed, EngineFailed, GrammarFailed, WontFit, is_out_of_memory
+from ..errors import BadLogits, BadRequest, EngineClosed, EngineFailed, GrammarFailed, WontFit, is_out_of_memory
 from ..kernels import device
 from ..models import CausalLM
 from ..text import Tokenizer
@@ -43,7 +43,7 @@ from .output import OutputProcessor
 from .process_exit import block_if_exiting, register_steps, track_thread
 from .request import EngineEvent, Finish, Logprobs, Request, keep_error
 from .scheduler import Limits, Scheduler
-from .sequence import Sequence
+from .sequence import Sequence, Slice
 from .stats import Metrics, Stats
 from .threads import FairLock, StepInterrupt, acquire_stream, release_stream
 
@@ -81,6 +81,7 @@ class EngineCore:
         self.outputs = OutputProcessor(self.metrics, on_event)
         self.positions = 0  # tokens run through the model
         self._inflight: list[InflightStep] = []
+        self._unchecked: InflightStep | None = None  # a prefill step whose hidden states may not be finite
         self._detached_ids = count(-1, -1)
         self._identity: dict[str, str] | None = None
         self._closed = self._closing = self._stepping = False
@@ -238,6 +239,9 @@ class EngineCore:
 
     def finish(self, seq: Sequence, reason: Finish, error: Exception | None = None, emit: bool = True) -> None:
         """End a request that no token ended; `emit` its last event."""
+        for s in self._unchecked.rows if self._unchecked is not None else ():
+            if s.seq is seq and s.is_chunk:
+                seq.max_cached = min(seq.max_cached, s.start)  # there may be no time to wait for the check
         self.scheduler.finish(seq, reason)
         self.outputs.finish(seq, reason, error, emit)
 
@@ -306,6 +310,7 @@ class EngineCore:
         return progressed
 
     def _step(self, began: float) -> bool:
+        self._check_prefill()
         emitted = self._retire_prefill()
         expired = self.scheduler.expire()
         for seq in expired:
@@ -319,7 +324,7 @@ class EngineCore:
         # Launch
         if step:
             self._launched = len(step.slices), step.num_tokens
-            launched = self.runner.launch(step)
+            launched = self._unchecked = self.runner.launch(step)
             self.allocator.end_launch(step)
             if launched.draw is not None:  # what may come next depends on the tokens before: read them meanwhile
                 while self._inflight:
@@ -342,6 +347,20 @@ class EngineCore:
         self._measure(step.prefill_tokens if step else 0, emitted, began)
         return True
 
+    def _check_prefill(self) -> None:
+        """End requests whose prompt overflows, before anything of that step can go to the prefix cache: attention may
+        spread one token's NaN over the tokens before it in the same step, which others' prompts may begin with.
+
+        Waits for a prefill step, as the next one would; a decode step has nothing to check.
+        """
+        step, self._unchecked = self._unchecked, None
+        for s in step.overflows() if step is not None else ():
+            seq = s.seq
+            seq.max_cached = min(seq.max_cached, s.start)
+            if not seq.finish:
+                seq.pending.clear()
+                self.finish(seq, Finish.ERROR, overflow_error(s))
+
     def _retire_prefill(self) -> int:
         """Emit first tokens before the next step is made, where making it would wait for them anyway."""
         emitted = 0
@@ -362,6 +381,7 @@ class EngineCore:
                 continue  # finished while this step was running
             if i in failures:
                 seq.pending.clear()
+                seq.max_cached = min(seq.max_cached, s.start)
                 self.finish(seq, Finish.ERROR, failures[i])
                 continue
             logprobs = () if seq.forced else sampled.read(i, token)
@@ -416,10 +436,13 @@ class EngineCore:
             try:
                 logits = self.model.logits(self.runner.hidden(step, every=True)).astype(mx.float32)
                 self.allocator.end_launch(step)
-                mx.eval(logits, self.runner.live)
+                finite = mx.isfinite(logits).all()
+                mx.eval(logits, finite, self.runner.live)
             except MLX_ERRORS as error:
                 self._shut_down(error)
                 raise self.closed_error("") from error
+            if not finite.item():
+                seq.max_cached = min(seq.max_cached, seq.length - n)
         return logits
 
     # Statistics and shutdown
@@ -508,3 +531,10 @@ class EngineCore:
 def describe_step(rows: int, tokens: int) -> str:
     sequences = f"{rows} sequence{'s' * (rows != 1)}"
     return f"a decode step of {sequences}" if tokens == rows else f"a step of {tokens} tokens of {sequences}"
+
+
+def overflow_error(s: Slice) -> BadLogits:
+    return BadLogits(
+        f"request {s.seq.id}: tokens {s.start} to {s.stop - 1} give hidden states that are NaN or infinite; where "
+        "float16 overflows, dtype bfloat16 does not; else check the weights"
+    )

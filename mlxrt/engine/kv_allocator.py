@@ -60,12 +60,13 @@ class KVAllocator:
         """Put what is known and computed into the prefix cache: full nodes, and with `partial` the rest too."""
         if self.cache is None:
             return
-        while seq.checkpoints and seq.checkpoints[0][0].length <= len(seq.tokens):
+        known = min(len(seq.tokens), seq.max_cached)
+        while seq.checkpoints and seq.checkpoints[0][0].length <= known:
             parts = seq.checkpoints.pop(0)
             seq.stored = self.cache.insert(SequenceState(tuple(seq.tokens[: parts[0].length]), parts), seq.stored)
         if not partial and any(part.sparse for part in seq.parts):
             return  # only a checkpoint is sure to reach the pools
-        n = min(len(seq.tokens), seq.length)
+        n = min(known, seq.length)
         if not partial:
             n -= n % self.cache.node_size
         done = seq.stored.depth * self.cache.node_size if seq.stored is not None and seq.stored.alive else 0

@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -48,7 +49,23 @@ class InflightStep:
     slices: tuple[Slice, ...]  # those that sample
     sampled: Sampled | None
     prefill_tokens: int = 0
+    rows: tuple[Slice, ...] = ()  # all of a step with prompt tokens
+    finite: mx.array | None = None  # of such a step: of every token, or of each row's last, whether it is finite
     draw: "Callable[[GrammarMasks], Sampled] | None" = None  # sampling that waits for the tokens before: see `sample`
+
+    def overflows(self) -> list[Slice]:
+        """Chunks of prompts with a hidden state that is NaN or infinite. Waits."""
+        if self.finite is None:
+            return []
+        finite: Any = self.finite.tolist()
+        n, found = 0, []
+        by_row = len(finite) == len(self.rows)
+        for s in self.rows:
+            size = 1 if by_row else s.stop - s.start
+            if s.is_chunk and not all(finite[n : n + size]):
+                found.append(s)
+            n += size
+        return found
 
 
 @dataclass
@@ -132,12 +149,12 @@ class ModelRunner:
             sampled = Sampled(tokens, result, tuple(seq.id for seq in seqs), {})
             if logprobs:
                 sampled = replace(sampled, logprobs=logprobs[0], counts=logprob_counts(seqs))
-            return self._submit(step.prefill_tokens, step.slices, sampled)
-        hidden = self.hidden(step)
+            return self._submit(InflightStep(step.slices, None, step.prefill_tokens), sampled)
+        hidden, finite = self._last_hidden(step)
         ends = [i for i, s in enumerate(step.slices) if s.samples]
         if not ends:
-            mx.async_eval(self.live)
-            return InflightStep((), None, step.prefill_tokens)
+            mx.async_eval(self.live, finite)
+            return InflightStep((), None, step.prefill_tokens, step.slices, finite)
         slices = tuple(step.slices[i] for i in ends)
         rows = hidden if len(ends) == hidden.shape[0] else hidden[mx.array(ends)]
         seqs = [s.seq for s in slices]
@@ -145,35 +162,36 @@ class ModelRunner:
         late = [self._read_pending(seq) if is_penalised(seq) else () for seq in seqs] if self.graphs else None
         with LogitsView(self.lm_head(rows), seqs) as view:
             sampled = sample(view, self.model.kernels, late)
-        return self._submit(step.prefill_tokens, slices, sampled)
+        return self._submit(InflightStep(slices, None, step.prefill_tokens, step.slices, finite), sampled)
 
     def _launch_unsampled(self, step: Step, inside: bool) -> InflightStep:
         """The model's part of a step whose rows have a grammar."""
         slices = tuple(s for s in step.slices if s.samples)
         seqs = [s.seq for s in slices]
+        finite = None
         if inside and self.graphs is not None:
             result = self.run(step, self.logits_fn)
             if isinstance(result, UnsampledStep):
-                return InflightStep(slices, None, step.prefill_tokens, lambda masks: self._draw(result, seqs, masks))
+                return InflightStep(slices, None, step.prefill_tokens, draw=partial(self._draw, result, seqs))
             logits = result[0][: len(seqs)]
         else:
             ends = [i for i, s in enumerate(step.slices) if s.samples]
-            hidden = self.hidden(step)
+            hidden, finite = self._last_hidden(step)
             logits = self.lm_head(hidden if len(ends) == hidden.shape[0] else hidden[mx.array(ends)])
-        mx.async_eval(logits, self.live)
+        mx.async_eval(logits, self.live, () if finite is None else finite)
 
         def draw(masks: GrammarMasks) -> Sampled:
             with LogitsView(logits, seqs) as view:
                 return sample(view, self.model.kernels, [()] * len(seqs), masks)
 
-        return InflightStep(slices, None, step.prefill_tokens, draw)
+        return InflightStep(slices, None, step.prefill_tokens, step.slices, finite, draw)
 
     def sample(self, launched: InflightStep) -> InflightStep:
         """Sample a step whose rows have a grammar, now that all tokens before it are known. The model's part of it
         runs while those are read and the masks are made."""
         assert launched.draw is not None
         masks = GrammarMasks.fill([s.seq for s in launched.slices], self.model.config.vocab_size)
-        return self._submit(launched.prefill_tokens, launched.slices, launched.draw(masks))
+        return self._submit(launched, launched.draw(masks))
 
     def _draw(self, unsampled: UnsampledStep, seqs: list[Sequence], masks: GrammarMasks) -> Sampled:
         tokens, result, *logprobs = unsampled.sample(masks.of_batch(bucket(len(seqs))))
@@ -190,13 +208,22 @@ class ModelRunner:
         rows = [(s, s.requests.index(seq.id)) for s in self._sampled if seq.id in s.requests]
         return [sampled.host[i] for sampled, i in rows[len(rows) - len(seq.pending) : len(rows) - but]]
 
-    def _submit(self, prefill_tokens: int, slices: tuple[Slice, ...], sampled: Sampled) -> InflightStep:
-        for i, s in enumerate(slices):
+    def _submit(self, step: InflightStep, sampled: Sampled) -> InflightStep:
+        for i, s in enumerate(step.slices):
             s.seq.pending.append((sampled.tokens, i))
         self._sampled.append(sampled)
         live = self.tail.live if self.tail else ()
-        mx.async_eval(sampled.arrays, live)  # one call: each ends a batch of launches
-        return InflightStep(slices, sampled, prefill_tokens)
+        finite = () if step.finite is None else step.finite
+        mx.async_eval(sampled.arrays, live, finite)  # one call: each ends a batch of launches
+        return replace(step, sampled=sampled, draw=None)
+
+    def _last_hidden(self, step: Step) -> tuple[mx.array, mx.array | None]:
+        """The last hidden state of every row; and of a step with prompt tokens, which hidden states are finite."""
+        if not step.decode:
+            hidden, finite = self.run(step, None)
+            return hidden, finite
+        hidden = self.run(step, self.decode_fn)[0][: len(step.slices)]
+        return hidden, all_finite(hidden) if step.prefill_tokens else None
 
     def hidden(self, step: Step, every: bool = False) -> mx.array:
         """The last hidden state of every row, or of `every` token."""
@@ -205,7 +232,7 @@ class ModelRunner:
         return self.run(step, None, every)[0]
 
     def run(self, step: Step, decode_fn: DecodeFn | None, every: bool = False) -> Any:
-        """What `decode_fn` returns for every row; without it, the hidden states of a step of any kind."""
+        """What `decode_fn` returns for every row; without it, what `_run_prefill` returns for a step of any kind."""
         rows = tuple(s.seq.id for s in step.slices)
         pending = self.pools.pending
         if self.tail and (not step.decode or pending or self.tail.must_flush or not self.tail.continues(step)):
@@ -216,7 +243,7 @@ class ModelRunner:
         tokens = input_tokens(step, bucket(len(rows)) if decode_fn else 0)
         if decode_fn:
             return self._run_decode(step, rows, tokens, decode_fn)
-        return (self._run_prefill(step, tokens, every),)
+        return self._run_prefill(step, tokens, every)
 
     def forward(self, tokens, batch, index, pools, live):
         """The step itself: (hidden, pools, live) from arrays alone."""
@@ -248,20 +275,22 @@ class ModelRunner:
         return (self.model.logits(hidden),), live
 
     def _run_prefill(self, step, tokens, every):
-        """Rows of any length, packed. Writes the pools, so nothing else may be reading them."""
+        """Rows of any length, packed: the hidden states and which are finite, before all but the last of each row are
+        left out. Writes the pools, so nothing else may be reading them."""
         self.synchronize()
         pools = self.pools
         batch, index = prefill_batch(step, self.groups, [s.start for s in step.slices], 0, len(step.slices))
         batch = batch._replace(every=every)
         hidden, pools.arrays, _ = self.forward(tokens, batch, index, pools.arrays, dict.fromkeys(self.group_of, ()))
         mx.async_eval(pools.arrays)
+        finite = all_finite(hidden)
         if every or hidden.shape[0] == len(step.slices):
-            return hidden
+            return hidden, finite
         ends, n = [], 0
         for s in step.slices:
             n += s.stop - s.start
             ends.append(n - 1)
-        return hidden[mx.array(ends)]
+        return hidden[mx.array(ends)], finite
 
     def _run_decode(self, step, rows, tokens, decode_fn):
         """One token a row, any number of steps in flight."""
@@ -331,3 +360,8 @@ class ModelRunner:
             self.graphs.wait()
         mx.synchronize()
         self.waits += 1
+
+
+def all_finite(hidden: mx.array) -> mx.array:
+    """hidden [N, width] -> [N]."""
+    return mx.isfinite(hidden).all(axis=-1)

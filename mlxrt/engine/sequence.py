@@ -24,6 +24,7 @@ class Sequence:
     parts: tuple[LayerState, ...] = ()
     length: int = 0  # tokens inside the parts
     cached: int = 0
+    max_cached: int = 1 << 62  # tokens that may go to the prefix cache: what comes after has no finite keys and values
     finish: Finish | None = None
     # Sampled, still on the device: (tokens of a step, row).
     pending: list[tuple[Any, int]] = field(default_factory=list)
@@ -74,6 +75,11 @@ class Slice:
     start: int
     stop: int
     samples: bool
+
+    @property
+    def is_chunk(self) -> bool:
+        """Part of a prompt: several tokens, or one that is not the last. Other rows are judged by their logits."""
+        return self.stop - self.start > 1 or not self.samples
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from ..support.state_machine.kinds import KINDS
+from ..support.state_machine.kinds import KINDS, poison_kinds
 from ..support.state_machine.program import Program, programs
 from ..support.state_machine.shrink import Court, try_program
 
@@ -23,7 +23,7 @@ def test_programs(kind):
     @settings(
         max_examples=EACH, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
     )
-    @given(programs(kind, longest=20))
+    @given(programs(kind, *poison_kinds((kind,)), longest=20))
     def each(program: Program) -> None:
         try_program(program, COURT)
 

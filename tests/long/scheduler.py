@@ -1,7 +1,9 @@
 """Thousands of random loads: every token equals a run alone, every request ends once, nothing waits beyond its bound.
 
-    python -m tests.long.scheduler --programs 2000 --seed 1 [--kinds full,gemma] [--processes 2]
+    python -m tests.long.scheduler --programs 2000 --seed 1 [--kinds full,gemma] [--processes 2] [--poison]
     python -m tests.long.scheduler --replay SEED KIND
+
+With --poison, memory that nobody owns is NaN, some requests overflow, and half of the programs run in float16.
 
 Prints how often each thing happened. Exit code 1 on a difference, with the program and its numbers for --replay, or
 when something never happened: such a run has shown nothing about it.
@@ -23,6 +25,9 @@ EVENTS = (
     "ended by cancelled", "ended by deadline", "preempted requests", "evictions", "hits", "compiled programs",
     "requests that waited for a prefix", "prompts refused",
 )  # fmt: skip
+
+
+POISON_EVENTS = ("requests that overflowed", "others beside poisoned memory", "blocks poisoned")
 
 
 def work(kind: str, first: int, count: int) -> tuple[Counter, str]:
@@ -51,6 +56,7 @@ def parse(kinds: tuple[str, ...]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kinds", type=lambda text: tuple(text.split(",")), default=kinds)
     parser.add_argument("--processes", type=int, default=min(4, os.cpu_count() or 1))
+    parser.add_argument("--poison", action="store_true", help="NaN in memory nobody owns, and requests that overflow")
     parser.add_argument("--replay", nargs=2, metavar=("SEED", "KIND"))
     options = parser.parse_args()
     if unknown := set(options.kinds) - set(kinds):
@@ -61,11 +67,15 @@ def parse(kinds: tuple[str, ...]) -> argparse.Namespace:
 
 
 def run_all(options: argparse.Namespace) -> tuple[Counter, str]:
+    from tests.support.state_machine.kinds import poison_kinds
+
     tally: Counter = Counter()
     failure, began = "", time.monotonic()
+    kinds = poison_kinds(options.kinds) if options.poison else options.kinds
+    share = min(SHARE, max(1, options.programs // len(kinds)))  # every kind has its turn
     pieces = [
-        (options.kinds[i % len(options.kinds)], options.seed * 1_000_003 + first, min(SHARE, options.programs - first))
-        for i, first in enumerate(range(0, options.programs, SHARE))
+        (kinds[i % len(kinds)], options.seed * 1_000_003 + first, min(share, options.programs - first))
+        for i, first in enumerate(range(0, options.programs, share))
     ]
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
         for done in as_completed([pool.submit(work, *piece) for piece in pieces]):
@@ -94,10 +104,11 @@ def main() -> int:
         return 1
     for name, n in sorted(tally.items()):
         print(f"{n:9d}  {name}")
-    missing = [event for event in EVENTS if not tally[event]]
+    missing = [event for event in (*EVENTS, *(POISON_EVENTS if options.poison else ())) if not tally[event]]
     print(
         f"{tally['programs']} programs, {tally['requests']} requests, {tally['tokens compared']} tokens compared, "
-        f"{tally['waits judged']} waits judged, {tally['ties']} ties, 0 differences"
+        f"{tally['waits judged']} waits judged, {tally['ties']} ties ({tally['ties in float16']} in float16), "
+        "0 differences"
     )
     if missing:
         print(f"never happened: {', '.join(missing)}; run more programs")

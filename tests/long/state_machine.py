@@ -1,6 +1,8 @@
 """Thousands of random programs, every token compared with recomputation.
 
-    python -m tests.long.state_machine --programs 3000 --seed 1 [--kinds full,gemma] [--processes 2]
+    python -m tests.long.state_machine --programs 3000 --seed 1 [--kinds full,gemma] [--processes 2] [--poison]
+
+With --poison, memory that nobody owns is NaN, some requests overflow, and half of the programs run in float16.
 
 Prints what was compared and how often each event happened. Exit code 1 on a difference (with the shrunk program), or
 when an event never happened: such a run has shown nothing about it.
@@ -15,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
 SHARE = 20  # programs in one piece of work
+POISON_EVENTS = ("requests that overflowed", "scores that overflowed", "blocks poisoned")
 
 
 def work(kind: str, count: int, seed: int) -> tuple[Counter, list[str], str]:
@@ -30,6 +33,7 @@ def parse(kinds: tuple[str, ...]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kinds", type=lambda text: tuple(text.split(",")), default=kinds)
     parser.add_argument("--processes", type=int, default=min(4, os.cpu_count() or 1))
+    parser.add_argument("--poison", action="store_true", help="NaN in memory nobody owns, and requests that overflow")
     options = parser.parse_args()
     if unknown := set(options.kinds) - set(kinds):
         parser.error(f"no kind {', '.join(sorted(unknown))}; there are {', '.join(kinds)}")
@@ -40,12 +44,16 @@ def parse(kinds: tuple[str, ...]) -> argparse.Namespace:
 
 def shares(options: argparse.Namespace) -> list[tuple[str, int, int]]:
     """(kind, programs, seed) of each piece of work, the kinds in turn."""
+    from ..support.state_machine.kinds import poison_kinds
+
+    kinds = poison_kinds(options.kinds) if options.poison else options.kinds
+    share = min(SHARE, max(1, options.programs // len(kinds)))  # every kind has its turn
     pieces: list[tuple[str, int, int]] = []
     left = options.programs
     while left > 0:
-        kind = options.kinds[len(pieces) % len(options.kinds)]
-        pieces.append((kind, min(SHARE, left), options.seed * 1_000_003 + len(pieces)))
-        left -= SHARE
+        kind = kinds[len(pieces) % len(kinds)]
+        pieces.append((kind, min(share, left), options.seed * 1_000_003 + len(pieces)))
+        left -= share
     return pieces
 
 
@@ -87,9 +95,10 @@ def main() -> int:
         return 1
     for name, n in sorted(tally.items()):
         print(f"{n:9d}  {name}")
-    missing = [event for event in EVENTS if not tally[event]]
+    missing = [event for event in (*EVENTS, *(POISON_EVENTS if options.poison else ())) if not tally[event]]
     print(
-        f"{tally['programs']} programs, {tally['tokens compared']} tokens compared, {tally['ties']} ties, 0 differences"
+        f"{tally['programs']} programs, {tally['tokens compared']} tokens compared, {tally['ties']} ties "
+        f"({tally['ties in float16']} in float16), 0 differences"
     )
     if missing:
         print(f"never happened: {', '.join(missing)}; run more programs")

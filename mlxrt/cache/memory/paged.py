@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from ...kernels import Codec, PackedKV, Pages, PlainKV, QuantizedKV, QuantizedPages
 from ...kernels.ops.attention import AttentionParams, attend_decode, attend_prefill
+from ...kernels.ops.kv_codec import zero_unseen
 from ..blocks import BlockPool
 from ..layer_state import BlockTable, LayerState
 from .layer_spec import TAIL, Arrays, Batch, LayerSpec, LayerView
@@ -79,7 +80,8 @@ class KVView(LayerView):
     def _decode(self, q, s, params):
         mask = self._once("mask", lambda: self._decode_mask(params))
         tail = self.live or None
-        return attend_decode(q, self.spec.codec, self._gather((0, s)), tail, mask, self.spec.heads, params)
+        filled: Any = self.index.get("filled", 0)
+        return attend_decode(q, self.spec.codec, self._gather((0, s)), tail, mask, self.spec.heads, params, filled)
 
     def _prefill(self, q, r, start, params):
         n = q.shape[0]
@@ -89,6 +91,8 @@ class KVView(LayerView):
         mask = None
         if not params.is_causal(q.shape[-1], start, start + n, first):
             mask = self._once(f"mask {r} {n}", lambda: self._prefill_mask(r, n, start, length, params))
+            if first < 0:  # not every slot holds a token of this row
+                v = zero_unseen(v, mask.any(axis=0))
         return attend_prefill(q, k, v, mask, params)
 
     def _prefill_mask(self, r, n, start, length, params):
@@ -160,6 +164,9 @@ class PagedKV(LayerSpec):
             start, used = tail
             pairs = [list(pair) for pair in zip(first, start, strict=True)]
             index["steps"], index["where"] = arrays.with_step((self, "where"), pairs, used, TAIL)
+        if self.paged and not compiled:  # an int: each of its values would be another compiled step
+            written = [s.length for s in states] if tail is None else tail[0]
+            index["filled"] = min((n - n0) // self.size for n, n0 in zip(written, base))  # without idle rows
         return index | {"first": base} if prefill else index
 
     def open_live(self, pool: Arrays, index: dict[str, Any], rows: int, arrays: ArrayCache) -> Arrays:

@@ -59,8 +59,13 @@ class AttentionParams:
         return (self.window is None or stop <= first + self.window) and (cpu or dim <= MAX_FUSED_DIM)
 
 
-def attend_decode(q, codec: Codec, blocks: Parts, tail: Parts | None, mask, heads: int, params: AttentionParams):
-    """One token a row: q [R, Hq, D]; blocks [R, M, h, S, d] and tail [R, h, T, d] of each array; mask [R, M*S + T]."""
+def attend_decode(
+    q, codec: Codec, blocks: Parts, tail: Parts | None, mask, heads: int, params: AttentionParams, filled: int = 0
+):
+    """One token a row: q [R, Hq, D]; blocks [R, M, h, S, d] and tail [R, h, T, d] of each array; mask [R, M*S + T].
+
+    Unseen slots may hold anything; only the first `filled` blocks of every row hold its own tokens throughout.
+    """
     R, M, _, S, _ = blocks[0].shape
     q = (q * params.scale).reshape(R, 1, heads, -1, q.shape[-1])  # [R, 1, H, G, D]
     scores = codec.score(q, blocks).transpose(0, 2, 3, 1, 4).flatten(3)  # [R, H, G, M*S]
@@ -68,9 +73,13 @@ def attend_decode(q, codec: Codec, blocks: Parts, tail: Parts | None, mask, head
         scores = mx.concatenate([scores, codec.score(q[:, 0], tail)], axis=-1)
     weights = params.softmax(scores, mask[:, None, None])
     by_block = weights[..., : M * S].reshape(R, heads, -1, M, S).transpose(0, 3, 1, 2, 4)  # [R, M, H, G, S]
-    out = codec.mix(by_block, blocks).sum(axis=1)
+    sums = [codec.mix(by_block[:, :filled], [b[:, :filled] for b in blocks]).sum(axis=1)] if filled else []
+    if filled < M:
+        seen = mask[:, filled * S : M * S].reshape(R, M - filled, S)
+        sums.append(codec.mix(by_block[:, filled:], [b[:, filled:] for b in blocks], seen).sum(axis=1))
     if tail is not None:
-        out = out + codec.mix(weights[..., M * S :], tail)
+        sums.append(codec.mix(weights[..., M * S :], tail, mask[:, M * S :]))
+    out = sum(sums[1:], sums[0])
     return out.reshape(R, -1, out.shape[-1])
 
 

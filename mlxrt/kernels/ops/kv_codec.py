@@ -43,8 +43,12 @@ class Codec(ABC):
         """q [..., H, G, D] against the keys of [..., heads, T, width] -> [..., H, G, T]."""
 
     @abstractmethod
-    def mix(self, weights: mx.array, parts: Parts) -> mx.array:
-        """weights [..., H, G, T] over the values -> [..., H, G, D]."""
+    def mix(self, weights: mx.array, parts: Parts, seen: mx.array | None = None) -> mx.array:
+        """weights [..., H, G, T] over the values -> [..., H, G, D].
+
+        A value that is not `seen` [..., T] counts as 0: its slot may hold the NaN of another sequence, and a weight of 0
+        would not help. Without `seen` every value is a number.
+        """
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,14 @@ class PlainKV(Codec):
     def score(self, q, parts):
         return q @ self.decode(parts)[0].swapaxes(-1, -2)
 
-    def mix(self, weights, parts):
-        return weights @ self.decode(parts)[1]
+    def mix(self, weights, parts, seen=None):
+        values = self.decode(parts)[1]
+        return weights @ (values if seen is None else zero_unseen(values, seen))
+
+
+def zero_unseen(values: mx.array, seen: mx.array) -> mx.array:
+    """values [..., heads, T, width], 0 where `seen` [..., T] is false."""
+    return mx.where(seen[..., None, :, None], values, mx.array(0, values.dtype))
 
 
 KV_BITS, KV_GROUPS = (2, 3, 4, 6, 8), (32, 64, 128)
@@ -146,10 +156,13 @@ class QuantizedKV(Codec):
             return q @ self.decode(parts)[0].swapaxes(-1, -2)
         return self._matmul(q, self.unpack(parts[0])[0], self.key_bits, True)
 
-    def mix(self, weights, parts):
+    def mix(self, weights, parts, seen=None):
+        packed, scales, biases = self.unpack(parts[0])[1]
+        if seen is not None:  # a scale and a bias of 0 make any packed value 0
+            scales, biases = zero_unseen(scales, seen), zero_unseen(biases, seen)
         if backend() == "cuda":
-            return weights @ self.decode(parts)[1]
-        return self._matmul(weights, self.unpack(parts[0])[1], self.value_bits, False)
+            return weights @ mx.dequantize(packed, scales, biases, self.group, self.value_bits)
+        return self._matmul(weights, (packed, scales, biases), self.value_bits, False)
 
     def _matmul(self, x, parts, bits, transpose):
         if x.shape[:-2] != parts[0].shape[:-2]:  # quantized_matmul does not broadcast batches

@@ -7,9 +7,10 @@ the steps that were launched, not taken from the engine's own books.
 from collections import Counter
 from dataclasses import dataclass, field
 
-from mlxrt import ContextOverflow, Engine, EngineConfig, EngineEvent, Event, WontFit
+from mlxrt import BadLogits, ContextOverflow, Engine, EngineConfig, EngineEvent, Event, WontFit
 from mlxrt.engine.output import RequestStream
 from mlxrt.engine.sequence import Sequence, Step
+from tests.support.poison import Poison
 from tests.support.state_machine import invariants, kinds
 from tests.support.state_machine.checker import Checker
 from tests.support.state_machine.invariants import require
@@ -61,6 +62,7 @@ class Play:
             return launch(step)
 
         engine.core.runner.launch = counted  # type: ignore[method-assign]
+        self.poison = Poison(engine) if kinds.is_poisoned(p.kind) else None
         return engine
 
     @property
@@ -152,6 +154,7 @@ class Play:
         invariants.check_empty(self.engine)
         self.engine.close()
         self.tally["programs"] += 1
+        self.tally["blocks poisoned"] += self.poison.filled if self.poison else 0
         self.tally["compiled programs"] += self.program.compiled
         self.tally["deterministic programs"] += self.program.alone
 
@@ -174,12 +177,19 @@ class Play:
 
     def check_reason(self, guest: Guest, n: int) -> None:
         seq, reason = guest.seq, str(guest.seq.finish)
+        overflows = kinds.is_poisoned(self.program.kind) and kinds.OVERFLOW in seq.tokens
+        require(not n or kinds.OVERFLOW not in seq.prompt, f"request {seq.id} overflows and said {n} tokens")
         stopped = n > 0 and seq.tokens[-1] in seq.stops
         full = n == seq.params.max_tokens or len(seq.tokens) == self.engine.context
         right = {
             "stop": stopped,
             "length": full and not stopped,
+            "error": overflows and (guest.left or isinstance(guest.events[-1].error, BadLogits)),
             "cancelled": guest.arrival.cancel is not None,
             "deadline": seq.deadline is not None and self.now >= seq.deadline,
         }
-        require(right.get(reason, False), f"request {seq.id} ended as {reason} after {n} tokens")
+        error = f": {guest.events[-1].error}" if reason == "error" and guest.events else ""
+        require(right.get(reason, False), f"request {seq.id} ended as {reason} after {n} tokens{error}")
+        if self.poison:
+            self.tally["requests that overflowed"] += reason == "error"
+            self.tally["others beside poisoned memory"] += reason in ("stop", "length")

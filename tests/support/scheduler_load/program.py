@@ -1,11 +1,11 @@
 """A random load as plain data, made from one number: what arrives when, how it is asked for, when it is given up."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxrt import Request, SamplingParams
 from tests.support.state_machine.checker import MOODS
-from tests.support.state_machine.kinds import stems
+from tests.support.state_machine.kinds import OVERFLOW, is_poisoned, stems
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ def make(seed: int, kind: str) -> Program:
     for _ in range(chance.randint(2, 9)):
         at += chance.randint(0, rate)
         arrivals.append(arrival(chance, at))
+    if is_poisoned(kind):
+        arrivals = [overflow(chance, a) if chance.random() < 0.3 else a for a in arrivals]
     return Program(
         seed=seed,
         kind=kind,
@@ -79,6 +81,13 @@ def arrival(chance: random.Random, at: int) -> Arrival:
     )
     cancel = at + chance.randint(0, 30) if chance.random() < 0.2 else None
     return Arrival(at, request, cancel, chance.random() < 0.5)
+
+
+def overflow(chance: random.Random, arrival: Arrival) -> Arrival:
+    """Somewhere in its prompt, often at the end, is the token that overflows."""
+    tokens = arrival.request.tokens or ()
+    at = chance.choice((len(tokens), chance.randint(0, len(tokens))))
+    return replace(arrival, request=replace(arrival.request, tokens=(*tokens[:at], OVERFLOW, *tokens[at:])))
 
 
 def prompt(chance: random.Random) -> tuple[int, ...]:

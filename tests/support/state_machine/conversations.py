@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlxrt import ContextOverflow, Session
 from mlxrt.engine.session import Reply
-from mlxrt.errors import BadSnapshot, WontFit
+from mlxrt.errors import BadLogits, BadSnapshot, WontFit
 
 from . import invariants
 from .checker import MOODS
@@ -58,8 +58,8 @@ class ConversationOps(Stage):
         seq, turns = self.engine.core.outputs.states[reply._stream.ids[0]].seq, len(session.turns)
         try:
             self.event(reply, seq.id)
-        except WontFit as error:
-            self.give_way(error, held=False)
+        except (WontFit, BadLogits) as error:
+            self.give_way(seq, error, held=False)
         reply.close()
         self.trace.append("an answer is stopped after its first token")
         self.checker.check(seq, "an answer stopped halfway")
@@ -71,8 +71,8 @@ class ConversationOps(Stage):
         try:
             while reply._stream.ids:
                 self.event(reply, seq.id)
-        except WontFit as error:
-            self.give_way(error, held=False)
+        except (WontFit, BadLogits) as error:
+            self.give_way(seq, error, held=False)
             return
         said = reply.completion
         invariants.require(session.tokens == tuple(seq.tokens), "a session keeps other tokens than were fed")

@@ -20,6 +20,22 @@ from tests.support import toy_models as toy
 
 VOCAB = 258  # the byte tokenizer's
 KINDS = tuple(toy.KINDS)
+POISON = ":poison"  # after a kind: memory that nobody owns is NaN, and a token overflows
+HALF = ":float16"  # and in that dtype, perhaps
+OVERFLOW = 251  # the token
+
+
+def is_poisoned(kind: str) -> bool:
+    return POISON in kind
+
+
+def poison_kinds(kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """Each of them with poisoned memory, in float32 and in float16."""
+    return tuple(kind + suffix for suffix in (POISON, POISON + HALF) for kind in kinds)
+
+
+def dtype_of(kind: str) -> mx.Dtype:
+    return mx.float16 if kind.endswith(HALF) else mx.float32
 
 
 @cache
@@ -36,16 +52,38 @@ def engine_model(kind: str) -> toy.Toy:
 
 
 def make_model(kind: str, kernels: Kernels) -> toy.Toy:
-    pattern = type(toy.KINDS[kind]())
+    pattern = type(toy.KINDS[kind.split(":")[0]]())
     layers = max(2, len(pattern.kinds))  # two at least: a group of one layer cannot be forgotten in part
     config = dataclasses.replace(
         toy.CONFIG, vocab_size=VOCAB, num_hidden_layers=layers, windows=(None,) * layers, max_position_embeddings=512
     )
     mx.random.seed(1)
+    dtype = dtype_of(kind)
+    if pattern.codec is not None:
+        pattern.codec = dataclasses.replace(pattern.codec, dtype=dtype)
     made = pattern(config)
+    made.set_dtype(dtype)
+    if is_poisoned(kind):
+        let_token_overflow(made)
     made.fuse(kernels)
     mx.eval(made.parameters())
     return made
+
+
+def let_token_overflow(made: toy.Toy) -> None:
+    """Let the first MLP overflow for one token and no other, with finite weights: element 0 of the hidden state is that
+    token's alone."""
+    stack = made.model
+    rows = stack.embed_tokens.weight
+    rows[:, 0] = 0
+    rows[OVERFLOW] = 0
+    rows[OVERFLOW, 0] = 1000  # whatever a layer adds to it
+    for layer in stack.layers:
+        mixer = layer.self_attn
+        for into in (mixer.proj if "proj" in mixer else mixer.o_proj, layer.mlp.down_proj):
+            into.weight[0] = 0
+    most = 3e38 if made.dtype == mx.float32 else 6e4
+    stack.layers[0].mlp.up_proj.weight[:, 0] = most
 
 
 @cache

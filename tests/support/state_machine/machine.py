@@ -60,6 +60,7 @@ class Machine(StateOps, ConversationOps):
         self.tally["preemptions"] += stats.preemptions
         self.tally["prefix hits"] += stats.hits
         self.tally["steps waited for"] += self.engine.core.runner.waits
+        self.tally["blocks poisoned"] += self.poison.filled if self.poison else 0
 
     # Requests
 
@@ -113,7 +114,8 @@ class Machine(StateOps, ConversationOps):
         events = list(one.stream)
         self.asked.remove(one)
         if seq.finish == "error":
-            self.give_way(events.pop().error, held=False)
+            self.give_way(seq, events[-1].error, held=False)
+        events = [e for e in events if e.token is not None]  # others have text that was held back
         said = [e.token for e in events]
         self.trace.append(f"request {seq.id} ended ({seq.finish}, {seq.cached} cached): {said}")
         invariants.require(said == seq.tokens[len(seq.prompt) :], f"request {seq.id}: events and tokens differ")
@@ -126,6 +128,7 @@ class Machine(StateOps, ConversationOps):
     def check_end(self, seq: Sequence, n: int) -> None:
         if seq.finish == "error":
             return
+        invariants.require(not self.overflows(seq.prompt), f"request {seq.id} overflows and was answered")
         stopped = seq.tokens[-1] in seq.stops
         full = n == seq.params.max_tokens or len(seq.tokens) == self.engine.context
         invariants.require(seq.finish == ("stop" if stopped else "length"), f"request {seq.id} ended as {seq.finish}")

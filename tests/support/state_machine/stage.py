@@ -1,15 +1,17 @@
 """What every operation of the machine needs: the engine, what was said so far, and patience where room is short."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from mlxrt import Engine, EngineConfig, Session
 from mlxrt.cache import PrefixCache, SequenceState
 from mlxrt.engine.request import Event
-from mlxrt.errors import NoRoom, WontFit
+from mlxrt.engine.sequence import Sequence
+from mlxrt.errors import BadLogits, NoRoom, WontFit
 
+from ..poison import Poison
 from . import invariants, kinds
 from .checker import Checker
 from .program import Program
@@ -27,6 +29,7 @@ class Stage:
         self.forgiven: list[Exception | None] = []  # requests' errors that were this machine's own doing
         self.sessions: list[Session] = []
         self.saved: dict[Path, tuple] = {}  # the turns that each file must give back
+        self.poison: Poison | None = None
         self.engine = self.start(program.ahead, program.chunk)
 
     def start(self, ahead: int, chunk: int) -> Engine:
@@ -39,7 +42,10 @@ class Stage:
             compile=p.compiled,
         )
         self.trace.append(f"engine: ahead {ahead}, chunk {chunk}")
-        return Engine(kinds.engine_model(p.kind), config, kinds.tokenizer())
+        engine = Engine(kinds.engine_model(p.kind), config, kinds.tokenizer())
+        if kinds.is_poisoned(p.kind):
+            self.poison = Poison(engine)
+        return engine
 
     @property
     def store(self) -> PrefixCache:
@@ -82,12 +88,20 @@ class Stage:
         moved = self.engine.step()
         for state in self.engine.core.outputs.states.values():
             if state.seq.finish == "error" and state.inbox:
-                self.give_way(state.inbox[-1].error, held)
+                self.give_way(state.seq, state.inbox[-1].error, held)
         return moved
 
-    def give_way(self, error: Exception | None, held: bool) -> None:
+    def overflows(self, tokens: Iterable[int]) -> bool:
+        return kinds.is_poisoned(self.program.kind) and kinds.OVERFLOW in tokens
+
+    def give_way(self, seq: Sequence, error: Exception | None, held: bool) -> None:
         """A request ended for want of room: right only where this machine itself held values. It lets them go."""
         if error in self.forgiven:
+            return
+        if isinstance(error, BadLogits) and self.overflows(seq.tokens):
+            self.forgiven.append(error)
+            self.tally["requests that overflowed"] += 1
+            self.trace.append(f"request {seq.id} overflowed")
             return
         invariants.require(isinstance(error, WontFit), f"a request ended with {error!r}")
         invariants.require(held, f"nobody but the request held memory, and it ended: {error}")
@@ -107,4 +121,6 @@ class Stage:
         base = self.prompts[a % len(self.prompts)][:LONGEST]
         kept = base[: (len(base), len(base) - 1, len(base) - b % 16, b % (len(base) + 1))[b % 4]]
         new = tuple(60 + (c // 6 * (j + 1) + j) % 4 for j in range(c % 6))
+        if kinds.is_poisoned(self.program.kind) and (a + b + c) % 5 == 0:
+            new = (*new[: b % 3], kinds.OVERFLOW, *new[b % 3 :])
         return (*kept, *new) or (7,)

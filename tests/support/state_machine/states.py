@@ -35,7 +35,7 @@ class StateOps(Stage):
         text = self.prompts[a % len(self.prompts)]
         text = text[: len(text) - b % 9]
         state = self.engine.state(text)
-        if state is None:
+        if state is None or self.overflows(state.tokens):  # that token itself may be cached: all that follows is NaN
             return
         invariants.require(state.tokens == text[: len(state)], f"asked for {text}, found {state.tokens}")
         self.keep(state)
@@ -58,9 +58,9 @@ class StateOps(Stage):
         self.feed(state, tuple(new), 1 + d % 13)
 
     def feed(self, state: SequenceState, new: tuple[int, ...], size: int) -> SequenceState | None:
-        """The value with more tokens in it; None where there is no room for it."""
+        """The value with more tokens in it; None where there is no room for it, or where it overflows."""
         tokens = (*state.tokens, *new)
-        if len(tokens) > self.engine.context:
+        if len(tokens) > self.engine.context or self.overflows(tokens):
             return None
         self.trace.append(f"feed {len(new)} tokens {list(new)} to a value of {len(state)}, {size} at a time")
         made = self.refused(lambda: self._fed(state, tokens, size))
@@ -169,6 +169,8 @@ class StateOps(Stage):
         if len(tokens) > self.engine.context:
             return
         rows = self.refused(lambda: self.engine.score(tokens, 1 + c % 20))
-        if rows is not None:
+        if rows is not None and self.overflows(tokens):
+            self.tally["scores that overflowed"] += 1
+        elif rows is not None:
             self.checker.check_logits(tokens, rows, f"score of {list(tokens)}")
             self.tally["scores"] += 1
