@@ -3,7 +3,8 @@
     python -m tests.long.scheduler --programs 2000 --seed 1 [--kinds full,gemma] [--processes 2] [--poison]
     python -m tests.long.scheduler --replay SEED KIND
 
-With --poison, memory that nobody owns is NaN, some requests overflow, and half of the programs run in float16.
+With --poison, memory that nobody owns is NaN, some requests overflow, and half of the programs run in float16; all of
+them with --dtype float16, none with --dtype float32.
 
 Prints how often each thing happened. Exit code 1 on a difference, with the program and its numbers for --replay, or
 when something never happened: such a run has shown nothing about it.
@@ -58,7 +59,10 @@ def parse(kinds: tuple[str, ...]) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=min(4, os.cpu_count() or 1))
     parser.add_argument("--poison", action="store_true", help="NaN in memory nobody owns, and requests that overflow")
     parser.add_argument("--replay", nargs=2, metavar=("SEED", "KIND"))
+    parser.add_argument("--dtype", choices=("float32", "float16"), help="with --poison; both without it")
     options = parser.parse_args()
+    if options.dtype and not options.poison:
+        parser.error("--dtype needs --poison: other programs run in float32")
     if unknown := set(options.kinds) - set(kinds):
         parser.error(f"no kind {', '.join(sorted(unknown))}; there are {', '.join(kinds)}")
     if options.programs < 1 or options.processes < 1:
@@ -71,7 +75,7 @@ def run_all(options: argparse.Namespace) -> tuple[Counter, str]:
 
     tally: Counter = Counter()
     failure, began = "", time.monotonic()
-    kinds = poison_kinds(options.kinds) if options.poison else options.kinds
+    kinds = poison_kinds(options.kinds, options.dtype) if options.poison else options.kinds
     share = min(SHARE, max(1, options.programs // len(kinds)))  # every kind has its turn
     pieces = [
         (kinds[i % len(kinds)], options.seed * 1_000_003 + first, min(share, options.programs - first))

@@ -2,7 +2,8 @@
 
     python -m tests.long.state_machine --programs 3000 --seed 1 [--kinds full,gemma] [--processes 2] [--poison]
 
-With --poison, memory that nobody owns is NaN, some requests overflow, and half of the programs run in float16.
+With --poison, memory that nobody owns is NaN, some requests overflow, and half of the programs run in float16; all of
+them with --dtype float16, none with --dtype float32.
 
 Prints what was compared and how often each event happened. Exit code 1 on a difference (with the shrunk program), or
 when an event never happened: such a run has shown nothing about it.
@@ -34,7 +35,10 @@ def parse(kinds: tuple[str, ...]) -> argparse.Namespace:
     parser.add_argument("--kinds", type=lambda text: tuple(text.split(",")), default=kinds)
     parser.add_argument("--processes", type=int, default=min(4, os.cpu_count() or 1))
     parser.add_argument("--poison", action="store_true", help="NaN in memory nobody owns, and requests that overflow")
+    parser.add_argument("--dtype", choices=("float32", "float16"), help="with --poison; both without it")
     options = parser.parse_args()
+    if options.dtype and not options.poison:
+        parser.error("--dtype needs --poison: other programs run in float32")
     if unknown := set(options.kinds) - set(kinds):
         parser.error(f"no kind {', '.join(sorted(unknown))}; there are {', '.join(kinds)}")
     if options.programs < 1 or options.processes < 1:
@@ -46,7 +50,7 @@ def shares(options: argparse.Namespace) -> list[tuple[str, int, int]]:
     """(kind, programs, seed) of each piece of work, the kinds in turn."""
     from ..support.state_machine.kinds import poison_kinds
 
-    kinds = poison_kinds(options.kinds) if options.poison else options.kinds
+    kinds = poison_kinds(options.kinds, options.dtype) if options.poison else options.kinds
     share = min(SHARE, max(1, options.programs // len(kinds)))  # every kind has its turn
     pieces: list[tuple[str, int, int]] = []
     left = options.programs

@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxrt import Engine
+from mlxrt.cache.blocks import Block, BlockPool
 
 
 class Poison:
@@ -18,6 +19,7 @@ class Poison:
     def __init__(self, engine: Engine):
         core = engine.core
         self.runner, self.pools = core.runner, core.pools
+        self.held: list[dict[int, int]] = [follow_allocations(group.pool) for group in self.pools.groups]
         self.written: list[dict[int, int]] = [{} for _ in self.pools.groups]  # block id -> generation when last written
         self.poisoned: list[dict[int, int]] = [{} for _ in self.pools.groups]  # and when last filled
         self.filled = 0  # blocks, so that a test can see that something happened
@@ -60,9 +62,9 @@ class Poison:
         mx.synchronize()
         for group, known, done in zip(self.pools.groups, self.written, self.poisoned):
             pool = group.pool
-            free, now = set(pool._free), pool.generations
+            now = pool.generations
             size = self.pools.arrays[group.layers[0]][0].shape[0]
-            ids = [i for i in range(1, min(size, pool.size)) if i in free or known.get(i) != now[i]]
+            ids = [i for i in range(1, min(size, pool.size)) if known.get(i) != now[i]]
             ids = [i for i in ids if again or done.get(i) != now[i]]
             done.update({i: now[i] for i in ids})
             self.filled += len(ids)
@@ -74,11 +76,23 @@ class Poison:
 
     def note_written(self) -> None:
         """A step was launched: what is allocated now has been, or will be, written by its owner."""
-        for group, known in zip(self.pools.groups, self.written):
-            pool = group.pool
-            free = set(pool._free)
+        for group, held, known in zip(self.pools.groups, self.held, self.written):
             known.clear()
-            known.update({i: pool.generations[i] for i in range(1, pool.size) if i not in free})
+            known.update({i: at for i, at in held.items() if group.pool.generations[i] == at})
+
+
+def follow_allocations(pool: BlockPool) -> dict[int, int]:
+    """Block id -> its generation when it was last allocated: a block that was freed since has another."""
+    held: dict[int, int] = {}
+    allocate = pool.allocate
+
+    def followed(n: int = 1) -> list[Block]:
+        blocks = allocate(n)
+        held.update({block.id: block.generation for block in blocks})
+        return blocks
+
+    pool.allocate = followed  # type: ignore[method-assign]
+    return held
 
 
 def poison(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:

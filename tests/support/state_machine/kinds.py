@@ -29,9 +29,10 @@ def is_poisoned(kind: str) -> bool:
     return POISON in kind
 
 
-def poison_kinds(kinds: tuple[str, ...]) -> tuple[str, ...]:
-    """Each of them with poisoned memory, in float32 and in float16."""
-    return tuple(kind + suffix for suffix in (POISON, POISON + HALF) for kind in kinds)
+def poison_kinds(kinds: tuple[str, ...], dtype: str | None = None) -> tuple[str, ...]:
+    """Each of them with poisoned memory, in float32 and in float16, or in one of them."""
+    suffixes = {"float32": POISON, "float16": POISON + HALF}
+    return tuple(kind + suffixes[name] for name in ([dtype] if dtype else suffixes) for kind in kinds)
 
 
 def dtype_of(kind: str) -> mx.Dtype:
