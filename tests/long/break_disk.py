@@ -1,6 +1,6 @@
 """A disk cache whose folder becomes read-only, full, unreadable, vanishes or turns into a file, at random moments.
 
-    python -m tests.long.break_disk [--programs 100] [--seed 1]
+    python -m tests.long.break_disk [--programs 100] [--seed 1] [--processes 4]
 
 Faults are real (folders removed, replaced by files, records replaced by folders or cut off) and injected: any call that
 opens, lists, links, renames, removes or touches something below the folder may fail, in the middle of a request too.
@@ -22,6 +22,7 @@ from mlxrt import Engine, EngineConfig, MlxrtError
 from mlxrt.cache.storage import disk_store
 from tests.support import oracle
 from tests.support.log_lines import capture_log, reset_log
+from tests.support.parallel import run_parts, split
 from tests.support.toy_models import KINDS, VOCAB
 
 ERRORS = (errno.EROFS, errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ENOTDIR, errno.ENOENT)
@@ -139,9 +140,9 @@ def run_program(root: Path, rng: random.Random, requests: int = 8) -> list[str]:
     return wrong
 
 
-def run_programs(root: Path, programs: int, seed: int) -> list[str]:
+def run_programs(root: Path, programs: int, seed: int, first: int = 0) -> list[str]:
     wrong = []
-    for n in range(programs):
+    for n in range(first, first + programs):
         rng = random.Random(f"{seed} {n}")
         disk_store.RETRY_WRITE = rng.choice([0.0, 60.0])
         wrong += [f"program {n}: {line}" for line in run_program(root / str(n) / "store", rng)]
@@ -153,13 +154,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--programs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
+    parts = [(first, n, options.seed) for first, n in split(options.programs, options.processes)]
+    wrong = [line for found in run_parts(run_part, parts, options.processes) for line in found]
+    print(f"{options.programs} programs: {len(wrong)} wrong", *wrong[:20], sep="\n")
+    return 1 if wrong else 0
+
+
+def run_part(first: int, programs: int, seed: int) -> list[str]:
     warnings.simplefilter("error")
     with tempfile.TemporaryDirectory() as name:
         os.environ["MLXRT_CACHE"] = f"{name}/cache"
-        wrong = run_programs(Path(name), options.programs, options.seed)
-    print(f"{options.programs} programs: {len(wrong)} wrong", *wrong[:20], sep="\n")
-    return 1 if wrong else 0
+        return run_programs(Path(name), programs, seed, first)
 
 
 if __name__ == "__main__":

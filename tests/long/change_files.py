@@ -1,6 +1,6 @@
 """A model's files are changed, replaced, touched and removed while engines load, answer, save, restore and cache.
 
-    python -m tests.long.change_files [--orders 200] [--seed 1] [--gguf]
+    python -m tests.long.change_files [--orders 200] [--seed 1] [--gguf] [--processes 4]
 
 Random orders. A state, or a record of the disk cache, that another model computed is never accepted; one that the same
 bytes computed always is, whatever happened to the files since; every answer is the one of the files that were loaded.
@@ -23,6 +23,7 @@ from mlxrt import Engine, EngineConfig
 from mlxrt.weights import identity
 from tests.cli.conftest import TEMPLATE, write_tokenizer
 from tests.support import tiny_files
+from tests.support.parallel import run_parts, split
 
 PROMPT = tuple((7 * i + 3) % 48 for i in range(24))
 OLD_NS = 1_600_000_000_000_000_000
@@ -187,10 +188,12 @@ class Order:
             self.fail(f"refused without cause: {error}")
 
 
-def run_orders(root: Path, orders: int, seed: int, gguf: bool, events: int = 14) -> tuple[list[str], list[int]]:
+def run_orders(
+    root: Path, orders: int, seed: int, gguf: bool, events: int = 14, first: int = 0
+) -> tuple[list[str], list[int]]:
     """What went wrong; and how many states were accepted, refused, and refused because a file had moved."""
     wrong, counts, usual = [], [0, 0, 0], identity.HASHED_AT_LOAD
-    for n in range(orders):
+    for n in range(first, first + orders):
         folder = root / str(n)
         folder.mkdir()
         strict = n % 2 == 0
@@ -210,14 +213,23 @@ def main() -> int:
     parser.add_argument("--orders", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--gguf", action="store_true")
+    parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        os.environ["MLXRT_CACHE"] = f"{name}/cache"
-        wrong, (accepted, refused, unnamed) = run_orders(Path(name), options.orders, options.seed, options.gguf)
+    parts = [(first, n, options.seed, options.gguf) for first, n in split(options.orders, options.processes)]
+    wrong, accepted, refused, unnamed = [], 0, 0, 0
+    for found, counts in run_parts(run_part, parts, options.processes):
+        wrong += found
+        accepted, refused, unnamed = accepted + counts[0], refused + counts[1], unnamed + counts[2]
     print(f"{options.orders} orders: {accepted} states accepted, {refused} of another model refused, {unnamed} refused")
     print(f"because a file had moved; {len(wrong)} wrong")
     print(json.dumps(wrong[:10], indent=1) if wrong else "")
     return 1 if wrong else 0
+
+
+def run_part(first: int, orders: int, seed: int, gguf: bool) -> tuple[list[str], list[int]]:
+    with tempfile.TemporaryDirectory() as name:
+        os.environ["MLXRT_CACHE"] = f"{name}/cache"
+        return run_orders(Path(name), orders, seed, gguf, first=first)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Streams, replies and sessions that are dropped without being closed, beside requests that go on: nothing is left.
 
-    python -m tests.long.drop_streams [--count 200] [--kind sync] [--seed 1]
+    python -m tests.long.drop_streams [--count 200] [--kind sync] [--seed 1] [--processes 4]
 
 Each kind runs with the garbage collector and without it: nothing here may need it. Afterwards no request runs or
 waits, every block is free, the memory is what it was, no object of a request is alive, and the requests beside them
@@ -24,6 +24,7 @@ from mlxrt.engine.output import RequestState, RequestStream
 from mlxrt.engine.sequence import Sequence
 from mlxrt.engine.session import Reply
 from tests.support import oracle
+from tests.support.parallel import run_parts
 from tests.support.state_machine.kinds import model as toy_model
 from tests.support.state_machine.kinds import tokenizer
 
@@ -282,17 +283,23 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kind", choices=KINDS)
+    parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
+    kinds = [options.kind] if options.kind else KINDS
+    parts = [(kind, options.count, options.seed, collect) for kind in kinds for collect in (True, False)]
     failed = 0
-    for kind in [options.kind] if options.kind else KINDS:
-        for collect in (True, False):
-            began = time.perf_counter()
-            found = check(kind, options.count, options.seed, collect)
-            how = "with" if collect else "without"
-            print(f"{kind}, {options.count} dropped {how} gc: {'; '.join(found) or 'nothing left'}", end="", flush=True)
-            print(f" ({time.perf_counter() - began:.1f} s)")
-            failed += bool(found)
+    for line, found in run_parts(describe, parts, options.processes):
+        print(line, flush=True)
+        failed += bool(found)
     return 1 if failed else 0
+
+
+def describe(kind: str, count: int, seed: int, collect: bool) -> tuple[str, list[str]]:
+    """A line about one kind, and what was found."""
+    began = time.perf_counter()
+    found = check(kind, count, seed, collect)
+    line = f"{kind}, {count} dropped {'with' if collect else 'without'} gc: {'; '.join(found) or 'nothing left'}"
+    return f"{line} ({time.perf_counter() - began:.1f} s)", found
 
 
 if __name__ == "__main__":
