@@ -6,6 +6,7 @@ others go on.
 
 import argparse
 import json
+import logging
 import sys
 import time
 from collections import deque
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from ..engine.engine import Engine
     from ..engine.load import OpenModel
     from ..engine.output import RequestStream
+
+log = logging.getLogger("mlxrt")
 
 INPUTS = ("prompt", "messages", "tokens")
 REQUEST_FIELDS = (
@@ -220,7 +223,7 @@ def run_batch(args: argparse.Namespace, config: "EngineConfig", sampling: dict[s
             note(f"{stopped}; the results are those before the first unfinished")
             return INTERRUPTED
         stats, spent = engine.stats(), time.perf_counter() - began
-        note(
+        log.info(
             f"{batch.done} prompts, {batch.failed} not answered | "
             f"{batch.tokens} tokens in {spent:.1f} s, {batch.tokens / spent:.1f} tok/s | "
             f"{100 * stats.cached_share:.0f} % of prompt tokens cached | {stats.preemptions} preemptions"

@@ -1,6 +1,7 @@
 """`mlxrt chat`: a conversation from a terminal or a pipe (one line, one turn), and its slash commands."""
 
 import argparse
+import logging
 import os
 import re
 import sys
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from ..engine.engine import Engine
     from ..engine.request import Completion
     from ..engine.session import Session
+
+log = logging.getLogger("mlxrt")
 
 MAX_TOKENS = 2048  # of an answer, unless -n says otherwise: who reads it can stop it
 HELP = """/retry            answer the last question again
@@ -312,7 +315,7 @@ class Chat:
 
         t, limit = done.timings, self.options["max_tokens"]
         speed = f" at {t.decode_tps:.1f} tok/s" if t.decode_tps else ""
-        note(f"{t.prompt_tokens} prompt tokens, {t.cached_tokens} cached | {t.generated_tokens} generated{speed}")
+        log.info(f"{t.prompt_tokens} prompt tokens, {t.cached_tokens} cached | {t.generated_tokens} generated{speed}")
         if done.finish_reason == "length":
             full = len(done.tokens) < limit
             remedy = "/undo or /clear makes room" if full else "/set max_tokens raises it"

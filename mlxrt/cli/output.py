@@ -1,6 +1,7 @@
 """Shows a completion: text as it streams, the timing line, or one JSON object. An interrupted one is completed here."""
 
 import json
+import logging
 import math
 import sys
 import time
@@ -13,6 +14,8 @@ from ..engine.request import Completion, Event, Finish, Logprobs, SamplingParams
 from ..engine.threads import Interrupt
 from ..text.parsing import ToolCall
 from .terminal import format_bytes, note, paint
+
+log = logging.getLogger("mlxrt")
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -108,7 +111,7 @@ def print_timings(done: Completion, peak_memory: int, max_tokens: int) -> None:
         parts.append(f"seed {t.seed}")
     if end := describe_end(done, max_tokens):
         parts.append(end)
-    note(" | ".join(parts))
+    log.info(" | ".join(parts))
 
 
 def completion_to_dict(engine: "Engine", done: Completion, peak_memory: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ greedy; where it is absent, a temperature means sampling.
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,13 +16,14 @@ from ..engine.generation_defaults import APPLIED_KEYS, read_defaults
 from ..engine.request import Request, SamplingParams
 from ..errors import BadRequest, NoTokenizer
 from .flags import Parser
-from .terminal import note
 
 if TYPE_CHECKING:
     from ..config import EngineConfig
     from ..engine.engine import Engine
     from ..engine.load import OpenModel
     from ..text import Tokenizer
+
+log = logging.getLogger("mlxrt")
 
 IGNORED_KEYS = frozenset(
     (
@@ -169,16 +171,16 @@ def merge_defaults(generation: Mapping[str, Any], given: dict[str, Any]) -> dict
     defaults = {key: value for key, value in read_defaults(generation).items() if key not in given}
     if defaults:
         listed = " ".join(f"{key}={value}" for key, value in defaults.items())
-        note(f"from generation_config.json: {listed} (flags win)")
+        log.info(f"from generation_config.json: {listed} (flags win)")
     known = {*IGNORED_KEYS, *APPLIED_KEYS}
     if left := sorted(key for key, value in generation.items() if value is not None and key not in known):
-        note(f"generation_config.json: not applied: {', '.join(left)}")
+        log.info(f"generation_config.json: not applied: {', '.join(left)}")
     options = defaults | given
     if not options.get("temperature") and (
         unused := [name for name in ("top_k", "top_p", "min_p", "seed") if given.get(name)]
     ):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
-        note(f"{flags}: no effect at temperature 0, which takes the likeliest token; add --temperature 0.7")
+        log.warning(f"{flags}: no effect at temperature 0, which takes the likeliest token; add --temperature 0.7")
     return options
 
 

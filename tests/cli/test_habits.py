@@ -87,6 +87,14 @@ def test_prompts_are_refused_before_a_weight_is_read(cli, folder, flags, line, m
     assert line in cli("generate", "-m", folder, *flags).refused(2)
 
 
+def test_quiet_prints_the_answer_alone(cli, folder):
+    loud, quiet = (cli("generate", "-m", folder, "-n", 4, *flag, "hi") for flag in ((), ("-q",)))
+    assert "4 generated" in loud.err and (quiet.out, quiet.err) == (loud.out, "")
+    assert cli("chat", folder, "-n", 400, "--stop", "x", "-q", stdin=b"hi").err.count("\n") <= 1
+    wasted = cli("generate", "-m", folder, "-n", 4, "-q", "--seed", 3, "hi")
+    assert wasted.err.count("\n") == 1 and "no effect" in wasted.err
+
+
 def test_a_folder_without_a_model_is_not_pulled(cli, tmp_path, folder):
     (tmp_path / "notes").mkdir()
     assert "it holds no model" in cli("pull", tmp_path / "notes").refused(2)

@@ -36,6 +36,17 @@ def use(engine: mlxrt.Engine) -> None:
     for event in engine.stream("hi", stop=("a", "b"), deadline_s=2.0):
         print(event.text, event.token)
     session = engine.session(system="Be brief.", temperature=0.7)
+    other = session.fork()
+    other.rewind(1)
+    session.save("talk", name="one")
+    print(mlxrt.Session.restore(engine, "talk", name="one", temperature=0.1).messages, other.tokens)
+    id = engine.submit(mlxrt.Request(tokens=tuple(engine.encode(mlxrt.Request(prompt="hi")))))
+    for event in engine.stream_of([id]):
+        print(event.finish_reason)
+    engine.cancel(id)
+    print(engine.take(id), engine.tokenizer.encode("hi"), engine.context, engine.vocab_size)
+    reply = session.say([{"role": "tool", "content": "3"}], thinking="off")
+    reply.stop()
     print(session.say("hi", max_tokens=5).text, one.timings.decode_tps, engine.cost("hi").total)
     print(tokens.text, chat.text, len(some), len(more), len(ids), len(talks))
     print(engine.stats().running, engine.score([1, 2]).shape)
@@ -47,7 +58,8 @@ async def wait() -> None:
         async for event in engine.stream("hi", top_p=0.9):
             print(event.text, done.text, len(some))
         reply = await engine.session().say("hi", min_p=0.1)
-        print(await reply.text())
+        print(await reply.text(), (await engine.stats()).running, (await engine.score([1, 2])).shape)
+        await engine.cancel(3)
 
 with mlxrt.load("smollm2", kv="q8", memory="4G") as loaded:
     use(loaded)
