@@ -3,14 +3,26 @@
 Fields that are None are chosen at load, from the model and the machine, and logged.
 """
 
+import math
 from dataclasses import Field, dataclass, field, fields
+from numbers import Integral, Real
+from os import PathLike
 from typing import Any
 
-from .errors import BadRequest
+from .errors import BadRequest, show
 
-OPTIONAL = ("max_context", "max_kv_size", "chunk", "max_stall")  # None: chosen at load
+OPTIONAL = (
+    "max_context",
+    "max_kv_size",
+    "chunk",
+    "max_stall",
+    "compile",
+    "cuda_graphs",
+    "dequantise",
+)  # None: chosen at load
 DETERMINISTIC = "every prompt is prefilled in steps of `chunk` tokens, whatever else runs, and no prefix is reused"
 KV_KINDS = ("full", "paged", "q8", "q6", "q4", "q3", "q2", "k8v4")
+DTYPES = ("float32", "bfloat16", "float16")
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -73,26 +85,29 @@ class EngineConfig:
             value = getattr(self, name)
             if value is None and name in OPTIONAL:
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                raise BadRequest(f"{name} must be a whole number in {low}..{high}, not {value!r}")
-        if self.cuda_graphs not in (None, True, False):
-            raise BadRequest(f"cuda_graphs must be True, False or None, not {self.cuda_graphs!r}")
+            number = check_number(name, value, int, low, high, f"a whole number in {low}..{high}")
+            object.__setattr__(self, name, number)
+        for name in ("deterministic", "prefix_cache", "offline", "compile", "cuda_graphs", "dequantise"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and not (value is None and name in OPTIONAL):
+                raise BadRequest(f"{name} must be True or False, not {show(value)}")
+        for name in ("revision", "token", "reasoning_parser", "tool_parser"):
+            if not isinstance(getattr(self, name), str | None):
+                raise BadRequest(f"{name} must be a str, not {type(getattr(self, name)).__name__}")
         if self.cuda_graphs and self.compile is False:
             raise BadRequest("cuda_graphs does not apply with compile off: graphs are captured from compiled steps")
-        if self.kv not in KV_KINDS:
-            raise BadRequest(f"kv must be one of {', '.join(KV_KINDS)}, not {self.kv!r}")
-        if self.dtype not in (None, "float32", "bfloat16", "float16"):
-            raise BadRequest(f"dtype must be float32, bfloat16 or float16, not {self.dtype!r}")
-        if self.kernels not in ("auto", "strict", "reference"):
-            raise BadRequest(f"kernels must be auto, strict or reference, not {self.kernels!r}")
+        if not isinstance(self.kv, str) or self.kv not in KV_KINDS:
+            raise BadRequest(f"kv must be one of {', '.join(KV_KINDS)}, not {show(self.kv)}")
+        if self.dtype is not None and (not isinstance(self.dtype, str) or self.dtype not in DTYPES):
+            raise BadRequest(f"dtype must be {', '.join(DTYPES)}, not {show(self.dtype)}")
+        if not isinstance(self.kernels, str) or self.kernels not in ("auto", "strict", "reference"):
+            raise BadRequest(f"kernels must be auto, strict or reference, not {show(self.kernels)}")
         for amount in (self.kv_memory, self.memory):
             if amount is not None:
                 nbytes(amount)
-        stall = self.max_stall_ms
-        if stall is not None and (
-            isinstance(stall, bool) or not isinstance(stall, (int, float)) or not 0 < stall < 1e9
-        ):
-            raise BadRequest(f"max_stall_ms must be a number of milliseconds > 0, not {stall!r}")
+        if self.max_stall_ms is not None:
+            number = check_number("max_stall_ms", self.max_stall_ms, float, math.ulp(0.0), 1e9, "milliseconds > 0")
+            object.__setattr__(self, "max_stall_ms", number)
         if self.deterministic:
             for name in ("max_stall", "max_stall_ms", "disk_cache"):
                 if getattr(self, name) is not None:
@@ -100,8 +115,10 @@ class EngineConfig:
         nbytes(self.disk_cache_bytes)
         if self.disk_cache is None and self.disk_cache_bytes != type(self).disk_cache_bytes:
             raise BadRequest("disk_cache_bytes limits the disk cache, which is off; give disk_cache a folder, too")
+        if isinstance(self.disk_cache, PathLike):
+            object.__setattr__(self, "disk_cache", str(self.disk_cache))
         if self.disk_cache is not None and (not isinstance(self.disk_cache, str) or not self.disk_cache):
-            raise BadRequest(f"disk_cache must be the name of a folder, not {self.disk_cache!r}")
+            raise BadRequest(f"disk_cache must be the name of a folder, not {show(self.disk_cache)}")
         if self.disk_cache is not None and not self.prefix_cache:
             raise BadRequest("disk_cache keeps the prefix cache's content: it does not apply with prefix_cache off")
 
@@ -111,10 +128,18 @@ class EngineConfig:
         return tuple(f for f in fields(cls) if f.metadata.get("flag", True))
 
 
+def check_number(name: str, value: Any, kind: type, low: float, high: float, text: str) -> Any:
+    """A number of an option as Python's own int or float: NumPy's are taken, too, bool is none."""
+    number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    if not number or not low <= value <= high or not (isinstance(value, Integral) or math.isfinite(value)):
+        raise BadRequest(f"{name} must be {text}, not {show(value)}")
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
 def nbytes(text: int | str) -> int:
     """4096, "512M", "1.5G" -> bytes."""
-    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
-        return text
+    if isinstance(text, Integral) and not isinstance(text, bool) and 0 < text < 2**60:
+        return int(text)
     if isinstance(text, str):
         number = text.strip().upper().removesuffix("B").removesuffix("I")
         unit = number[-1:] if number[-1:] in UNITS else ""
@@ -124,4 +149,4 @@ def nbytes(text: int | str) -> int:
             value = 0.0
         if 1 <= value < 2**60:
             return int(value)
-    raise BadRequest(f"{text!r} is no amount of memory; write bytes, or like 512M or 4G")
+    raise BadRequest(f"{show(text)} is no amount of memory; write bytes, or like 512M or 4G")

@@ -21,6 +21,14 @@ def quote(value: object) -> str:
     return str(value) if plain else ascii(value)[:120]
 
 
+def show(value: object) -> str:
+    """An argument as Python writes it, for a message of one line; truncated."""
+    try:
+        return " ".join(repr(value).split())[:80]
+    except (ValueError, RecursionError):  # an integer of thousands of digits, a list in itself
+        return f"a {type(value).__name__} that cannot be printed"
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that a device or the host is full; MLX's only sign of it is a text."""
     return isinstance(error, MemoryError) or (

@@ -11,8 +11,7 @@ from typing import Any, Self, TypeVar, Unpack, overload
 
 import mlx.core as mx
 
-from ..config import EngineConfig
-from ..errors import BadRequest
+from ..config import EngineConfig, check_number
 from .async_stream import AsyncReply, AsyncStream, EventBuffer, LoopReaders
 from .engine import Engine, is_many, read_requests
 from .options import EngineOptions, GenerateOptions, Prompt, Prompts, spell_out
@@ -179,8 +178,7 @@ class AsyncEngine:
     """An engine and the thread that steps it. `buffer` events of a stream may wait to be read."""
 
     def __init__(self, engine: Engine, buffer: int = 64):
-        if not isinstance(buffer, int) or isinstance(buffer, bool) or buffer < 1:
-            raise BadRequest(f"buffer must be a whole number >= 1, not {buffer!r}")
+        buffer = check_number("buffer", buffer, int, 1, 1 << 31, "a whole number >= 1")
         self.engine, self.buffer = engine, buffer
         self.thread = EngineThread(engine, buffer)
         self._release_thread = weakref.finalize(self, self.thread.release)  # if it is never closed

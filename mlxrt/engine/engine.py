@@ -10,8 +10,8 @@ import mlx.core as mx
 
 from ..cache import SequenceState
 from ..cache.storage.snapshot import load_state, save_state
-from ..config import EngineConfig
-from ..errors import BadRequest, ContextOverflow, NoTokenizer, PromptWontFit, quote
+from ..config import EngineConfig, check_number
+from ..errors import BadRequest, ContextOverflow, NoTokenizer, PromptWontFit
 from ..models import CausalLM
 from ..text import StopMatcher, Tokenizer
 from ..text.parsing import OutputParser
@@ -22,7 +22,7 @@ from .core import EngineCore, Source
 from .memory import Cost, activation_bytes
 from .options import GenerateOptions, Prompt, Prompts, spell_out
 from .output import RequestState, RequestStream, complete_all
-from .request import Completion, EngineEvent, Event, Request
+from .request import Completion, EngineEvent, Event, Request, check_id, read_list
 from .sampler import check_params, draw_seed
 from .sequence import Sequence
 from .session import Session
@@ -113,9 +113,13 @@ class Engine:
     def _submit(
         self, request: Request, listener: Callable[[Event], None] | None = None, prompt: tuple[int, ...] | None = None
     ) -> Sequence:
+        if not isinstance(request, Request):
+            raise BadRequest(f"a Request is needed, not {type(request).__name__}; see Request.of")
+        if listener is not None and not callable(listener):
+            raise BadRequest(f"listener must be a function, not {type(listener).__name__}")
         params, core = request.params, self.core
         check_params(params, self.vocab_size)
-        prompt = self.encode(request) if prompt is None else prompt
+        prompt = self.encode(request) if prompt is None else self.check_tokens(prompt)
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.source.eos)
         seed = draw_seed() if params.seed is None else params.seed
         reader = self._build_reader(request, prompt)
@@ -172,17 +176,19 @@ class Engine:
 
     def encode(self, request: Request) -> tuple[int, ...]:
         """A request's prompt as tokens."""
+        if not isinstance(request, Request):
+            raise BadRequest(f"a Request is needed, not {type(request).__name__}; see Request.of")
         if request.tokens is not None:
             return self.check_tokens(request.tokens)
         return self.check_tokens(encode_text(self.tokenizer, request))
 
     def check_tokens(self, tokens: Many[int]) -> tuple[int, ...]:
-        for t in tokens:
-            if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < self.vocab_size:
-                raise BadRequest(f"tokens must be whole numbers in 0..{self.vocab_size - 1}, not {quote(t)}")
-        if not tokens:
+        known, last = read_list("tokens", tokens), self.vocab_size - 1
+        if not known:
             raise BadRequest("the prompt is empty: it gives no token")
-        return tuple(tokens)
+        if all(type(t) is int and 0 <= t <= last for t in known):
+            return known
+        return tuple(check_number("tokens", t, int, 0, last, f"whole numbers in 0..{last}") for t in known)
 
     def step(self) -> bool:
         """One step of the engine, for callers that read with `take`. False when there was nothing to do."""
@@ -194,7 +200,7 @@ class Engine:
 
     def cancel(self, id: int) -> None:
         """End a request now; its reader gets a last event. One that has ended already is left alone."""
-        self.core.abort(id)
+        self.core.abort(check_id(id))
 
     # Sequence states
 
@@ -203,8 +209,8 @@ class Engine:
         known, core = self.check_tokens(tokens), self.core
         if len(known) > self.context:
             raise BadRequest(f"{len(known)} tokens to score, the context holds {self.context}")
-        if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
-            raise BadRequest(f"chunk must be a whole number >= 1, not {chunk!r}")
+        if chunk is not None:
+            chunk = check_number("chunk", chunk, int, 1, 1 << 31, "a whole number >= 1")
         seq = core.detach(known, core.pools.empty_states())
         rows, most = [], min(chunk or core.scheduler.limits.chunk, core.scheduler.limits.max_step)
         while seq.length < len(known):

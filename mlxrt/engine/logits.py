@@ -6,11 +6,14 @@ closes it; every read after that raises StaleLogits, also through a row that a c
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 import mlx.core as mx
 
+from ..config import check_number
 from ..errors import BadRequest, MlxrtError, StaleLogits
+from .request import read_list
 from .sequence import Sequence
 
 
@@ -137,8 +140,8 @@ class LogitsRow:
 
     def top(self, n: int) -> list[tuple[int, float]]:
         """The n most likely tokens and their log probabilities, best first. Waits for the device."""
-        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= self._view.vocab:
-            raise BadRequest(f"top(n) takes a whole number in 1..{self._view.vocab}, not {n!r}")
+        vocab = self._view.vocab
+        n = check_number("n of top(n)", n, int, 1, vocab, f"a whole number in 1..{vocab}")
         ids = best(self.logprobs[None], n)[0]
         return rank_tokens(ids.tolist(), self.logprobs[ids].tolist())
 
@@ -158,10 +161,9 @@ class LogitsRow:
             if bias.shape != (self._view.vocab,):
                 raise BadRequest(f"a bias array must have shape ({self._view.vocab},), not {bias.shape}")
             return self.edit(self.logits + bias.astype(mx.float32))
-        ids = self._ids(bias)
-        values = list(bias.values())
-        if any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in values):
+        if not isinstance(bias, Mapping) or any(isinstance(v, bool) or not isinstance(v, Real) for v in bias.values()):
             raise BadRequest("a bias maps token ids to numbers")
+        ids, values = self._ids(bias), [float(v) for v in bias.values()]
         if values:
             self.edit(self.logits.at[ids].add(mx.array(values, mx.float32)))
 
@@ -181,11 +183,10 @@ class LogitsRow:
         return marked
 
     def _ids(self, tokens: Iterable[int]) -> mx.array:
-        ids = list(tokens)
-        for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self._view.vocab:
-                raise BadRequest(f"token ids are whole numbers in 0..{self._view.vocab - 1}, not {token!r}")
-        return mx.array(ids, mx.uint32)
+        last = self._view.vocab - 1
+        ids = read_list("tokens", [*tokens] if isinstance(tokens, Mapping) else tokens)
+        known = [check_number("token ids", t, int, 0, last, f"whole numbers in 0..{last}") for t in ids]
+        return mx.array(known, mx.uint32)
 
 
 def best(logits: mx.array, n: int) -> mx.array:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
-from ..errors import EngineClosed
+from ..errors import BadRequest, EngineClosed, show
 from ..text import StopMatcher
 from ..text.parsing import Segment
 from .answer_reader import ANSWER, SegmentSource, match_stops
-from .request import Completion, EngineEvent, Event, Finish, Logprobs, Timings, keep_error
+from .request import Completion, EngineEvent, Event, Finish, Logprobs, Timings, check_id, keep_error, read_list
 from .sequence import Sequence
 from .stats import Metrics
 from .thinking_budget import ThinkingBudget
@@ -219,7 +219,7 @@ class OutputProcessor:
         if self._closed is not None:
             raise self._closed()
         for id in ids:
-            state = self.states[id]
+            state = self._find(id)
             if state.inbox:
                 event = state.inbox.popleft()
                 if event.finish_reason:
@@ -227,13 +227,21 @@ class OutputProcessor:
                 return event
         return None
 
+    def _find(self, id: int) -> RequestState:
+        state = self.states.get(id) if isinstance(id, int) else None
+        if state is None or state.listener is not None:
+            why = "it never was, or all was read" if state is None else "a listener gets them"
+            raise BadRequest(f"there are no events of request {show(id)} to read: {why}")
+        return state
+
     def take(self, id: int) -> list[Event]:
         """The events of a request that are not read yet. Runs no step."""
         with self._condition:
             if self._closed is not None:
                 raise self._closed()
-            events = list(self.states[id].inbox)
-            self.states[id].inbox.clear()
+            inbox = self._find(id).inbox
+            events = list(inbox)
+            inbox.clear()
             if events and events[-1].finish_reason:
                 del self.states[id]
             return events
@@ -261,7 +269,9 @@ class RequestStream(Iterator[Event]):
         drop: Callable[[list[int], bool], None],
         prompt_tokens: int = 0,
     ):
-        self.ids, self.prompt_tokens = list(ids), prompt_tokens  # the tokens of all prompts together
+        self.ids: list[int] = []
+        self.ids += [check_id(id) for id in read_list("ids", ids)]
+        self.prompt_tokens = prompt_tokens  # the tokens of all prompts together
         self._wait, self._step, self._drop, self._exhausted = wait, step, drop, False
 
     def __next__(self) -> Event:
@@ -287,7 +297,7 @@ class RequestStream(Iterator[Event]):
 
     def add(self, id: int) -> None:
         """Another request whose events come here."""
-        self.ids.append(id)
+        self.ids.append(check_id(id))
 
     def close(self) -> None:
         self._cancel(wait=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from ..errors import BadRequest
+from ..config import check_number
+from ..errors import BadRequest, show
 from ..text.parsing.segments import ToolCall
 from ..text.response_format import ResponseFormat
 from ..text.thinking import merge_thinking
@@ -38,22 +39,27 @@ class SamplingParams:
 
     def __post_init__(self):
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731  normalises a frozen object
-        put("stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        put("suppress", tuple(self.suppress))
-        put("stop_token_ids", tuple(self.stop_token_ids))
-        put("logit_bias", dict(self.logit_bias))
+        put("stop", (self.stop,) if isinstance(self.stop, str) else read_list("stop", self.stop))
+        put("suppress", read_list("suppress", self.suppress))
+        put("stop_token_ids", read_list("stop_token_ids", self.stop_token_ids))
+        if not isinstance(self.logit_bias, Mapping | None):
+            raise BadRequest(f"logit_bias must be a dict of token ids and numbers, not {show(self.logit_bias)}")
+        put("logit_bias", self.logit_bias or {})
         for name, (kind, low, high, text) in RANGES.items():
-            check(name, getattr(self, name), kind, low, high, text)
+            put(name, check_number(name, getattr(self, name), kind, low, high, text))
         if self.seed is not None:
-            check("seed", self.seed, int, 0, 2**64 - 1, "an integer in 0..2^64-1")
+            put("seed", check_number("seed", self.seed, int, 0, 2**64 - 1, "an integer in 0..2^64-1"))
         for name in ("suppress", "stop_token_ids"):
-            for token in getattr(self, name):
-                check(name, token, int, 0, 2**31 - 1, "token ids")
-        for token, bias in self.logit_bias.items():
-            check("logit_bias", token, int, 0, 2**31 - 1, "token ids as keys")
-            check("logit_bias", bias, float, -math.inf, math.inf, "finite numbers as values")
+            put(name, tuple(check_number(name, t, int, 0, 2**31 - 1, "token ids") for t in getattr(self, name)))
+        bias = {}
+        for token, value in self.logit_bias.items():
+            key = check_number("logit_bias", token, int, 0, 2**31 - 1, "token ids as keys")
+            bias[key] = check_number("logit_bias", value, float, -1e30, 1e30, "finite numbers as values")
+        put("logit_bias", bias)
+        if not isinstance(self.ignore_eos, bool):
+            raise BadRequest(f"ignore_eos must be True or False, not {show(self.ignore_eos)}")
         if any(not isinstance(s, str) or not s for s in self.stop):
-            raise BadRequest(f"stop must be one or more non-empty strings, not {self.stop!r}")
+            raise BadRequest(f"stop must be one or more non-empty strings, not {show(self.stop)}")
 
 
 RANGES: dict[str, tuple[type, float, float, str]] = {
@@ -69,10 +75,20 @@ RANGES: dict[str, tuple[type, float, float, str]] = {
 }
 
 
-def check(name: str, value, kind: type, low: float, high: float, text: str) -> None:
-    number = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
-    if not number or not low <= value <= high or (isinstance(value, float) and not math.isfinite(value)):
-        raise BadRequest(f"{name} must be {text}, not {value!r}")
+def read_list(name: str, values) -> tuple:
+    """The values of an option that takes several; None is none."""
+    if values is None:
+        return ()
+    if isinstance(values, (str, bytes, Mapping)):
+        raise BadRequest(f"{name} must be a list, not {show(values)}")
+    try:
+        return tuple(values)
+    except TypeError:
+        raise BadRequest(f"{name} must be a list, not {show(values)}") from None
+
+
+def check_id(id: int) -> int:
+    return check_number("id", id, int, 0, 1 << 62, "the number of a request")
 
 
 @dataclass(frozen=True)
@@ -96,11 +112,16 @@ class Request:
     response_format: Any = None  # the form of the answer: see text/response_format.py
 
     def __post_init__(self):
-        check("priority", self.priority, int, -1000, 1000, "a whole number in -1000..1000")
+        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731  normalises a frozen object
+        put("priority", check_number("priority", self.priority, int, -1000, 1000, "a whole number in -1000..1000"))
         if self.response_format is not None:
-            object.__setattr__(self, "response_format", ResponseFormat.parse(self.response_format))
+            put("response_format", ResponseFormat.parse(self.response_format))
         if self.deadline_s is not None:
-            check("deadline_s", self.deadline_s, float, math.ulp(0.0), 1e9, "seconds > 0")
+            put("deadline_s", check_number("deadline_s", self.deadline_s, float, math.ulp(0.0), 1e9, "seconds > 0"))
+        if not isinstance(self.params, SamplingParams):
+            raise BadRequest(f"params must be SamplingParams, not {type(self.params).__name__}")
+        if self.on_logits is not None and not callable(self.on_logits):
+            raise BadRequest(f"on_logits must be a function, not {type(self.on_logits).__name__}")
         given = [n for n in ("prompt", "tokens", "messages") if getattr(self, n) is not None]
         if len(given) != 1:
             raise BadRequest(f"a request needs exactly one of prompt, tokens, messages; got {given or 'none'}")
@@ -109,20 +130,21 @@ class Request:
         if isinstance(value, str) != (name == "prompt") or isinstance(value, (bytes, bytearray, Mapping)):
             wanted = {"prompt": "a str", "tokens": "a list of token ids", "messages": "a list of dicts"}[name]
             raise BadRequest(f"{name} must be {wanted}, not {type(value).__name__}")
+        value = value if name == "prompt" else read_list(name, value)
         if len(value) == 0:
             raise BadRequest(f"the {name} is empty; give at least one {'character' if name == 'prompt' else name[:-1]}")
-        if name != "prompt":
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        put(name, value)
         if self.tools is not None:
-            object.__setattr__(self, "tools", tuple(self.tools))
+            put("tools", read_list("tools", self.tools))
         self._check_tool_choice()
         if not isinstance(self.parallel_tool_calls, bool):
             raise BadRequest(f"parallel_tool_calls must be True or False, not {self.parallel_tool_calls!r:.40}")
         if not isinstance(self.template_options, Mapping):
             raise BadRequest(f"template_options must be a dict, not {type(self.template_options).__name__}")
         if self.thinking_budget is not None:
-            check("thinking_budget", self.thinking_budget, int, 0, 2**31, "a whole number >= 0")
-        object.__setattr__(self, "thinking", merge_thinking(self.thinking, self.enable_thinking))
+            budget = check_number("thinking_budget", self.thinking_budget, int, 0, 2**31, "a whole number >= 0")
+            put("thinking_budget", budget)
+        put("thinking", merge_thinking(self.thinking, self.enable_thinking))
         if self.messages is None and self.thinking == "auto" and not self.template_options and self.tools is None:
             return
         if self.messages is None:
@@ -137,7 +159,7 @@ class Request:
             choice = function.get("name") if isinstance(function, Mapping) else choice.get("name")
         if not isinstance(choice, str) or not choice:
             known = f"{', '.join(TOOL_CHOICES)} or a tool's name"
-            raise BadRequest(f"tool_choice must be {known}, not {self.tool_choice!r:.40}")
+            raise BadRequest(f"tool_choice must be {known}, not {show(self.tool_choice)}")
         object.__setattr__(self, "tool_choice", choice)
         if choice not in ("auto", "none") and not self.tools:
             raise BadRequest(f"tool_choice is {choice!r:.40} and there are no tools")
@@ -285,4 +307,4 @@ class Completion:
 
     def __repr__(self) -> str:
         end = f"finish_reason={self.finish_reason!s}"
-        return f"Completion({self.text!r}, {len(self.tokens)} tokens, {end}, {self.timings!r})"
+        return f"Completion({show(self.text)}, {len(self.tokens)} tokens, {end}, {show(self.timings)})"

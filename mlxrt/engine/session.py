@@ -9,12 +9,14 @@ again: all of them, unless an answer was sampled in other pieces than the tokeni
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
+from os import PathLike, fsencode
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, Unpack
 
 from ..cache import SequenceState
 from ..cache.storage.archive import Archive, is_archive
-from ..errors import BadRequest, BadSnapshot
+from ..config import check_number
+from ..errors import BadRequest, BadSnapshot, show
 from ..text import Tokenizer
 from .core import Source
 from .options import GenerateOptions, spell_out
@@ -150,8 +152,10 @@ class Session:
     def __init__(
         self, engine: SessionEngine, system: str | None = None, options: dict | None = None, on_overflow: str = "error"
     ):
-        if on_overflow not in OVERFLOW:
-            raise BadRequest(f"on_overflow must be {' or '.join(OVERFLOW)}, not {on_overflow!r}")
+        if not isinstance(on_overflow, str) or on_overflow not in OVERFLOW:
+            raise BadRequest(f"on_overflow must be {' or '.join(OVERFLOW)}, not {show(on_overflow)}")
+        if not isinstance(system, str | None):
+            raise BadRequest(f"system must be a text, not {type(system).__name__}")
         self.engine, self.options, self.on_overflow = engine, dict(options or {}), on_overflow
         Request.of([{"role": "user", "content": "x"}], **self.options)
         first = ({"role": "system", "content": system},) if system else ()
@@ -227,15 +231,15 @@ class Session:
 
     def rewind(self, turns: int = 1) -> None:
         """Forget the last questions and answers."""
-        if not isinstance(turns, int) or not 0 <= turns < len(self.turns):
-            raise BadRequest(f"cannot rewind {turns!r} turns: the session has {len(self.turns) - 1}")
+        most = len(self.turns) - 1
+        turns = check_number("turns", turns, int, 0, most, f"a whole number (the session has {most})")
         del self.turns[len(self.turns) - turns :]
 
     def save(self, path: str | Path, name: str | None = None) -> None:
         """Write the conversation and its KV state atomically.
 
         One file; or, given a folder or a name, one state of an archive that holds many."""
-        path, engine = Path(path), self.engine
+        path, engine = read_path(path, name), self.engine
         if not path.parent.is_dir():
             raise BadRequest(f"{path.parent} is no folder to save into")
         archive = Archive(path) if is_archive(path, name) else None
@@ -272,9 +276,25 @@ class Session:
     ) -> "Session":
         """The session that was saved there; `name` picks one of an archive."""
         session = cls(engine, None, dict(options), on_overflow)
-        file, digest = Archive(Path(path)).find(name) if is_archive(Path(path), name) else (Path(path), None)
+        path = read_path(path, name)
+        file, digest = Archive(path).find(name) if is_archive(path, name) else (path, None)
         session.turns = engine.load_state(file, digest, lambda extra: read_turns(file, extra, engine.vocab_size))
         return session
+
+
+def read_path(path: str | Path, name: str | None) -> Path:
+    if not isinstance(name, str | None):
+        raise BadRequest(f"the name of a state must be a str, not {show(name)}")
+    if not isinstance(path, (str, PathLike)) or not is_file_name(str(path)):
+        raise BadRequest(f"the name of a file or a folder is needed, not {show(path)}")
+    return Path(path)
+
+
+def is_file_name(text: str) -> bool:
+    try:
+        return bool(text) and b"\0" not in fsencode(text)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
 
 
 def read_new_messages(x: str | Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> tuple[dict, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..errors import BadRequest, BadTemplate
+from ..errors import BadRequest, BadTemplate, show
 from .builtin_templates import find_builtin
 from .chat_template import ChatTemplate, check_messages, select_template
 from .guard import SpecialTextGuard, find_structural
@@ -142,9 +142,11 @@ class ChatFormat:
     def _variables(self, tools, thinking: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
         switches, given = self.thinking_variables(thinking), dict(options or {})
         if bad := [key for key in given if not isinstance(key, str) or key in RESERVED]:
-            raise BadRequest(f"template_options cannot set {bad[0]!r:.40}")
+            raise BadRequest(f"template_options cannot set {show(bad[0])}")
         if twice := [key for key in switches if key in given and given[key] != switches[key]]:
-            raise BadRequest(f"thinking={thinking!r} and template_options {twice[0]}={given[twice[0]]!r} contradict")
+            raise BadRequest(
+                f"thinking={thinking!r} and template_options {twice[0]}={show(given[twice[0]])} contradict"
+            )
         return {"documents": None} | switches | given | {"tools": tools}
 
     @cached_property

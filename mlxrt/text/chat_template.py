@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from ..errors import BadRequest, BadTemplate
+from ..errors import BadRequest, BadTemplate, show
 
 MAX_MESSAGE = 500  # characters of a template's own error that are shown
 
@@ -68,7 +68,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict]:
     found = check_dicts(messages, "messages", "message")
     for i, message in enumerate(found):
         if not isinstance(message.get("role"), str):
-            raise BadRequest(f"message {i} needs a role (a str such as user), not {message.get('role')!r:.40}")
+            raise BadRequest(f"message {i} needs a role (a str such as user), not {show(message.get('role'))}")
     return found
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import BadRequest, UnsupportedContent
+from ..errors import BadRequest, UnsupportedContent, show
 
 Message = dict[str, Any]
 Render = Callable[..., str | None]  # messages, and variables by name; None when the template refuses them
@@ -155,7 +155,7 @@ def read_message(index: int, message: Mapping[str, Any], features: TemplateFeatu
     role = message.get("role")
     role = {"function": "tool", "developer": "developer" if features.developer else "system"}.get(str(role), role)
     if role not in ROLES and not (isinstance(role, str) and re.search(rf"""['"]{re.escape(role)}['"]""", source)):
-        raise BadRequest(f"message {index} has role {role!r:.40}; known are {', '.join(ROLES)}")
+        raise BadRequest(f"message {index} has role {show(role)}; known are {', '.join(ROLES)}")
     if media := next((key for key in MEDIA_KEYS if message.get(key)), None):
         raise UnsupportedContent(f"message {index} has {media}; only text can be read")
     kept = {k: v for k, v in message.items() if k not in ("reasoning", "thinking", "function_call", *MEDIA_KEYS)}
@@ -195,7 +195,7 @@ def join_parts(content: Any, index: int) -> tuple[str, str]:
         elif kind in ("thinking", "reasoning") and isinstance(part.get("thinking", part.get("text")), str):
             thought.append(part.get("thinking", part.get("text")))
         else:
-            raise UnsupportedContent(f"message {index} has a part of type {kind!r:.40}; only text can be read")
+            raise UnsupportedContent(f"message {index} has a part of type {show(kind)}; only text can be read")
     return "".join(text), "\n".join(thought)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ...errors import BadRequest, ModelNotFound
+from ...errors import BadRequest, ModelNotFound, show
 from ..random_models import Shape
 from . import hub
 from .alias import ALIASES, fetch_alias
@@ -65,7 +65,7 @@ def offline_by_environment() -> bool:
 
 def resolve_with(name: str, options: FetchOptions) -> ResolvedModel:
     if not isinstance(name, str) or not name.strip():
-        raise ModelNotFound(f"the model's name is {name!r}; {name_help()}")
+        raise ModelNotFound(f"the model's name is {show(name)}; {name_help()}")
     repo = Repository.parse(name)
     path = Path(os.path.expanduser(name))
     # os.path returns False for impossible names (too long, a NUL); pathlib raises.
