@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 from ..errors import BadCheckpoint, UnsupportedModel, quote
-from .rope import RopeParams, read_rope
+from .rope import RopeParams, find_unknown_keys, read_rope
 
 log = logging.getLogger("mlxrt")
 _reports: ContextVar[bool] = ContextVar("reports", default=True)
@@ -44,16 +44,15 @@ IGNORED_KEYS = frozenset(
     chunk_size_feed_forward vocab_size_padded tf_legacy_loss attn_implementation _attn_implementation_autoset
     use_return_dict torchscript use_bfloat16 pruned_heads prefix add_cross_attention tie_encoder_decoder
     cross_attention_hidden_size jang_config jang codebook_config mxtq_bits mxtq_seed weight_format jangtq jangt
-    jang_norms_pre_shifted jang_mup_folded jang_expert_pruning""".split()
+    jang_norms_pre_shifted jang_mup_folded jang_expert_pruning pretraining_tp""".split()
 )  # those of JANG and codebooks describe how weights are stored: mlxrt/weights reads them
 SUPPORTED_VALUES: dict[str, tuple] = {
     "hidden_act": ("silu", "swish"),
-    "pretraining_tp": (1,),
     "rope_interleaved": (False, None),
     "partial_rotary_factor": (1, None),
 }
 LARGEST = {"vocab_size": 1 << 24, "num_hidden_layers": 1 << 12, "max_position_embeddings": 1 << 30}
-ROPE_KEYS = {"rope_theta", "rope_scaling", "rope_parameters", "rope_freq_factors"}
+ROPE_KEYS = {"rope_theta", "rope_scaling", "rope_parameters", "rope_freq_factors", "max_sequence_length"}
 
 
 def config_field(low=None, high=None, **options) -> Any:
@@ -102,6 +101,8 @@ class ModelConfig:
         known = {f.name for f in fields(cls)} - cls.derived | ROPE_KEYS | set(supported)
         for key in sorted(set(raw) - known - IGNORED_KEYS - cls.ignored_keys):
             report(f"config.json: {quote(key)} is unknown to mlxrt and has no effect")
+        for key in find_unknown_keys(raw):
+            report(f"config.json: {quote(key)} is unknown to mlxrt and has no effect")
         return cls(**values, rope=None)._complete(raw)  # type: ignore[arg-type]
 
     def _complete(self, raw) -> Self:
@@ -144,8 +145,9 @@ class ModelConfig:
 
     @property
     def context(self) -> int:
-        """The context length the model was trained for."""
-        return min(self.max_position_embeddings, self.rope.limit or self.max_position_embeddings)
+        """The context length the model was trained for, or was extended to by the scaling of its RoPE."""
+        longest = max(self.max_position_embeddings, min(self.rope.reach or 0, LARGEST["max_position_embeddings"]))
+        return min(longest, self.rope.limit or longest)
 
     def windows_without_types(self, raw) -> tuple[int | None, ...]:
         """What sliding_window means without layer_types: families override it."""

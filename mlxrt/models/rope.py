@@ -1,12 +1,12 @@
 """Rotary position embedding (RoPE) with every published scaling.
 
 Reads both forms of the config: `rope_theta` + `rope_scaling`, and transformers 5's `rope_parameters`. A missing theta
-is an error: the wrong one gives fluent nonsense.
+is an error (the wrong one gives fluent nonsense), but for Llama: its first configs are older than the key.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -15,6 +15,7 @@ import mlx.nn as nn
 from ..errors import BadCheckpoint, UnsupportedModel, quote
 from ..kernels import apply_rope
 
+DEFAULT_THETA = {"llama": 10_000.0}  # Llama 1 and 2, Vicuna, OpenLLaMA, early TinyLlama have no rope_theta
 NO_ROTATION = 1e30  # a period that never rotates; infinity breaks a GPU's fast math
 
 
@@ -29,6 +30,7 @@ class RopeParams:
     scale: float = 1.0  # on positions
     magnitude: float = 1.0  # on the rotated values
     limit: int | None = None  # the scaling is exact up to this position only
+    reach: int | None = None  # the context length that the scaling was made for, where the config says so
 
 
 class RoPE(nn.Module):
@@ -59,7 +61,8 @@ def read_rope(raw: Mapping[str, Any], dim: int, context: int, *, partial: bool =
     if parameters is not None and scaling is not None and {**scaling} != {k: parameters.get(k) for k in scaling}:
         raise BadCheckpoint("config.json: rope_scaling and rope_parameters contradict each other; remove one")
     given = dict(scaling or {}) | dict(parameters or {})
-    theta = read_number(given, "rope_theta", raw.get("rope_theta"), low=1.001)  # 1 would rotate all pairs alike
+    first = DEFAULT_THETA.get(str(raw.get("model_type")))
+    theta = read_number(given, "rope_theta", raw.get("rope_theta", first), low=1.001)  # 1 would rotate all pairs alike
     if theta is None:
         raise BadCheckpoint("config.json has no rope_theta (nor rope_parameters.rope_theta); it cannot be guessed")
     if partial:
@@ -69,14 +72,34 @@ def read_rope(raw: Mapping[str, Any], dim: int, context: int, *, partial: bool =
     whole = not partial and given.get("rope_type", given.get("type")) != "proportional"
     if whole and (factor := read_number(given, "partial_rotary_factor", None, low=0)) not in (None, 1):
         raise UnsupportedModel(f"config.json: partial_rotary_factor = {factor} is not supported by this family")
-    if raw.get("rope_freq_factors") is not None:
-        return RopeParams(dim, theta, "factors", scale_periods(theta, dim, raw["rope_freq_factors"]))
     kind = given.get("rope_type", given.get("type", "default"))
     if not isinstance(kind, str) or kind not in KINDS:
         raise UnsupportedModel(
             f"config.json: rope scaling {quote(kind)} is not supported; supported: {', '.join(KINDS)}"
         )
-    return KINDS[kind](dim, theta, given, original_context(raw, given, context))
+    rope = KINDS[kind](dim, theta, given, original_context(raw, given, context))
+    if raw.get("rope_freq_factors") is not None:
+        if rope.periods is not None:
+            raise UnsupportedModel(f"rope frequency factors together with rope scaling {kind} are not supported")
+        return replace(rope, kind="factors", periods=scale_periods(theta, dim, raw["rope_freq_factors"]))
+    if kind == "linear" and (length := read_number(raw, "max_sequence_length", None, low=1)) is not None:
+        return replace(rope, reach=min(int(length), int(context / rope.scale)))  # Vicuna's long versions
+    return rope
+
+
+def find_unknown_keys(raw: Mapping[str, Any]) -> list[str]:
+    """The keys of a config's RoPE that have no effect, each with the object that holds it."""
+    found = []
+    for name in ("rope_scaling", "rope_parameters"):
+        whole = raw.get(name)
+        for given in (whole, *whole.values()) if isinstance(whole, Mapping) else ():
+            if isinstance(given, Mapping):
+                kind = given.get("rope_type", given.get("type", "default"))
+                known = COMMON_KEYS | KEYS.get(kind if isinstance(kind, str) else "", set())
+                found += [
+                    f"{name}.{key}" for key, v in given.items() if key not in known and not isinstance(v, Mapping)
+                ]
+    return found
 
 
 def rotary_dim(raw, given, head_dim: int) -> int:
@@ -150,7 +173,8 @@ def llama3(dim, theta, given, context) -> RopeParams:
 
 def proportional(dim, theta, given, context) -> RopeParams:
     """Only the first pairs rotate, with the periods of a fully rotated head (Gemma 4)."""
-    share = read_number(given, "partial_rotary_factor", 1.0, low=0)
+    share = read_number(given, "partial_rotary_factor", None, low=0)
+    share = 1.0 if share is None else share
     factor = read_number(given, "factor", 1.0, low=1e-6)
     if share > 1:
         raise BadCheckpoint(f"config.json: partial_rotary_factor = {share} turns more than there is")
@@ -161,7 +185,8 @@ def proportional(dim, theta, given, context) -> RopeParams:
 
 def yarn(dim, theta, given, context) -> RopeParams:
     factor = read_number(given, "factor", None, low=1e-6, required="yarn")
-    fast, slow = read_number(given, "beta_fast", 32.0, low=1e-6), read_number(given, "beta_slow", 1.0, low=1e-6)
+    fast = read_number(given, "beta_fast", None, low=1e-6) or 32.0
+    slow = read_number(given, "beta_slow", None, low=1e-6) or 1.0
 
     def pair(rotations):  # the (fractional) pair with so many rotations over the original context
         return dim * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(theta))
@@ -175,7 +200,9 @@ def yarn(dim, theta, given, context) -> RopeParams:
     for i, p in enumerate(default_periods(theta, dim)):
         stretch = min(1.0, max(0.0, (i - first) / (last - first)))
         periods.append(1 / (stretch / (factor * p) + (1 - stretch) / p))
-    return RopeParams(dim, theta, "yarn", tuple(periods), magnitude=yarn_magnitude(given, factor))
+    # Model cards switch YaRN on by rope_scaling alone: max_position_embeddings keeps the length before it.
+    reach = int(context * factor) if given.get("original_max_position_embeddings") is not None else None
+    return RopeParams(dim, theta, "yarn", tuple(periods), magnitude=yarn_magnitude(given, factor), reach=reach)
 
 
 def yarn_magnitude(given, factor: float) -> float:
@@ -206,3 +233,16 @@ KINDS = {
     "dynamic": dynamic,
     "proportional": proportional,
 }
+
+# The keys of a scaling that are read; Qwen's mrope differs from RoPE for images only.
+COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
+KEYS = {
+    "linear": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+    "yarn": {
+        "factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate", "attention_factor",
+        "mscale", "mscale_all_dim",
+    },
+    "dynamic": {"factor", "original_max_position_embeddings"},
+    "proportional": {"factor"},
+}  # fmt: skip

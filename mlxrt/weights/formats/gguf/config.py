@@ -137,9 +137,9 @@ def read_rope_scaling(keys: ArchMetadata, context: int, arch: Architecture) -> d
 
 
 def read_yarn(keys: ArchMetadata, context: int, factor: float, arch: Architecture) -> dict[str, Any]:
-    given: dict[str, Any] = {
-        "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length", context)
-    }
+    given: dict[str, Any] = {}
+    if keys.find("rope.scaling.original_context_length") is not None:  # else: the file's context length
+        given["original_max_position_embeddings"] = keys.integer("rope.scaling.original_context_length", context)
     attention = keys.number("rope.scaling.attn_factor", 1.0)
     if attention != 1:  # llama.cpp multiplies it with YaRN's correction, Hugging Face's value replaces the product
         given["attention_factor"] = attention * (1 + 0.1 * math.log(factor))
