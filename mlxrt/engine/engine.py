@@ -148,6 +148,11 @@ class Engine:
         assert isinstance(reader, OutputParser)
         return ThinkingBudget(reader, request.thinking_budget, closing)
 
+    def compile_grammar(self, request: Request) -> None:
+        """Compile what holds a request's answer to its form, ahead of submitting it: that may take a second. BadRequest
+        where it cannot be enforced."""
+        self._build_grammar(request, ())
+
     def _build_grammar(self, request: Request, prompt: tuple[int, ...]) -> Matcher | None:
         if request.response_format is None and not request.tools:
             return None

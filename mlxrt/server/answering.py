@@ -163,6 +163,9 @@ async def open_call(models: ServedModels, name: str | None, make: Callable[[Asyn
     async with AsyncExitStack() as leave:
         _, engine = await leave.enter_async_context(models.use(name))
         call = make(engine)
+        if any(request.response_format is not None or request.tools for request in call.requests):
+            # Not on the engine's thread, where all other requests would wait for it.
+            await asyncio.to_thread(engine.engine.compile_grammar, call.requests[0])
         stream = engine.stream(call.requests)
         leave.push_async_callback(stream.aclose)
         return OpenCall(call, engine, stream, leave.pop_all())
