@@ -69,6 +69,7 @@ def test_forty_turns_in_a_small_context(policy, tmp_path):
     t.leave()
 
 
+@pytest.mark.slow
 def test_a_full_context_says_what_to_do(tmp_path):
     t = Terminal(tmp_path, ["Yes."], context=128, max_tokens=8)
     t.send("a" * 60)
@@ -104,6 +105,7 @@ def test_tools_run_after_a_yes_only(tmp_path):
     t.leave()
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_reasoning_and_in_a_call(tmp_path):
     answers = [
         "<think>\n" + "thinking " * 30, "It is 4.",

@@ -50,14 +50,14 @@ def make_tokenizer(folder, template: str, plain: tuple[str, ...], special: tuple
     return Tokenizer.from_folder(folder)
 
 
-def make_engine(folder, name: str, family) -> Engine:
+def make_engine(folder, name: str, family, **config) -> Engine:
     tokenizer = make_tokenizer(folder, *family)
     mx.random.seed(3)
-    config = dataclasses.replace(toy.CONFIG, vocab_size=tokenizer.vocab_size)
-    model = type("Toy", (toy.Toy,), {"kinds": "f" if name == "qwen3" else "wf"})(config)
+    shape = dataclasses.replace(toy.CONFIG, vocab_size=tokenizer.vocab_size)
+    model = type("Toy", (toy.Toy,), {"kinds": "f" if name == "qwen3" else "wf"})(shape)
     model.fuse()
     mx.eval(model.parameters())
-    return Engine(model, EngineConfig(kv_memory="16M"), tokenizer, Source(name))
+    return Engine(model, EngineConfig(kv_memory="16M", **config), tokenizer, Source(name))
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
