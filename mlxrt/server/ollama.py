@@ -25,7 +25,7 @@ NO_EFFECT = (
     "numa", "vocab_only", "f16_kv", "repeat_last_n", "tfs_z", "typical_p", "mirostat", "mirostat_tau", "mirostat_eta",
     "penalize_newline",
 )  # fmt: skip
-LEVELS = ("low", "medium", "high", "max")
+THINKING_EFFORTS = ("low", "medium", "high", "max")
 
 
 async def version(http: HttpRequest) -> Response:
@@ -225,9 +225,9 @@ def read_think(body: Fields) -> dict[str, Any]:
         return {}
     if isinstance(value, bool):
         return {"thinking": "on" if value else "off"}
-    if value in LEVELS:
+    if value in THINKING_EFFORTS:
         return {"template_options": {"reasoning_effort": value}}
-    raise body.fail("think", f"expected true, false or one of {', '.join(LEVELS)}")
+    raise body.fail("think", f"expected true, false or one of {', '.join(THINKING_EFFORTS)}")
 
 
 def read_format(body: Fields) -> dict[str, Any]:

@@ -17,7 +17,7 @@ log = logging.getLogger("mlxrt.server")
 
 SEND_BUFFER = 16384  # bytes the kernel holds for a client: the engine notices a slow reader early
 BACKLOG = 256
-WATCH_S = 0.25
+POLL_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,14 @@ class Runner:
         )
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[sock]))
-        watching = asyncio.create_task(self._watch(server, sock))
+        monitoring = asyncio.create_task(self._monitor(server, sock))
         idle = asyncio.create_task(self._models.unload_idle())
         try:
             await serving
         finally:
-            for task in (watching, idle):
+            for task in (monitoring, idle):
                 task.cancel()
-            results = await asyncio.gather(watching, idle, return_exceptions=True)
+            results = await asyncio.gather(monitoring, idle, return_exceptions=True)
             await self._models.close(finish=False)
             if self._options.address.path is not None:
                 os.unlink(self._options.address.path)
@@ -124,7 +124,7 @@ class Runner:
             return 1
         return 0
 
-    async def _watch(self, server, sock: socket.socket) -> None:
+    async def _monitor(self, server, sock: socket.socket) -> None:
         """Load the first model, say where it is served, then stop the server when an engine fails or a signal came."""
         try:
             model = await self._models.start()
@@ -133,7 +133,7 @@ class Runner:
             raise
         self._announce(describe_start(self._options.address.url(sock), model))
         while True:
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(POLL_S)
             server.should_exit = server.should_exit or self._models.stopping
             if server.should_exit:
                 self._models.closing = True
