@@ -15,7 +15,6 @@ from typing import Any, Self
 
 from ..errors import BadRequest, EngineClosed
 from .engine import Engine
-from .output import complete
 from .request import Completion, Event, Request
 from .session import ReplyRecorder
 
@@ -243,7 +242,7 @@ class AsyncReply(AsyncIterator[Event]):
         """The full answer."""
         async for _ in self:
             continue
-        return complete(self._recorder.events)
+        return self._recorder.complete()
 
     async def text(self) -> str:
         return (await self.completion()).text

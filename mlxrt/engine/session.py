@@ -98,8 +98,14 @@ class ReplyRecorder:
             self._session.accept(self._base, [*self._plan.before, self._make_turn()])
         return event
 
+    def complete(self) -> Completion:
+        """The full answer."""
+        if not self.events or not self.events[-1].finish_reason:
+            raise BadRequest("this answer has no end: it failed, or was closed before; ask again")
+        return complete(self.events)
+
     def _make_turn(self) -> Turn:
-        done = complete(self.events)
+        done = self.complete()
         messages = (*self._plan.messages, done.to_message())
         return Turn(messages, self._plan.tokens + done.tokens, self._plan.before[-1].summary)
 
@@ -131,7 +137,7 @@ class Reply(Iterator[Event]):
         """The full answer; waits for it."""
         for _ in self:
             continue
-        return complete(self.events)
+        return self._recorder.complete()
 
     @property
     def text(self) -> str:

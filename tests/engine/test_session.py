@@ -113,6 +113,8 @@ def test_an_answer_closed_early_leaves_the_session_as_it_was(engine):
     reply = session.say("two", max_tokens=50)
     next(reply)
     reply.close()
+    with pytest.raises(mlxrt.BadRequest, match="has no end"):
+        reply.text  # noqa: B018
     assert session.turns == before
     assert answers(session, "three")[0].finish_reason == "length"
 
@@ -125,8 +127,11 @@ def test_an_error_leaves_the_session_as_it_was(engine):
     def fail(row):
         raise RuntimeError("mine")
 
+    reply = session.say("two", on_logits=fail)
     with pytest.raises(RuntimeError, match="mine"):
-        session.say("two", on_logits=fail).text  # noqa: B018
+        reply.text  # noqa: B018
+    with pytest.raises(mlxrt.BadRequest, match="has no end"):
+        reply.text  # noqa: B018
     with pytest.raises(mlxrt.ContextOverflow):
         session.say("x" * 5000)
     assert session.turns == before

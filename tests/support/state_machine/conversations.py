@@ -65,15 +65,15 @@ class ConversationOps(Stage):
         self.checker.check(seq, "an answer stopped halfway")
         self.tally["answers stopped halfway"] += len(session.turns) == turns
 
-    def hear(self, session: Session, reply: Reply) -> None:
-        """Take a full answer and check it."""
+    def hear(self, session: Session, reply: Reply) -> bool:
+        """Take a full answer and check it; False where it failed."""
         seq = self.engine.core.outputs.states[reply._stream.ids[0]].seq
         try:
             while reply._stream.ids:
                 self.event(reply, seq.id)
         except (WontFit, BadLogits) as error:
             self.give_way(seq, error, held=False)
-            return
+            return False
         said = reply.completion
         invariants.require(session.tokens == tuple(seq.tokens), "a session keeps other tokens than were fed")
         self.trace.append(f"an answer to {len(seq.prompt)} tokens ({said.cached_tokens} cached): {list(said.tokens)}")
@@ -82,6 +82,7 @@ class ConversationOps(Stage):
         self.tally["answers"] += 1
         self.tally["answers with cached tokens"] += bool(said.cached_tokens)
         self.prompts.append(session.tokens)
+        return True
 
     def do_duet(self, a: int, b: int, c: int, d: int) -> None:
         """A conversation and its fork are answered at the same time."""
@@ -141,6 +142,5 @@ class ConversationOps(Stage):
         self.tally["restores"] += 1
         self.trace.append(f"restore {len(session.tokens)} tokens")
         reply = self.ask(session, 1, 4, 1)
-        if reply is not None:
-            self.hear(session, reply)
+        if reply is not None and self.hear(session, reply):
             self.tally["restores that were reused"] += bool(reply.completion.cached_tokens)
