@@ -10,7 +10,7 @@ from tests.support.state_machine.kinds import KINDS, poison_kinds
 from ..support.scheduler_load.play import Play
 from ..support.scheduler_load.program import make
 
-EACH = 4
+EACH = 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -25,4 +25,4 @@ def test_random_loads(kind):
         except AssertionError as error:
             error.add_note(str(program))
             raise
-    assert tally["programs"] == EACH and tally["tokens compared"] > 50 and tally["ties"] < 5
+    assert tally["programs"] == EACH and tally["tokens compared"] > 25 and tally["ties"] < 5

@@ -14,27 +14,20 @@ from ..support.state_machine.program import Program, programs
 from ..support.state_machine.shrink import Court, try_program
 
 EACH = 7  # programs of a kind
-COURT = Court(Counter())
-pytestmark = pytest.mark.xdist_group("state machine")  # one process, for the test that counts what the others did
+HAPPEN = ("tokens compared", "requests with cached tokens", "evictions")  # with every kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_programs(kind):
+    court = Court(Counter())
+
     @settings(
         max_examples=EACH, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
     )
     @given(programs(kind, *poison_kinds((kind,)), longest=20))
     def each(program: Program) -> None:
-        try_program(program, COURT)
+        try_program(program, court)
 
     each()
-
-
-def test_the_programs_did_something():
-    """Runs after the others of this file; alone it has nothing to look at."""
-    if len(COURT.checkers) < len(KINDS):
-        pytest.skip("only some kinds ran")
-    for event in ("tokens compared", "requests with cached tokens", "preemptions", "evictions", "restores", "forks"):
-        assert COURT.tally[event], f"no {event}"
-    assert COURT.tally["programs"] >= EACH * len(KINDS) and COURT.tally["ties"] < 5
-    print(f"{COURT.tally['programs']} programs, {COURT.tally['tokens compared']} tokens compared")
+    assert not [event for event in HAPPEN if not court.tally[event]], "the programs do too little"
+    assert court.tally["programs"] >= EACH and court.tally["ties"] < 5

@@ -58,10 +58,10 @@ def qwen(kernels, **changes):
 
 def test_qwen_decodes_the_same_by_kernels():
     kernels = simulated(sim := Simulator(portable=True))
-    tokens = decoded(qwen(kernels), 12)
-    assert tokens == decoded(qwen(Kernels("reference")), 12)
+    tokens = decoded(qwen(kernels), 7)
+    assert tokens == decoded(qwen(Kernels("reference")), 7)
     assert len(set(tokens)) > 2  # not one token over and over, whatever the layers compute
-    assert kernels.used["gated_delta_step"] == 2 * 11 and not sim.errors()  # the first comes from the prompt's chunk
+    assert kernels.used["gated_delta_step"] == 2 * 6 and not sim.errors()  # the first comes from the prompt's chunk
 
 
 def test_rows_of_different_lengths_decode_the_same():
