@@ -63,7 +63,8 @@ class GrammarMatcher:
 
     def fill_mask(self, row: np.ndarray) -> None:
         """One bit per token of the vocabulary that may come next, into uint32s."""
-        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+        row[:] = mask[: len(row)]  # one more where the model has no end token: llguidance adds one
         self._check()  # past its limits llguidance allows nothing but the end, which would be half an answer
 
     def advance(self, token: int) -> bool:

@@ -163,6 +163,12 @@ def test_rows_that_pad_the_embedding_are_never_chosen(tmp_path):
         assert re.fullmatch("[a-t]{40}", done.text)
 
 
+def test_a_model_without_an_end_token_ends_with_its_form(tokenizer):
+    with Engine(KINDS["full"](), EngineConfig(), tokenizer) as engine:
+        done = engine.generate("hi", response_format={"type": "regex", "pattern": "[a-t]{40}"})
+        assert re.fullmatch("[a-t]{40}", done.text) and done.finish_reason is Finish.STOP
+
+
 # Reasoning and tool calls, through a chat template
 
 TEMPLATE = (
