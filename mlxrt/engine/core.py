@@ -310,7 +310,7 @@ class EngineCore:
         return progressed
 
     def _step(self, began: float) -> bool:
-        self._check_prefill()
+        overflowed = self._check_prefill()
         emitted = self._retire_prefill()
         expired = self.scheduler.expire()
         for seq in expired:
@@ -336,7 +336,7 @@ class EngineCore:
                 self.runner.flush()  # the order of sums depends on where keys are stored: always in the pools
         # Process outputs
         if not self._inflight:
-            return bool(expired or failed or emitted)
+            return bool(overflowed or expired or failed or emitted)
         if not step or len(self._inflight) > self.config.ahead:
             emitted += self._retire(self._inflight.pop(0))
         if step and any(s.seq.request.on_logits for s in step.slices):
@@ -347,19 +347,22 @@ class EngineCore:
         self._measure(step.prefill_tokens if step else 0, emitted, began)
         return True
 
-    def _check_prefill(self) -> None:
+    def _check_prefill(self) -> int:
         """End requests whose prompt overflows, before anything of that step can go to the prefix cache: attention may
         spread one token's NaN over the tokens before it in the same step, which others' prompts may begin with.
 
-        Waits for a prefill step, as the next one would; a decode step has nothing to check.
+        Waits for a prefill step, as the next one would; a decode step has nothing to check. How many it ended.
         """
         step, self._unchecked = self._unchecked, None
+        ended = 0
         for s in step.overflows() if step is not None else ():
             seq = s.seq
             seq.max_cached = min(seq.max_cached, s.start)
             if not seq.finish:
                 seq.pending.clear()
                 self.finish(seq, Finish.ERROR, overflow_error(s))
+                ended += 1
+        return ended
 
     def _retire_prefill(self) -> int:
         """Emit first tokens before the next step is made, where making it would wait for them anyway."""

@@ -63,6 +63,7 @@ class CapturedStep:
     at: dict[str, list[int]]  # addresses of all these, and of the step's own arrays
     nbytes: int
     before_mask: int | None = None  # launches before the first that reads the mask; None: there is none
+    masks: list[mx.array] = field(default_factory=list)  # the graphs' own, kept alive
     graphs: dict[int, list[Any]] = field(default_factory=dict)
     pools: list[int] = field(default_factory=list)  # their addresses when the graphs were made
     steps: list[int] = field(default_factory=list)  # addresses of a group's integers for all steps of this tail
@@ -346,6 +347,7 @@ class CudaGraphRunner:
             {name: [at[id(a)] for a in arrays] for name, arrays in named.items()},
             sum(kept.values()),
             next((i for i, launch in enumerate(launches) for a in launch.inputs for m in masks if a is m), None),
+            own_masks,
         )
 
 

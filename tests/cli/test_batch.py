@@ -54,7 +54,7 @@ def test_a_line_that_cannot_be_answered_is_one_result(cli, folder, tmp_path):
         ({"prompt": ""}, "line 2: prompt must be a string, not empty"),
         ({"prompt": "a", "temprature": 1}, "line 2: unknown key temprature"),
         ({"prompt": "a", "top_p": 3}, "line 2: top_p must be"),
-        ({"prompt": "a", "stop": 3}, "line 2: a sampling option has the wrong type"),
+        ({"prompt": "a", "stop": 3}, "line 2: stop must be a list, not 3"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, "line 2: logit_bias"),
     ],
 )

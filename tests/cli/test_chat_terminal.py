@@ -68,6 +68,7 @@ def terminal(folder, tmp_path):
         one.child.close(force=True)
 
 
+@pytest.mark.slow  # an answer may end before the signal comes where the machine is busy
 def test_a_chat_on_a_terminal(terminal):
     t = terminal()
     t.ask(f"\x1b[200~{PASTE}\x1b[201~", PASTE)

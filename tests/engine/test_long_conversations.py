@@ -20,7 +20,7 @@ def engine(tmp_path_factory):
         yield engine
 
 
-def talk_past_the_end(engine, policy: str, turns: int) -> tuple[Session, list[str]]:
+def converse_past_the_end(engine, policy: str, turns: int) -> tuple[Session, list[str]]:
     """A conversation that is longer than the context, and what its answers noted."""
     session, notes = engine.session("Be brief.", on_overflow=policy), []
     for i in range(turns):
@@ -33,7 +33,7 @@ def talk_past_the_end(engine, policy: str, turns: int) -> tuple[Session, list[st
 
 
 def test_the_oldest_turns_are_dropped(engine):
-    session, notes = talk_past_the_end(engine, "drop-oldest", 8)
+    session, notes = converse_past_the_end(engine, "drop-oldest", 8)
     assert not session.summary and all("dropped" in note for note in notes)
 
 
@@ -49,7 +49,7 @@ def test_a_summary_replaces_the_oldest_turns(tmp_path, monkeypatch, summary, not
             return SimpleNamespace(text=summary)
 
         monkeypatch.setattr(engine, "generate", generate)
-        session, notes = talk_past_the_end(engine, "summarize", 14)
+        session, notes = converse_past_the_end(engine, "summarize", 14)
         assert all(noted in note for note in notes)
         assert session.summary == (summary if noted.startswith("replaced") else "")
         assert (f"Be brief.\n\n{SUMMARY_HEAD}Cats." == session.messages[0]["content"]) == bool(session.summary)
@@ -67,7 +67,7 @@ def test_an_error_names_the_numbers(engine):
 
 
 def test_async_sessions_summarize_too(tmp_path):
-    async def talk(engine: AsyncEngine) -> list[str]:
+    async def converse(engine: AsyncEngine) -> list[str]:
         session, answers = engine.session(on_overflow="summarize"), []
         for i in range(5):
             reply = await session.say(f"This is question {i}, which is long." * 2, max_tokens=8)
@@ -78,7 +78,7 @@ def test_async_sessions_summarize_too(tmp_path):
 
         async def run() -> list[str]:
             async with AsyncEngine(inner) as engine:
-                return await asyncio.wait_for(talk(engine), 60)
+                return await asyncio.wait_for(converse(engine), 60)
 
         assert len(asyncio.run(run())) == 5
 

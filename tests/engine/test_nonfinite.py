@@ -24,10 +24,10 @@ def ask(tokens: tuple[int, ...], n: int = 5) -> Request:
     return Request(tokens=tokens, params=SamplingParams(max_tokens=n, ignore_eos=True, suppress=(kinds.OVERFLOW,)))
 
 
-def check_right(engine: Engine, kind: str, *texts: tuple[int, ...]) -> None:
+def check_right(engine: Engine, kind: str, *prompts: tuple[int, ...]) -> None:
     """All are answered at once, each as by recomputation."""
     checker = Checker(kind, Counter())
-    streams = [engine.stream(ask(text)) for text in texts]
+    streams = [engine.stream(ask(text)) for text in prompts]
     sequences = [engine.core.outputs.states[s.ids[0]].seq for s in streams]
     for seq, stream in zip(sequences, streams):
         events = list(stream)
@@ -100,3 +100,14 @@ def test_a_token_that_overflows_while_it_decodes():
         assert [e.token for e in events] == [kinds.OVERFLOW, None] and isinstance(events[-1].error, BadLogits)
         assert [e.error for e in other if e.error] == []
         check_right(engine, kind, (*STEM, 60))
+
+
+@pytest.mark.xfail(strict=True, reason="the second is refused too: it takes what the first computed of their prefix")
+def test_one_that_overflows_just_after_a_prefix_that_both_share():
+    kind = "everything" + kinds.POISON
+    stem = kinds.stems()[2][:19]
+    with make_engine(kind, chunk=5, ahead=0, max_running=3, kv_memory="64M") as engine:
+        bad = engine.stream([ask((*stem, kinds.OVERFLOW))])
+        good = engine.stream([ask((*stem, *range(20, 40)))])
+        assert [e.error for e in bad][-1] is not None
+        assert [e.error for e in good if e.error] == []

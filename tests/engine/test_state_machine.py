@@ -24,7 +24,7 @@ def test_programs(kind):
     @settings(
         max_examples=EACH, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
     )
-    @given(programs(kind, *poison_kinds((kind,)), longest=20))
+    @given(programs(kind, *poison_kinds((kind,), "float32"), longest=20))
     def each(program: Program) -> None:
         try_program(program, court)
 

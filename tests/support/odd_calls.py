@@ -211,14 +211,14 @@ class OddCalls:
                     lambda: engine.generate(self.prompt(), **self.options()),
                     lambda: engine.cancel(self.odd()),
                     lambda: engine.score(self.prompt()),
-                    lambda: self._say(engine),
+                    lambda: self._ask_session(engine),
                 ]
             )
             await call()
         finally:
             await engine.close()
 
-    async def _say(self, engine: AsyncEngine):
+    async def _ask_session(self, engine: AsyncEngine):
         reply = await engine.session(max_tokens=2).say(self.odd(), **self.options())
         await reply.text()
 

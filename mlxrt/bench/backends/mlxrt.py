@@ -192,8 +192,9 @@ def time_tokens(engine: mlxrt.Engine, request: Request, clock: Clock) -> dict[st
     tokens, cached = [], 0
     with engine.stream(request) as stream:
         for event in stream:
-            clock.mark()
-            tokens.append(event.token)
+            if event.token is not None:  # a token may give several events
+                clock.mark()
+                tokens.append(event.token)
             if event.timings:
                 cached = event.timings.cached_tokens
     return {"tokens": tokens, "cached": cached} | clock.to_dict()
@@ -207,10 +208,13 @@ def step(engine: mlxrt.Engine, ids: list[int]) -> Iterator[tuple[int, int, bool]
     """Run a step and yield its tokens."""
     engine.step()
     for id in ids:
-        for event in engine.take(id):
+        events = engine.take(id)
+        for event in events:
             if event.error is not None:
                 raise event.error
-            yield id, int(event.token or 0), event.finish_reason is not None
+        tokens = [event.token for event in events if event.token is not None]  # a token may give several events
+        ended = any(event.finish_reason is not None for event in events)
+        yield from ((id, token, ended and i == len(tokens)) for i, token in enumerate(tokens, 1))
 
 
 def make_request(prompt: list[int], max_tokens: int) -> Request:

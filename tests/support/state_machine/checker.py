@@ -5,6 +5,7 @@ what a fresh one-shot run would have chosen from.
 """
 
 from collections import Counter, deque
+from collections.abc import Iterator
 
 import mlx.core as mx
 import numpy as np
@@ -95,14 +96,22 @@ class Checker:
         if takes_the_largest(seq):
             undecided = abs(float(row[right] - row[token])) < self.tie
         else:
-            noise = np.random.default_rng(0)
-            moved = (row + noise.uniform(-self.tie, self.tie, row.shape).astype(np.float32) for _ in range(self.draws))
             said = tuple(seq.tokens[len(seq.prompt) : len(seq.prompt) + i])
-            undecided = token in {draw_alone(seq, said, r) for r in moved}
+            undecided = any(draw_alone(seq, said, moved) == token for moved in self._moved_rows(row))
         if undecided:
             self.tally[self.ties_name] += 1
             self.ties.append(f"tie in {self.kind}: {token} or {right} after {list(seq.prompt)} + {i} tokens")
         return undecided
+
+    def _moved_rows(self, row: np.ndarray) -> Iterator[np.ndarray]:
+        """The row with each logit moved by up to `tie`: at random, and all of one side of an id against the other side,
+        which moves the borders between tokens the furthest."""
+        noise, ids = np.random.default_rng(0), np.arange(len(row))
+        for _ in range(self.draws):
+            yield row + noise.uniform(-self.tie, self.tie, row.shape).astype(np.float32)
+        for middle in ids[:: 1 if self.tie > TIE else 16]:
+            for sign in (1, -1):
+                yield row + np.where(ids < middle, sign * self.tie, -sign * self.tie).astype(np.float32)
 
     def check_logprobs(self, seq: Sequence, entries: list, what: str) -> None:
         """The log probabilities that came with the tokens: they show a wrong cache long before a token flips."""

@@ -117,7 +117,8 @@ def test_fetch_counts_bytes_and_asks_for_the_newest(asked, tmp_path):
     (tmp_path / "m.gguf").write_bytes(b"x" * 7)
     assert fetch("smollm2", verify=True) == (tmp_path / "m.gguf", 7)
     assert asked[-1][1]["verify"] is True
-    assert fetch("us/model") == (tmp_path, 7)
+    (tmp_path / "config.json").write_text("{}")
+    assert fetch("us/model") == (tmp_path, 9)
     assert asked[-1][1]["refresh"] is True
     with pytest.raises(BadRequest, match="nothing to pull"):
         fetch("shape:qwen3-8b")
