@@ -26,6 +26,8 @@ log = logging.getLogger("mlxrt")
 
 COMPILE_SECONDS = 10.0
 CACHED = 64  # compiled formats kept
+# Characters to put before a text, for vocabularies that mark the start of words; one may merge with the text.
+LEADS = ("x", "\n", "}", "7")
 META = frozenset("\\.+*?()|[]{}^$#&-~/")  # what a regex gives a meaning
 
 
@@ -44,12 +46,20 @@ class TokenizerView:
         self.special_token_ids = sorted(t for t in tokenizer.special_ids | stops if t < vocab_size)
         self.bos_token_id = tokenizer.bos_id
         self.eos_token_id = min(stops) if stops else None
-        # Text in the middle of an answer: after a character, which vocabularies that mark word starts need.
-        self._lead = tokenizer.encode("x", special=False)
+        self._leads = [(lead, tokenizer.encode(lead, special=False)) for lead in LEADS]
 
     def __call__(self, text: str) -> list[int]:
-        ids = self._tokenizer.encode("x" + text, special=False)
-        return ids[len(self._lead) :] if ids[: len(self._lead)] == self._lead else ids
+        """Tokens of a text in the middle of an answer: what llguidance forces. They are the text to the byte."""
+        for lead, before in self._leads:
+            ids = self._tokenizer.encode(lead + text, special=False)
+            rest = ids[len(before) :]
+            if ids[: len(before)] == before and self._is_text(rest, text):
+                return rest
+        ids = self._tokenizer.encode(text, special=False)
+        return ids if self._is_text(ids, text) else []  # no forced token: every one that fits may be chosen
+
+    def _is_text(self, ids: list[int], text: str) -> bool:
+        return b"".join(self.tokens[i] for i in ids) == text.encode()
 
 
 class GrammarMatcher:
