@@ -122,7 +122,9 @@ def test_a_conversation_reuses_its_prefix(server, client):
 def test_a_stream_is_exactly_framed(server):
     server.script.append('quo"te\n')
     answer = server.chat(max_tokens=40, stream=True)
-    frames = answer.text.split("\n\n")
+    frames = [
+        frame for frame in answer.text.split("\n\n") if frame != ": keep-alive"
+    ]  # as many as a busy machine needs
     assert frames[-2:] == ["data: [DONE]", ""] and answer.headers["content-type"].startswith("text/event-stream")
     bodies = [json.loads(frame.removeprefix("data: ")) for frame in frames[:-2]]
     assert "".join(b["choices"][0]["delta"].get("content", "") for b in bodies) == 'quo"te\n'
