@@ -60,8 +60,9 @@ class AnswerGrammars:
     def _optional_calls(self, request: Request, tools: list[dict[str, Any]]) -> GatedMatcher | None:
         form = self._call_grammar
         if form is None or not form.begin:
-            if any(is_strict(tool) for tool in tools):
-                log.info(f"calls in the format {self._answers.found.calls} are not held to their schemas")
+            if any(is_strict(tool) for tool in tools) or not request.parallel_tool_calls:
+                kind = self._answers.found.calls
+                log.info(f"calls in the format {kind} are not held to their schemas, nor to one call")
             return None
         try:
             matcher = self._compile_calls(form, tools, from_begin=False)

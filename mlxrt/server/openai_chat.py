@@ -202,14 +202,13 @@ class ChatWriter:
         )
 
     def end(self) -> bytes:
-        usage = self._head + b'],"usage":' + encode_json(self._usage.write()) + b"}\n\n" if self._include_usage else b""
-        return usage + b"data: [DONE]\n\n"
+        return write_end(self._head, self._usage if self._include_usage else None)
 
     def keep_alive(self) -> bytes:
-        return b": keep-alive\n\n"
+        return KEEP_ALIVE
 
     def failure(self, problem: Problem) -> bytes:
-        return b"data: " + encode_json(write_openai(problem, "")) + b"\n\n"
+        return write_failure(problem)
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         return {
@@ -262,6 +261,19 @@ def write_logprobs(tokenizer: Tokenizer, logprobs: Logprobs, top: int) -> dict[s
 def write_logprob(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
     raw = tokenizer.token_bytes(token) if token < tokenizer.vocab_size else b""
     return {"token": raw.decode("utf-8", "replace"), "logprob": max(logprob, -9999.0), "bytes": list(raw)}
+
+
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment: every client skips it
+
+
+def write_end(head: bytes, usage: "Usage | None") -> bytes:
+    """The last frames of a stream, the usage only where it was asked for."""
+    counted = head + b'],"usage":' + encode_json(usage.write()) + b"}\n\n" if usage is not None else b""
+    return counted + b"data: [DONE]\n\n"
+
+
+def write_failure(problem: Problem) -> bytes:
+    return b"data: " + encode_json(write_openai(problem, "")) + b"\n\n"
 
 
 class Usage:

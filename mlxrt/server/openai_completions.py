@@ -10,9 +10,9 @@ from ..engine.async_engine import AsyncEngine
 from ..engine.request import Completion, Event, Logprobs, Request
 from ..text import Tokenizer
 from .answering import Call, answer, now, open_call, read_body
-from .openai_chat import FINISH, IGNORED, Usage, read_stream_options, spread
+from .openai_chat import FINISH, IGNORED, KEEP_ALIVE, Usage, read_stream_options, spread, write_end, write_failure
 from .options import MAX_CHOICES, read_response_format, read_sampling, read_stop, read_timeout
-from .problem import Fields, Problem, encode_json, write_openai
+from .problem import Fields, Problem, encode_json
 from .served_models import ServedModel
 
 MAX_PROMPTS = 256
@@ -124,14 +124,13 @@ class TextWriter:
         return self._frame(index, event.text, finish, logprobs) if event.text or finish or logprobs else b""
 
     def end(self) -> bytes:
-        usage = self._head + b'],"usage":' + encode_json(self._usage.write()) + b"}\n\n" if self._include_usage else b""
-        return usage + b"data: [DONE]\n\n"
+        return write_end(self._head, self._usage if self._include_usage else None)
 
     def keep_alive(self) -> bytes:
-        return b": keep-alive\n\n"
+        return KEEP_ALIVE
 
     def failure(self, problem: Problem) -> bytes:
-        return b"data: " + encode_json(write_openai(problem, "")) + b"\n\n"
+        return write_failure(problem)
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         choices = [

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from ..engine.async_engine import AsyncEngine
 from ..engine.request import Completion, Event, Finish, Request
 from .answering import Call, answer, now, open_call, read_body
-from .openai_chat import EFFORTS, Usage
+from .openai_chat import EFFORTS, KEEP_ALIVE, Usage
 from .options import read_sampling, read_timeout
 from .problem import Fields, Problem, encode_json
 
@@ -308,7 +308,7 @@ class ResponseWriter:
         return self._event(kind, response=self._response(kind))
 
     def keep_alive(self) -> bytes:
-        return b": keep-alive\n\n"
+        return KEEP_ALIVE
 
     def failure(self, problem: Problem) -> bytes:
         error = {"code": problem.code or problem.type, "message": problem.message}
