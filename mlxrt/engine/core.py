@@ -374,6 +374,8 @@ class EngineCore:
 
     def _retire(self, inflight: InflightStep) -> int:
         """Wait for the tokens of a step and emit them; how many they were."""
+        if self._unchecked is not None and inflight.rows is self._unchecked.rows:
+            self._check_prefill()  # its last token may end the request, which caches what it computed
         sampled = inflight.sampled
         if sampled is None:
             return 0

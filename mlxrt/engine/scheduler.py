@@ -49,6 +49,7 @@ class Scheduler:
         self.running: dict[Sequence, None] = {}  # in the order they were admitted
         self.decoding: dict[Sequence, None] = {}  # the running ones that decode
         self.prefilling: list[Sequence] = []  # the others, in queue order
+        self._prefilled: dict[Sequence, None] = {}  # whose prefill ended with the last step
         self.preemptions = self.requests = self.prompt_tokens = self.cached_tokens = 0
         self.prefilled = 0  # prompt tokens in all steps so far
         self.stalls: Counter[int] = Counter()  # prompt tokens between two tokens, up to a power of two -> how often
@@ -150,7 +151,8 @@ class Scheduler:
             s.seq.seen = self.prefilled
         for s in chunks:
             if s.seq.decoding:
-                self._end_prefill(s.seq)
+                self._remove_prefilling(s.seq)
+                self._prefilled[s.seq] = None
                 self.decoding[s.seq] = None
                 s.seq.seen = self.prefilled
         # A long prompt may have been cut down to one token: rows of one token come first.
@@ -310,19 +312,27 @@ class Scheduler:
         return self._inflight.follow(seq, len(cache.full_nodes(seq.prompt)) * cache.node_size)
 
     def _requeue_followers(self) -> None:
-        """Followers whose prefix is computed resume it from the prefix cache."""
+        """Followers whose prefix is computed resume it from the prefix cache.
+
+        One step after it was planned, and not with it: only then is it known that nothing in that step overflowed.
+        """
         if self._inflight is None:
             return
         for owner, seq in self._inflight.pop_ready():
             self.allocator.cache_prefix(owner)
             self.waiting.requeue(seq)
+        for owner in tuple(self._prefilled):
+            self._release_followers(owner)
 
-    def _end_prefill(self, seq: Sequence) -> None:
-        del self.prefilling[bisect_left(self.prefilling, queue_order(seq), key=queue_order)]
+    def _release_followers(self, owner: Sequence) -> None:
+        """A sequence computes nothing more of its prompt: nobody waits for it."""
+        self._prefilled.pop(owner, None)
         if self._inflight is not None:
-            for follower in self._inflight.release(seq):
-                self.allocator.cache_prefix(seq)
+            for follower in self._inflight.release(owner):
                 self.waiting.requeue(follower)
+
+    def _remove_prefilling(self, seq: Sequence) -> None:
+        del self.prefilling[bisect_left(self.prefilling, queue_order(seq), key=queue_order)]
 
     # Preemption
 
@@ -366,7 +376,8 @@ class Scheduler:
         if seq in self.decoding:
             del self.decoding[seq]
         else:
-            self._end_prefill(seq)
+            self._remove_prefilling(seq)
+        self._release_followers(seq)
         self._victim = None
 
     def stats(self) -> dict[str, Any]:
