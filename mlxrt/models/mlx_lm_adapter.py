@@ -38,6 +38,10 @@ CONTEXT_KEYS = (
 DEPTH_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers", "depth")
 MAX_LAYERS, MAX_TOKENS = 1 << 12, 1 << 30
 UNLIMITED = 1 << 20  # tokens, where a config names no limit
+# Modules of mlx-lm whose answers depend on where a prompt was cut, and why: a reused prefix is a cut.
+CUT_DEPENDENT = {
+    "plamo3": "longer than its window depend on how the prompt was cut: mlx-lm's mask sees one token more than its cache"
+}
 PROBE = 256  # tokens between the two lengths at which a cache is measured: mlx-lm grows its caches by so many
 
 
@@ -153,9 +157,11 @@ class MlxLm(CausalLM):
 
     def describe(self) -> str:
         """What a user of this model must know: one line."""
+        known = CUT_DEPENDENT.get(self.config.model_type)
         return (
             f"{self.config.model_type} runs through mlx-lm {version()}: rows of a batch run one after another, "
             f"steps are not compiled, conversations cannot be saved; reused: {self._memory.reuse}"
+            + (f"; answers to texts {known} (prefix_cache=False and one chunk give a fresh run's)" if known else "")
         )
 
 

@@ -55,6 +55,18 @@ def test_a_window_on_full_attention_equals_recomputation_under_that_mask():
     assert kv_bytes
 
 
+@pytest.mark.parametrize("kinds", ["f", "rf", "wf", "rwf"])
+def test_a_window_reuses_prefixes_in_the_steps_it_names(kinds):
+    """Beside recurrent layers only checkpoints are reused."""
+    log_lines, text = capture_log(), tuple(i * 7 % 90 for i in range(150))
+    engine = Engine(make(kinds), EngineConfig(max_kv_size=40))
+    assert "prefixes are reused every 128 tokens" in log_lines[0]
+    engine.generate(text, max_tokens=2)
+    again = engine.generate((*text, 1), max_tokens=6)
+    assert again.cached_tokens == (128 if "r" in kinds else len(text))
+    assert again.tokens == truth(AsChosen(engine), (*text, 1), 6)
+
+
 def test_memory_really_shrinks():
     """Bytes of 8 and 4 bit keys and values, scales included, against bfloat16."""
     import mlx.core as mx

@@ -38,9 +38,11 @@ def apply_kv_options(specs: Specs, kv: str, max_kv_size: int | None, dtype: mx.D
         warn(f"kv {kv}: keys in {bits[0]} bits, values in {bits[1]}; answers may differ from kv full{better}")
     if max_kv_size is not None:
         specs = limit_window(specs, max_kv_size)
+        stride = max(spec.stride for spec in specs if isinstance(spec, RotatingKV))
         warn(
             f"max_kv_size {max_kv_size}: full-attention layers see the first {KEEP} tokens and the last "
-            f"{max_kv_size - KEEP}; answers to longer texts differ from the model's own"
+            f"{max_kv_size - KEEP}; answers to longer texts differ from the model's own; prefixes are reused every "
+            f"{stride} tokens and where a request ended"
         )
     return specs
 

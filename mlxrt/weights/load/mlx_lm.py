@@ -13,7 +13,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ...errors import BadCheckpoint, UnsupportedModel, quote
-from ...models.mlx_lm_adapter import REFUSALS, MlxLm
+from ...models.mlx_lm_adapter import CUT_DEPENDENT, REFUSALS, MlxLm
 from ..formats.checkpoint import Checkpoint
 from ..formats.hadamard import HadamardFormat, with_input_transform
 from ..formats.jang.labels import IGNORED_TENSORS, read_labels
@@ -49,7 +49,7 @@ def build_mlx_lm(checkpoint: Checkpoint, *, dtype: mx.Dtype | None, dequantise: 
     quantize_modules(model, {path: fmt for path, fmt in mlx.items() if path not in unpacked}, dtype)
     assign(model, arrays, dtype)
     model.update(tree_unflatten(list(uncast(model.module, arrays).items())))
-    log.info(model.describe())
+    log.log(logging.WARNING if model.config.model_type in CUT_DEPENDENT else logging.INFO, model.describe())
     return model
 
 

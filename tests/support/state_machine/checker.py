@@ -37,7 +37,8 @@ class Checker:
     def __init__(self, kind: str, tally: Counter):
         self.kind, self.tally = kind, tally
         self.ties: list[str] = []
-        half, quantised = kinds.dtype_of(kind) == mx.float16, kinds.is_quantised(kind)
+        self.half = half = kinds.dtype_of(kind) == mx.float16
+        quantised = kinds.is_quantised(kind)
         on_gpu = backend() != "cpu"
         self.tie = (NEAR_QUANTIZED if quantised else GPU_TIE) if on_gpu else TIE
         if half:
@@ -105,10 +106,15 @@ class Checker:
 
     def _moved_rows(self, row: np.ndarray) -> Iterator[np.ndarray]:
         """The row with each logit moved by up to `tie`: at random, and all of one side of an id against the other side,
-        which moves the borders between tokens the furthest."""
+        which moves the borders between tokens the furthest.
+
+        Float16 logits are rounded again: two of them may then be equal, and top-k keeps all that equal the k-th.
+        """
         noise, ids = np.random.default_rng(0), np.arange(len(row))
-        for _ in range(self.draws):
-            yield row + noise.uniform(-self.tie, self.tie, row.shape).astype(np.float32)
+        for i in range(self.draws):
+            most = self.tie / (1, 4, 16)[i % 3] if self.half else self.tie
+            moved = row + noise.uniform(-most, most, row.shape).astype(np.float32)
+            yield moved.astype(np.float16).astype(np.float32) if self.half else moved
         for middle in ids[:: 1 if self.tie > TIE else 16]:
             for sign in (1, -1):
                 yield row + np.where(ids < middle, sign * self.tie, -sign * self.tie).astype(np.float32)
