@@ -40,7 +40,7 @@ MAX_LAYERS, MAX_TOKENS = 1 << 12, 1 << 30
 UNLIMITED = 1 << 20  # tokens, where a config names no limit
 # Modules of mlx-lm whose answers depend on where a prompt was cut, and why: a reused prefix is a cut.
 CUT_DEPENDENT = {
-    "plamo3": "longer than its window depend on how the prompt was cut: mlx-lm's mask sees one token more than its cache"
+    "plamo3": "longer than its window depend on how the prompt was cut: its mask sees one token more than its cache"
 }
 PROBE = 256  # tokens between the two lengths at which a cache is measured: mlx-lm grows its caches by so many
 
