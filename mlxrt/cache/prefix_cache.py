@@ -3,6 +3,9 @@
 `resume` returns a state that holds its own blocks, so no prefix can be evicted while it is in use. The key of a stored
 state is its own tokens; callers give none. Blocks that window layers release stay here, so an edited prompt resumes
 anywhere. The cache counts no bytes: it fills otherwise unused blocks, and an allocation that fails calls `evict`.
+
+A `salt` names a tree of its own: what was stored with one is never found with another, so that clients who must not
+learn of each other's prompts by the time an answer takes can share one engine.
 """
 
 from collections import Counter, OrderedDict
@@ -32,16 +35,21 @@ class PrefixCache:
     def __init__(self, empty: Callable[[], tuple[LayerState, ...]], node_size: int):
         self.empty, self.node_size = empty, node_size
         self.hits = self.misses = self.reused = self.evictions = 0
-        self._root = Node(None, (), [])
+        self._roots: dict[str, Node] = {}  # by salt
         # In LRU order. A path is touched from its end to the root, so the first node never has children.
         self._nodes: OrderedDict[Node, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def resume(self, tokens: Sequence[int]) -> SequenceState | None:
+    def _root(self, salt: str) -> Node:
+        if (root := self._roots.get(salt)) is None:
+            root = self._roots[salt] = Node(None, (), [])
+        return root
+
+    def resume(self, tokens: Sequence[int], salt: str = "") -> SequenceState | None:
         """The longest stored prefix of `tokens`; at least one token is left to compute."""
-        path, n = self._match(tuple(tokens))
+        path, n = self._match(tuple(tokens), salt)
         state = self._build_state(path, min(n, len(tokens) - 1), tokens)
         if state is None:
             self.misses += 1
@@ -51,10 +59,12 @@ class PrefixCache:
         self.reused += len(state)
         return state
 
-    def _match(self, tokens: tuple[int, ...]) -> tuple[list[Node], int]:
+    def _match(self, tokens: tuple[int, ...], salt: str) -> tuple[list[Node], int]:
         """The nodes along `tokens`, the last perhaps only in part, and how many tokens match."""
-        path = self.full_nodes(tokens)
-        node, n = path[-1] if path else self._root, len(path) * self.node_size
+        if salt not in self._roots:
+            return [], 0
+        path = self.full_nodes(tokens, salt)
+        node, n = path[-1] if path else self._roots[salt], len(path) * self.node_size
         rest = tokens[n : n + self.node_size]
         best, last = 0, None
         for child in node.children_by_token.get(rest[0], ()) if rest else ():
@@ -62,25 +72,25 @@ class PrefixCache:
                 best, last = k, child
         return (path, n) if last is None else ([*path, last], n + best)
 
-    def full_nodes(self, tokens: Sequence[int]) -> list[Node]:
+    def full_nodes(self, tokens: Sequence[int], salt: str = "") -> list[Node]:
         """The full nodes along `tokens`. Counts as neither a hit nor a use."""
-        node, text, size = self._root, tuple(tokens), self.node_size
+        node, text, size = self._roots.get(salt), tuple(tokens), self.node_size
         nodes: list[Node] = []
-        while child := node.full_children.get(text[len(nodes) * size : (len(nodes) + 1) * size]):
+        while node is not None and (child := node.full_children.get(text[len(nodes) * size : (len(nodes) + 1) * size])):
             node = child
             nodes.append(node)
         return nodes
 
-    def insert_blocks(self, tokens: Sequence[int], blocks: Sequence[list[NodeBlock]]) -> None:
+    def insert_blocks(self, tokens: Sequence[int], blocks: Sequence[list[NodeBlock]], salt: str = "") -> None:
         """Insert the first nodes along `tokens`, one list of blocks per node. What a node has already stays."""
-        node, text = self._root, tuple(tokens)
+        node, text = self._root(salt), tuple(tokens)
         for i, own in enumerate(blocks):
             node = self._child(node, text[i * self.node_size : (i + 1) * self.node_size], own)
         self._touch(node)
 
-    def touch(self, tokens: Sequence[int]) -> None:
+    def touch(self, tokens: Sequence[int], salt: str = "") -> None:
         """Make the path along `tokens` the last to be evicted."""
-        if path := self.full_nodes(tokens):
+        if path := self.full_nodes(tokens, salt):
             self._touch(path[-1])
 
     def block_ids(self, g: int) -> set[int]:
@@ -118,9 +128,9 @@ class PrefixCache:
             n = (n - 1) // self.node_size * self.node_size  # checkpoints lie at the ends of nodes
         return None
 
-    def insert(self, state: SequenceState, after: Node | None = None) -> Node:
+    def insert(self, state: SequenceState, after: Node | None = None, salt: str = "") -> Node:
         """Store a state; returns its last full node. `after`: what this returned for a prefix of the same sequence."""
-        node = after if after is not None and after.alive else self._root
+        node = after if after is not None and after.alive else self._root(salt)
         last = node
         for i in range(node.depth, -(-len(state) // self.node_size)):
             key = state.tokens[i * self.node_size : (i + 1) * self.node_size]
@@ -197,6 +207,9 @@ class PrefixCache:
         if not siblings:
             del parent.children_by_token[node.tokens[0]]
         parent.full_children.pop(node.tokens, None)
+        if parent.parent is None and not parent.children_by_token:  # the last of its salt
+            parent.alive = False
+            self._roots = {salt: root for salt, root in self._roots.items() if root is not parent}
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

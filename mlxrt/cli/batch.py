@@ -44,7 +44,7 @@ log = logging.getLogger("mlxrt")
 INPUTS = ("prompt", "messages", "tokens")
 REQUEST_FIELDS = (
     "tools", "tool_choice", "parallel_tool_calls", "template_options", "thinking", "thinking_budget",
-    "enable_thinking", "priority", "deadline_s", "response_format", "id",
+    "enable_thinking", "priority", "deadline_s", "response_format", "cache_salt", "id",
 )  # fmt: skip
 SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams))
 MAX_ERRORS = 5  # bad lines named at once

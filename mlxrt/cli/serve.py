@@ -42,6 +42,10 @@ def add_flags(parser: Parser) -> None:
         "--allow-host", action="append", default=[], metavar="NAME", help="further Host names; may repeat"
     )
     parser.add_argument("--open-metrics", action="store_true", help="/metrics without a key")
+    parser.add_argument(
+        "--isolate", action="store_true", help="clients with different keys share no prefix of the cache"
+    )
+    parser.add_argument("--log-prompts", action="store_true", help="write what clients ask into the log, too")
     parser.add_argument("--max-body", type=int, default=32 << 20, metavar="BYTES", help="largest body (default: 32 MB)")
     parser.add_argument("--max-models", type=int, default=1, metavar="N", help="models loaded at a time (default: 1)")
     parser.add_argument(
@@ -117,8 +121,12 @@ def read_options(args: argparse.Namespace) -> "ServeOptions":
     if "*" in args.allow_origin:
         raise BadRequest("--allow-origin '*' would let every web page use this server; name the origins")
     hosts = (*args.allow_host, args.host)
-    rules = AccessRules(keys, tuple(args.allow_origin), hosts, address.loopback, args.max_body, args.open_metrics)
-    return ServeOptions(address, rules, args.grace, args.restart)
+    if args.isolate and not keys:
+        raise BadRequest("--isolate separates clients by their keys: give --api-key-file with one for each")
+    rules = AccessRules(
+        keys, tuple(args.allow_origin), hosts, address.loopback, args.max_body, args.open_metrics, args.isolate
+    )
+    return ServeOptions(address, rules, args.grace, args.restart, args.log_prompts)
 
 
 def read_keys(path: str | None) -> tuple[str, ...]:

@@ -78,13 +78,13 @@ class EngineThread:
         return done
 
     def open(
-        self, buffer: EventBuffer, requests: list[Request], prompt: tuple[int, ...] | None = None
+        self, buffer: EventBuffer, requests: list[Request], prompts: Sequence[tuple[int, ...]] | None = None
     ) -> "Future[list[int]]":
-        """Submit requests whose events go to a buffer. `prompt`: their tokens, where they are known already."""
+        """Submit requests whose events go to a buffer. `prompts`: their tokens, where they are known already."""
 
         def open() -> list[int]:
             readers = self._readers.setdefault(buffer.loop, LoopReaders(buffer.loop))
-            return buffer.open(readers, requests, prompt)
+            return buffer.open(readers, requests, prompts)
 
         return self.post(open)
 
@@ -219,9 +219,14 @@ class AsyncEngine:
         """Events as they come. Leaving the `async with`, or `aclose`, cancels what is left."""
         return self._open_stream(read_requests(x, options))
 
-    def _open_stream(self, requests: list[Request], prompt: tuple[int, ...] | None = None) -> AsyncStream:
+    def stream_encoded(self, requests: list[Request], prompts: Sequence[tuple[int, ...]]) -> AsyncStream:
+        """As `stream`, for requests whose prompts are tokens already (`engine.encode`, on any thread): a long
+        template or text then delays nobody else's tokens."""
+        return self._open_stream(requests, prompts)
+
+    def _open_stream(self, requests: list[Request], prompts: Sequence[tuple[int, ...]] | None = None) -> AsyncStream:
         buffer = EventBuffer(self.engine, asyncio.get_running_loop(), self.thread.capacity, self.thread.post)
-        return AsyncStream(self.engine, buffer, self.thread.open(buffer, requests, prompt), owner=self)
+        return AsyncStream(self.engine, buffer, self.thread.open(buffer, requests, prompts), owner=self)
 
     async def score(self, tokens: Sequence[int], chunk: int | None = None) -> mx.array:
         return await asyncio.to_thread(self.engine.score, tokens, chunk)
@@ -245,7 +250,7 @@ class AsyncEngine:
         """A conversation whose answers are awaited."""
 
         def stream(plan: PromptPlan) -> AsyncStream:
-            return self._open_stream([plan.request], plan.tokens)
+            return self._open_stream([plan.request], [plan.tokens])
 
         return AsyncSession(Session(self.engine, system, dict(options), on_overflow), stream)
 

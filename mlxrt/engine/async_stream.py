@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Self
 
@@ -72,16 +72,18 @@ class EventBuffer:
 
     # On the engine's thread
 
-    def open(self, readers: LoopReaders, requests: list[Request], prompt: tuple[int, ...] | None = None) -> list[int]:
+    def open(
+        self, readers: LoopReaders, requests: list[Request], prompts: Sequence[tuple[int, ...]] | None = None
+    ) -> list[int]:
         def listen(event: Event) -> None:
             self.send(event, readers)
 
         readers.buffers.add(self)
         try:
-            for request in requests:
+            for i, request in enumerate(requests):
                 if self.abandoned:
                     break
-                self.ids.append(self._engine.submit(request, listen, prompt))
+                self.ids.append(self._engine.submit(request, listen, None if prompts is None else prompts[i]))
                 if (state := self._engine.core.outputs.states.get(self.ids[-1])) is not None:
                     self.prompt_tokens += len(state.seq.prompt)
         except BaseException:  # whatever it was: nobody will read what was submitted

@@ -234,7 +234,7 @@ class EngineCore:
     def add_request(self, request: Request, prompt: tuple[int, ...], stops: frozenset[int], seed: int) -> Sequence:
         """Queue a request. What the disk has of its prompt comes into the prefix cache first."""
         if self.disk is not None and len(prompt) < self.context:
-            self.disk.recall(prompt)
+            self.disk.recall(prompt, request.cache_salt)
         return self.scheduler.add(request, prompt, stops, seed)
 
     def finish(self, seq: Sequence, reason: Finish, error: Exception | None = None, emit: bool = True) -> None:
@@ -401,7 +401,7 @@ class EngineCore:
             self._emit(seq, token, logprobs)
             emitted += 1
             if seq.finish and self.disk is not None:
-                self.disk.save(seq.tokens)
+                self.disk.save(seq.tokens, seq.request.cache_salt)
         return emitted
 
     def _emit(self, seq: Sequence, token: int, logprobs: Logprobs) -> None:
@@ -428,9 +428,12 @@ class EngineCore:
 
     # Sequences the scheduler does not know
 
-    def detach(self, tokens: tuple[int, ...], parts: tuple[LayerState, ...], length: int = 0) -> Sequence:
+    def detach(
+        self, tokens: tuple[int, ...], parts: tuple[LayerState, ...], length: int = 0, salt: str = ""
+    ) -> Sequence:
         """A sequence outside the scheduler, under an id of its own."""
-        return Sequence(next(self._detached_ids), Request(tokens=tokens), tokens, parts=parts, length=length)
+        request = Request(tokens=tokens, cache_salt=salt)
+        return Sequence(next(self._detached_ids), request, tokens, parts=parts, length=length)
 
     def feed(self, seq: Sequence, n: int) -> mx.array:
         """Compute the next n known tokens of a detached sequence; their logits, float32 [n, vocab]."""

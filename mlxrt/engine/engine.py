@@ -226,22 +226,22 @@ class Engine:
             mx.eval(logits)  # here: another thread could not evaluate it
         return logits
 
-    def state(self, tokens: Many[int]) -> SequenceState | None:
+    def state(self, tokens: Many[int], salt: str = "") -> SequenceState | None:
         """The longest prefix of these tokens in the prefix cache, pinned."""
         cache = self.core.prefix_cache
         with self.core.exclusive():
-            return cache.resume([*tokens, 0]) if cache is not None else None
+            return cache.resume([*tokens, 0], salt) if cache is not None else None
 
-    def compute_state(self, tokens: Many[int]) -> SequenceState | None:
+    def compute_state(self, tokens: Many[int], salt: str = "") -> SequenceState | None:
         """The state of these tokens but perhaps the last; what the prefix cache has evicted is computed again."""
         core = self.core
         with core.exclusive():
-            cached = self.state(tokens)
+            cached = self.state(tokens, salt)
             if core.prefix_cache is None or not tokens or (cached is not None and len(cached) >= len(tokens) - 1):
                 return cached
             known = self.check_tokens(tokens)
             parts, length = (cached.parts, len(cached)) if cached is not None else (core.pools.empty_states(), 0)
-            seq = core.detach(known, parts, length)
+            seq = core.detach(known, parts, length, salt)
             most = min(core.scheduler.limits.chunk, core.scheduler.limits.max_step)
             while seq.length < len(known):
                 core.feed(seq, min(most, len(known) - seq.length))

@@ -60,10 +60,10 @@ class KVAllocator:
         """Put what is known and computed into the prefix cache: full nodes, and with `partial` the rest too."""
         if self.cache is None:
             return
-        known = min(len(seq.tokens), seq.max_cached)
+        known, salt = min(len(seq.tokens), seq.max_cached), seq.request.cache_salt
         while seq.checkpoints and seq.checkpoints[0][0].length <= known:
             parts = seq.checkpoints.pop(0)
-            seq.stored = self.cache.insert(SequenceState(tuple(seq.tokens[: parts[0].length]), parts), seq.stored)
+            seq.stored = self.cache.insert(SequenceState(tuple(seq.tokens[: parts[0].length]), parts), seq.stored, salt)
         if not partial and any(part.sparse for part in seq.parts):
             return  # only a checkpoint is sure to reach the pools
         n = min(known, seq.length)
@@ -71,7 +71,7 @@ class KVAllocator:
             n -= n % self.cache.node_size
         done = seq.stored.depth * self.cache.node_size if seq.stored is not None and seq.stored.alive else 0
         if n > done and n >= max(part.floor for part in seq.parts):
-            seq.stored = self.cache.insert(SequenceState.fit(tuple(seq.tokens[:n]), seq.parts), seq.stored)
+            seq.stored = self.cache.insert(SequenceState.fit(tuple(seq.tokens[:n]), seq.parts), seq.stored, salt)
 
     def fits(self, seq: Sequence, running: Iterable[Sequence]) -> bool:
         """Whether a prompt fits beside what runs if every cached prefix is evicted."""

@@ -48,6 +48,7 @@ class GenerateOptions(TypedDict, total=False):
     priority: int
     deadline_s: float | None
     response_format: Mapping[str, Any] | None
+    cache_salt: str
 
 
 class EngineOptions(TypedDict, total=False):

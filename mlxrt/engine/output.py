@@ -133,6 +133,7 @@ class RequestState:
                     () if i else logprobs,
                     self.timings() if last and reason else None,
                     error if last else None,
+                    stop_string=self.matcher.matched_stop if last and reason and self.matcher is not None else None,
                 )
             )
 
@@ -345,4 +346,5 @@ def complete(events: list[Event]) -> Completion:
         reasoning="".join(e.text for e in events if e.kind == "reasoning"),
         tool_calls=tuple(e.tool_call for e in events if e.tool_call is not None),
         raw="".join(e.raw for e in events),
+        stop_string=last.stop_string,
     )

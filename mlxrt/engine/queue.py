@@ -98,8 +98,8 @@ class InflightPrefixes:
         self._followers: dict[Sequence, dict[Sequence, int]] = {}  # owner -> follower -> tokens it waits for
         self._following: dict[Sequence, Sequence] = {}  # follower -> owner
 
-    def hash_nodes(self, tokens: Many[int]) -> list[int]:
-        keys, key = [], 0
+    def hash_nodes(self, tokens: Many[int], salt: str = "") -> list[int]:
+        keys, key = [], hash(salt)
         for end in range(self.size, len(tokens) + 1, self.size):
             key = hash((key, *tokens[end - self.size : end]))
             keys.append(key)
@@ -107,7 +107,11 @@ class InflightPrefixes:
 
     def claim(self, seq: Sequence) -> None:
         """A sequence begins its prefill; nodes that another one computes stay with that one."""
-        new = [key for key in self.hash_nodes(seq.prompt)[seq.length // self.size :] if key not in self._owner_of]
+        new = [
+            key
+            for key in self.hash_nodes(seq.prompt, seq.request.cache_salt)[seq.length // self.size :]
+            if key not in self._owner_of
+        ]
         if new:
             self._owner_of.update(dict.fromkeys(new, seq))
             self._claimed[seq] = new
@@ -116,7 +120,7 @@ class InflightPrefixes:
         """Let a sequence wait for the one that computes more of its prompt than is `stored`; False if none does."""
         if not self._owner_of or seq.followed:
             return False
-        keys = self.hash_nodes(seq.prompt[:-1])  # one token is always left to compute
+        keys = self.hash_nodes(seq.prompt[:-1], seq.request.cache_salt)  # one token is always left to compute
         for n in range(len(keys), stored // self.size, -1):
             if owner := self._owner_of.get(keys[n - 1]):
                 self._followers.setdefault(owner, {})[seq] = n * self.size

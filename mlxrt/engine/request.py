@@ -110,12 +110,15 @@ class Request:
     priority: int = 0  # higher goes first; waiting makes up for it (see docs/serving.md)
     deadline_s: float | None = None  # seconds from submission; then it ends with what it has
     response_format: Any = None  # the form of the answer: see text/response_format.py
+    cache_salt: str = ""  # prefixes are shared only among requests with the same one
 
     def __post_init__(self):
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731  normalises a frozen object
         put("priority", check_number("priority", self.priority, int, -1000, 1000, "a whole number in -1000..1000"))
         if self.response_format is not None:
             put("response_format", ResponseFormat.parse(self.response_format))
+        if not isinstance(self.cache_salt, str):
+            raise BadRequest(f"cache_salt must be a str, not {type(self.cache_salt).__name__}")
         if self.deadline_s is not None:
             put("deadline_s", check_number("deadline_s", self.deadline_s, float, math.ulp(0.0), 1e9, "seconds > 0"))
         if not isinstance(self.params, SamplingParams):
@@ -267,6 +270,7 @@ class Event:
     timings: Timings | None = None  # on the last event
     error: Exception | None = None
     note: str = ""  # on the first event: what was done to the conversation so that it could be answered
+    stop_string: str | None = None  # on the last event: which of the stop strings ended the answer
 
 
 @dataclass(frozen=True)
@@ -292,6 +296,7 @@ class Completion:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     raw: str = ""  # everything the model wrote, special tokens written out
+    stop_string: str | None = None  # which of the stop strings ended the answer
 
     def to_message(self) -> dict[str, Any]:
         """The answer as a message for the next request."""

@@ -289,7 +289,7 @@ class Scheduler:
     def _start(self, seq: Sequence) -> None:
         seq.parts, seq.length = self.allocator.empty(), 0
         cache = self.allocator.cache
-        state = cache.resume(seq.tokens) if cache is not None else None
+        state = cache.resume(seq.tokens, seq.request.cache_salt) if cache is not None else None
         if state:
             seq.parts, seq.length = state.parts, len(state)
         if not seq.admitted:
@@ -309,7 +309,8 @@ class Scheduler:
         cache = self.allocator.cache
         if self._inflight is None or cache is None:
             return False
-        return self._inflight.follow(seq, len(cache.full_nodes(seq.prompt)) * cache.node_size)
+        stored = cache.full_nodes(seq.prompt, seq.request.cache_salt)
+        return self._inflight.follow(seq, len(stored) * cache.node_size)
 
     def _requeue_followers(self) -> None:
         """Followers whose prefix is computed resume it from the prefix cache.

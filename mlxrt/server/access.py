@@ -4,6 +4,7 @@ Pure ASGI middleware, outermost first. A web page of another origin can send a P
 asking it first, so `Host` and `Origin` are checked before a body is read.
 """
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
@@ -26,6 +27,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 OPEN_PATHS = ("/", "/health", "/ready", "/favicon.ico")  # without a key: they tell nothing about anybody's requests
 OPEN_PREFIX = "/page/"
+SEND_TIMEOUT_S = 120.0
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -39,6 +41,7 @@ class AccessRules:
     loopback: bool = True  # bound to this machine only
     max_body: int = 32 << 20
     open_metrics: bool = False
+    isolate: bool = False  # clients with different keys share no cached prefix
 
 
 class AccessControl:
@@ -54,7 +57,7 @@ class AccessControl:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         given = headers.get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, cache_salt="")
         answer = Answer(send, request_id, self._cors(headers))
         began = time.perf_counter()
         try:
@@ -102,7 +105,9 @@ class AccessControl:
             path in OPEN_PATHS or path.startswith(OPEN_PREFIX) or (path == "/metrics" and self.rules.open_metrics)
         )
         if self._keys and not open_path and scope["method"] != "OPTIONS":
-            self._check_key(headers)
+            digest = self._check_key(headers)
+            if self.rules.isolate:
+                scope["state"]["cache_salt"] = digest.hex()
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self.rules.max_body:  # before any of it is read
             raise too_large(self.rules.max_body)
@@ -116,12 +121,15 @@ class AccessControl:
         except ValueError:
             return False
 
-    def _check_key(self, headers: dict[str, str]) -> None:
+    def _check_key(self, headers: dict[str, str]) -> bytes:
+        """The digest of the key that was given."""
         given = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ").strip()
         digest = hashlib.sha256(given.encode("latin-1", "replace")).digest()
         # Every key is compared, in constant time: how long it takes tells nothing.
-        if not any(hmac.compare_digest(digest, key) for key in self._keys):
+        matches = [hmac.compare_digest(digest, key) for key in self._keys]
+        if not any(matches):
             raise Problem(401, "Incorrect API key provided", "authentication_error", "invalid_api_key")
+        return digest
 
 
 class Body:
@@ -157,7 +165,8 @@ class Answer:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
-        await self._send(message)
+        async with asyncio.timeout(SEND_TIMEOUT_S):  # a reader that takes nothing must not hold its memory for ever
+            await self._send(message)
         self.complete = message["type"] == "http.response.body" and not message.get("more_body", False)
 
     async def problem(self, problem: Problem, protocol: str) -> None:

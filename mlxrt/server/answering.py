@@ -7,24 +7,35 @@ with them is known by then, and no client waits for a prefill in silence.
 
 import asyncio
 import json
+import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from ..engine.async_engine import AsyncEngine
 from ..engine.async_stream import AsyncStream
 from ..engine.output import complete
 from ..engine.request import Completion, Event, Request
-from .problem import Fields, Problem, describe, encode_json
-from .served_models import ServedModels
+from ..errors import QueueFull
+from .problem import Fields, Problem, describe, describe_full_queue, encode_json
+
+log = logging.getLogger("mlxrt.server")
+
+# Templates, tokenisation and grammars take up to a second: not on the event loop, and not on the engine's thread,
+# where everybody's next token would wait for them.
+PREPARERS = ThreadPoolExecutor(2, "mlxrt prepare")
 
 KEEP_ALIVE_S = 5.0  # by the clock: proxies and clients give up on a silent stream
 MAX_DEPTH = 200  # of a body's JSON
+CLIENT_LEFT = 499
+TIMEOUT_HEADER = "x-request-timeout"  # seconds; the body's `timeout` goes first
 
 
 @dataclass(frozen=True)
@@ -74,42 +85,76 @@ def check_depth(body: Any) -> None:
 
 async def answer(http: HttpRequest, opened: "OpenCall", writer: Writer) -> Response:
     """Answer with a stream or at once; then close the engine's stream and release the model."""
-    call, stream = opened.call, opened.stream
+    call, stream, metrics = opened.call, opened.stream, http.app.state.metrics
     headers = {"x-mlxrt-ignored": ", ".join(call.ignored)[:1000]} if call.ignored else {}
     async with opened.leave as leave:
-        ids = await stream.begun()
+        try:
+            ids = await stream.begun()
+        except QueueFull as error:
+            raise describe_full_queue(error, metrics.seconds_per_request()) from None
         running, request_id = http.app.state.running, http.state.request_id
         running[request_id] = (opened.engine, ids)
         leave.callback(running.pop, request_id, None)
-        record = http.app.state.metrics.record
         if call.stream:
-            frames = stream_frames(stream, ids, writer, record, leave.pop_all())
-            headers |= {"cache-control": "no-cache", "x-accel-buffering": "no"}
-            return StreamingResponse(frames, media_type=writer.media_type, headers=headers)
-        completions = await unless_disconnected(http, collect(stream, ids, record))
+            response = FrameResponse(http, opened, ids, writer, leave.pop_all())
+            response.headers.update(headers)
+            return response
+        completions = await unless_disconnected(http, collect(stream, ids, metrics.record))
         body = encode_json(writer.whole(completions))
         return Response(body, media_type="application/json", headers=headers)
 
 
-async def stream_frames(
-    stream: AsyncStream, ids: list[int], writer: Writer, record: Callable[[Event], None], leave: AsyncExitStack
-) -> AsyncIterator[bytes]:
-    """The bytes of a streamed answer. A failure after the first byte is a frame; no stream ends without a last one."""
-    order, unfinished = {id: i for i, id in enumerate(ids)}, len(ids)
-    async with leave:
+class FrameResponse(Response):
+    """A streamed answer. A failure after the first byte is a frame; no stream ends without a last one.
+
+    Starlette's own streaming response would leave a stream open whose client goes while it is being written to.
+    """
+
+    def __init__(self, http: HttpRequest, opened: "OpenCall", ids: list[int], writer: Writer, leave: AsyncExitStack):
+        super().__init__(None, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self.media_type = writer.media_type
+        self._http, self._stream, self._ids, self._writer, self._leave = http, opened.stream, ids, writer, leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._leave:
+            try:
+                await unless_disconnected(self._http, self._send_all(send))
+            except TimeoutError:
+                log.warning(f"{self._http.state.request_id}: the client reads nothing and is dropped")
+            except Problem as problem:
+                if problem.status != CLIENT_LEFT:
+                    raise
+
+    async def _send_all(self, send: Send) -> None:
+        headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
+        headers.append((b"content-type", f"{self.media_type}; charset=utf-8".encode()))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+        async def put(body: bytes, more: bool = True) -> None:
+            if body or not more:
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+
         try:
-            yield writer.begin(stream.prompt_tokens)
-            while unfinished:
-                events = await stream.read(KEEP_ALIVE_S)
-                frames = b"".join([write_event(writer, order[event.id], event) for event in events])
-                for event in events:
-                    if event.finish_reason is not None:
-                        unfinished -= 1
-                        record(event)
-                yield frames or (b"" if events else writer.keep_alive())
-            yield writer.end()
+            await self._send_frames(put)
+            last = self._writer.end()
+        except TimeoutError:
+            raise
         except Exception as error:  # a request boundary: the status is out, so the stream itself must tell
-            yield writer.failure(describe(error))
+            last = self._writer.failure(describe(error))
+        await put(last, more=False)
+
+    async def _send_frames(self, put: Callable[[bytes], Awaitable[None]]) -> None:
+        order, unfinished = {id: i for i, id in enumerate(self._ids)}, len(self._ids)
+        writer, record = self._writer, self._http.app.state.metrics.record
+        await put(writer.begin(self._stream.prompt_tokens))
+        while unfinished:
+            events = await self._stream.read(KEEP_ALIVE_S)
+            frames = b"".join([write_event(writer, order[event.id], event) for event in events])
+            for event in events:
+                if event.finish_reason is not None:
+                    unfinished -= 1
+                    record(event)
+            await put(frames if events else writer.keep_alive())
 
 
 def write_event(writer: Writer, index: int, event: Event) -> bytes:
@@ -135,7 +180,7 @@ async def unless_disconnected(http: HttpRequest, work: Any) -> Any:
     try:
         await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not doing.done():
-            raise Problem(499, "the client has left")
+            raise Problem(CLIENT_LEFT, "the client has left")
         return doing.result()
     finally:
         doing.cancel()
@@ -158,17 +203,53 @@ class OpenCall:
     leave: AsyncExitStack
 
 
-async def open_call(models: ServedModels, name: str | None, make: Callable[[AsyncEngine], Call]) -> OpenCall:
-    """Find the model, make its requests with `make`, and queue them."""
+async def open_call(http: HttpRequest, name: str | None, make: Callable[[AsyncEngine], Call]) -> OpenCall:
+    """Find the model, make its requests with `make`, render their prompts, and queue them."""
     async with AsyncExitStack() as leave:
-        _, engine = await leave.enter_async_context(models.use(name))
+        _, engine = await leave.enter_async_context(http.app.state.models.use(name))
         call = make(engine)
-        if any(request.response_format is not None or request.tools for request in call.requests):
-            # Not on the engine's thread, where all other requests would wait for it.
-            await asyncio.to_thread(engine.engine.compile_grammar, call.requests[0])
-        stream = engine.stream(call.requests)
+        call = replace(call, requests=[restrict(http, request) for request in call.requests])
+        if http.app.state.log_prompts:
+            log_prompt(http.state.request_id, call)
+        prompts = await asyncio.get_running_loop().run_in_executor(PREPARERS, prepare, engine, call.requests)
+        stream = engine.stream_encoded(call.requests, prompts)
         leave.push_async_callback(stream.aclose)
         return OpenCall(call, engine, stream, leave.pop_all())
+
+
+def restrict(http: HttpRequest, request: Request) -> Request:
+    """A request within what its HTTP request allows: the prefixes of its key only, the time its header gives."""
+    salt, limit = http.state.cache_salt, http.headers.get(TIMEOUT_HEADER)
+    if salt:
+        request = replace(request, cache_salt=f"{salt}\n{request.cache_salt}")
+    if limit is None or request.deadline_s is not None:
+        return request
+    try:
+        return replace(request, deadline_s=float(limit))
+    except ValueError:
+        raise Problem(400, f"{TIMEOUT_HEADER}: expected seconds, not {limit[:40]!r}", param=TIMEOUT_HEADER) from None
+
+
+def prepare(engine: AsyncEngine, requests: list[Request]) -> list[tuple[int, ...]]:
+    """The requests' prompts as tokens; their grammar is compiled on the way. Copies of a request are encoded once."""
+    first = requests[0]
+    if first.response_format is not None or first.tools:
+        engine.engine.compile_grammar(first)
+    found: list[tuple[int, ...]] = []
+    for i, request in enumerate(requests):
+        same = i > 0 and is_same_prompt(request, requests[i - 1])
+        found.append(found[-1] if same else engine.engine.encode(request))
+    return found
+
+
+def is_same_prompt(a: Request, b: Request) -> bool:
+    return a.messages is b.messages and a.prompt is b.prompt and a.tokens is b.tokens
+
+
+def log_prompt(request_id: str, call: Call) -> None:
+    for request in call.requests:
+        asked = request.messages if request.messages is not None else request.prompt or request.tokens
+        log.info(f"{request_id}: asked {json.dumps(asked, ensure_ascii=False, default=str)}")
 
 
 def now() -> int:

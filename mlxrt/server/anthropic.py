@@ -35,11 +35,10 @@ async def messages(http: HttpRequest) -> Response:
     def make(engine: AsyncEngine) -> Call:
         if body.integer("max_tokens", 1) is None:
             raise body.fail("max_tokens", "is required")
-        call = read_messages(body, engine)
-        writer.prepare(name or engine.engine.source.name, call.requests[0].params.stop)
-        return call
+        writer.prepare(name or engine.engine.source.name)
+        return read_messages(body, engine)
 
-    return await answer(http, await open_call(http.app.state.models, name, make), writer)
+    return await answer(http, await open_call(http, name, make), writer)
 
 
 async def count_tokens(http: HttpRequest) -> Response:
@@ -227,10 +226,10 @@ class MessageWriter:
     def __init__(self) -> None:
         self.id = f"msg_{secrets.token_hex(12)}"
         self._block, self._index, self._calls = "", -1, 0
-        self._usage, self._stop = Usage(), ""
+        self._usage = Usage()
 
-    def prepare(self, model: str, stops: tuple[str, ...]) -> None:
-        self._model, self._stops = model, stops
+    def prepare(self, model: str) -> None:
+        self._model = model
 
     def _frame(self, kind: str, data: dict[str, Any]) -> bytes:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode_json({"type": kind, **data}))
@@ -302,7 +301,7 @@ class MessageWriter:
         return out + b"event: content_block_delta\ndata: %b\n\n" % body
 
     def _finish(self, event: Event) -> bytes:
-        reason, stop = stop_reason(event, bool(self._calls), self._stops)
+        reason, stop = stop_reason(event, bool(self._calls))
         return self._close() + self._frame(
             "message_delta",
             {"delta": {"stop_reason": reason, "stop_sequence": stop}, "usage": write_usage(self._usage)},
@@ -325,7 +324,7 @@ class MessageWriter:
         if done.text or not done.tool_calls:
             content.append({"type": "text", "text": done.text})
         content += [{"type": "tool_use", "id": c.id, "name": c.name, "input": c.parsed or {}} for c in done.tool_calls]
-        reason, stop = stop_reason(done, bool(done.tool_calls), self._stops)
+        reason, stop = stop_reason(done, bool(done.tool_calls))
         return {
             "id": self.id,
             "type": "message",
@@ -338,12 +337,11 @@ class MessageWriter:
         }
 
 
-def stop_reason(ended: Event | Completion, called: bool, stops: tuple[str, ...]) -> tuple[str, str | None]:
-    if ended.finish_reason is not Finish.STOP:
+def stop_reason(ended: Event | Completion, called: bool) -> tuple[str, str | None]:
+    if ended.stop_string is not None:
+        return "stop_sequence", ended.stop_string
+    if ended.finish_reason not in (Finish.STOP, Finish.CANCELLED):
         return "max_tokens", None
-    matched = getattr(ended, "stop_string", None)
-    if matched is not None:
-        return "stop_sequence", matched
     return ("tool_use" if called else "end_turn"), None
 
 

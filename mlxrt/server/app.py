@@ -108,7 +108,10 @@ def routes() -> list[Route]:
 
 
 def build_app(
-    models: ServedModels, rules: AccessRules, lifespan: Callable[[Starlette], AsyncIterator[None]] | None = None
+    models: ServedModels,
+    rules: AccessRules,
+    log_prompts: bool = False,
+    lifespan: Callable[[Starlette], AsyncIterator[None]] | None = None,
 ) -> AccessControl:
     app = Starlette(
         routes=routes(),
@@ -116,4 +119,5 @@ def build_app(
         lifespan=None if lifespan is None else asynccontextmanager(lifespan),
     )
     app.state.models, app.state.metrics, app.state.running = models, ServerMetrics(), {}
+    app.state.log_prompts = log_prompts
     return AccessControl(app, rules)

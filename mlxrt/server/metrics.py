@@ -2,13 +2,14 @@
 
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 
 from ..engine.request import Event, Timings
 from ..engine.stats import Stats
 
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+RECENT = 32  # requests
 TOKENS = (1, 8, 32, 128, 512, 2048, 8192, 32768, 131072)
 
 
@@ -50,12 +51,14 @@ class ServerMetrics:
         self.generated = Histogram("vllm:request_generation_tokens", "Generated tokens of a request.", TOKENS)
         self.success: Counter[str] = Counter()
         self.tokens: Counter[str] = Counter()
+        self._ends: deque[float] = deque(maxlen=RECENT)  # when the last requests ended, on time.monotonic
 
     def record(self, event: Event) -> None:
         """A request's last event."""
         t: Timings | None = event.timings
         if t is None or event.finish_reason is None:
             return
+        self._ends.append(time.monotonic())
         self.success[str(event.finish_reason)] += 1
         self.tokens.update(prompt=t.prompt_tokens, cached=t.cached_tokens, generated=t.generated_tokens)
         self.prompt.observe(t.prompt_tokens)
@@ -66,22 +69,17 @@ class ServerMetrics:
         if t.generated_tokens > 1:
             self.per_token.observe((t.total_s - t.first_token_s) / (t.generated_tokens - 1))
 
+    def seconds_per_request(self) -> float:
+        """How long it has lately taken until the next request ended: the queue gets shorter so often."""
+        return (time.monotonic() - self._ends[0]) / len(self._ends) if self._ends else 1.0
+
     def write(self, stats: dict[str, Stats]) -> str:
         lines: list[str] = []
         for name, text, read in GAUGES:
             lines += write_series(name, text, "gauge", {model: read(s) for model, s in stats.items()})
         for name, text, read in COUNTERS:
             lines += write_series(name, text, "counter", {model: read(s) for model, s in stats.items()})
-        for kind, text in (
-            ("prompt", "Prompt tokens."),
-            ("generated", "Generated tokens."),
-            ("cached", "Prompt tokens from the prefix cache."),
-        ):
-            name = {
-                "prompt": "vllm:prompt_tokens_total",
-                "generated": "vllm:generation_tokens_total",
-                "cached": "vllm:prompt_tokens_cached_total",
-            }[kind]
+        for name, kind, text in TOKEN_COUNTERS:
             lines += [f"# HELP {name} {text}", f"# TYPE {name} counter", f"{name} {self.tokens[kind]}"]
         lines += [
             "# HELP vllm:request_success_total Requests by how they ended.",
@@ -107,10 +105,17 @@ GAUGES = (
     ("mlxrt:memory_bytes", "Bytes that MLX holds.", lambda s: s.bytes.get("active", 0)),
     ("mlxrt:output_tokens_per_second", "Generated tokens a second, lately.", lambda s: s.output_tps),
 )
+TOKEN_COUNTERS = (  # vLLM counts tokens in its prefix cache, not lookups
+    ("vllm:prompt_tokens_total", "prompt", "Prompt tokens."),
+    ("vllm:generation_tokens_total", "generated", "Generated tokens."),
+    ("vllm:prompt_tokens_cached_total", "cached", "Prompt tokens from the prefix cache."),
+    ("vllm:prefix_cache_queries_total", "prompt", "Prompt tokens that were looked up in the prefix cache."),
+    ("vllm:prefix_cache_hits_total", "cached", "Prompt tokens that the prefix cache had."),
+)
 COUNTERS = (
     ("vllm:num_preemptions_total", "Times a request's memory was taken.", lambda s: s.preemptions),
-    ("vllm:prefix_cache_hits_total", "Lookups that found a prefix.", lambda s: s.hits),
-    ("vllm:prefix_cache_queries_total", "Lookups in the prefix cache.", lambda s: s.hits + s.misses),
+    ("mlxrt:prefix_cache_resumed_total", "Lookups that found a prefix.", lambda s: s.hits),
+    ("mlxrt:prefix_cache_lookups_total", "Lookups in the prefix cache.", lambda s: s.hits + s.misses),
     ("mlxrt:prefix_cache_evictions_total", "Nodes evicted from the prefix cache.", lambda s: s.evictions),
 )
 

@@ -51,6 +51,8 @@ async def show(http: HttpRequest) -> Response:
         capabilities = ["completion"]
         if inner.tokenizer.has_template:
             capabilities += ["tools"]
+        if inner.answer_format.found.reasoning != "none":
+            capabilities += ["thinking"]
         information = {
             "general.architecture": kind,
             f"{kind}.context_length": inner.context,
@@ -135,7 +137,7 @@ async def respond(http: HttpRequest, is_chat: bool) -> Response:
     def make(engine: AsyncEngine) -> Call:
         return read_chat(body, engine) if is_chat else read_generate(body, engine)
 
-    return await answer(http, await open_call(models, name, make), writer)
+    return await answer(http, await open_call(http, name, make), writer)
 
 
 async def load_or_unload(http: HttpRequest, body: Fields, model: ServedModel, is_chat: bool) -> Response:

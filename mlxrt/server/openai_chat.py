@@ -34,7 +34,7 @@ async def chat_completions(http: HttpRequest) -> Response:
         writer.prepare(name or engine.engine.source.name, engine.engine.tokenizer, call, include_usage)
         return call
 
-    return await answer(http, await open_call(http.app.state.models, name, make), writer)
+    return await answer(http, await open_call(http, name, make), writer)
 
 
 def read_stream_options(body: Fields) -> bool:
@@ -66,6 +66,7 @@ def read_chat(body: Fields, engine: AsyncEngine) -> Call:
         messages=tuple(messages),
         params=params,
         deadline_s=read_timeout(body),
+        cache_salt=body.text("cache_salt") or "",
         **read_tools(body),
         **read_template(body),
         **read_response_format(body),

@@ -44,7 +44,7 @@ async def completions(http: HttpRequest) -> Response:
         writer.prepare(name or engine.engine.source.name, engine.engine.tokenizer, call, include_usage, echo)
         return call
 
-    return await answer(http, await open_call(http.app.state.models, name, make), writer)
+    return await answer(http, await open_call(http, name, make), writer)
 
 
 def read_completions(body: Fields, engine: AsyncEngine) -> tuple[Call, list[str]]:
@@ -60,6 +60,7 @@ def read_completions(body: Fields, engine: AsyncEngine) -> tuple[Call, list[str]
     max_tokens = body.integer("max_tokens", 1)
     params = read_sampling(body, engine, given, 16 if max_tokens is None else max_tokens)  # OpenAI's default
     options: dict[str, Any] = {"params": params, "deadline_s": read_timeout(body), **read_response_format(body)}
+    options["cache_salt"] = body.text("cache_salt") or ""
     requests = [r for p in prompts for r in spread(make_request(p, options), count)]
     tokenizer = engine.engine.tokenizer
     echo = (

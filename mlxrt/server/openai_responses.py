@@ -1,6 +1,7 @@
 """OpenAI's responses: /v1/responses. Stateless: nothing is stored, so `previous_response_id` is refused by name."""
 
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -15,7 +16,8 @@ from .problem import Fields, Problem, encode_json
 
 IGNORED = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "include", "truncation", "background", "max_tool_calls", "stream_options", "client_metadata", "context_management",
+    "include", "truncation", "background", "top_logprobs", "max_tool_calls", "stream_options", "client_metadata",
+    "context_management",
 )  # fmt: skip
 
 
@@ -25,10 +27,10 @@ async def responses(http: HttpRequest) -> Response:
 
     def make(engine: AsyncEngine) -> Call:
         call = read_response(body, engine)
-        writer.prepare(name or engine.engine.source.name, call)
+        writer.prepare(name or engine.engine.source.name, call, body.data)
         return call
 
-    return await answer(http, await open_call(http.app.state.models, name, make), writer)
+    return await answer(http, await open_call(http, name, make), writer)
 
 
 def read_response(body: Fields, engine: AsyncEngine) -> Call:
@@ -39,7 +41,6 @@ def read_response(body: Fields, engine: AsyncEngine) -> Call:
     history = [{"role": "system", "content": instructions}] if instructions else []
     history += read_input(body)
     params = read_sampling(body, engine, {}, body.integer("max_output_tokens", 1))
-    body.integer("top_logprobs", 0, 20)
     request = Request(
         messages=tuple(history),
         params=params,
@@ -192,8 +193,9 @@ class ResponseWriter:
         self._sequence, self._item, self._output = 0, {}, []  # type: int, dict[str, Any], list[dict[str, Any]]
         self._usage, self._finish = Usage(), Finish.STOP
 
-    def prepare(self, model: str, call: Call) -> None:
-        self._model, self._request = model, call.requests[0]
+    def prepare(self, model: str, call: Call, asked: Mapping[str, Any]) -> None:
+        """`asked`: the body, some fields of which a response repeats."""
+        self._model, self._request, self._asked = model, call.requests[0], asked
 
     def _event(self, kind: str, **data: Any) -> bytes:
         self._sequence += 1
@@ -201,7 +203,7 @@ class ResponseWriter:
         return b"event: response.%b\ndata: %b\n\n" % (kind.encode(), encode_json(body))
 
     def _response(self, status: str, error: Any = None) -> dict[str, Any]:
-        params = self._request.params
+        params, asked = self._request.params, self._asked
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
         usage = self._usage
         return {
@@ -211,19 +213,20 @@ class ResponseWriter:
             "status": status,
             "error": error,
             "incomplete_details": incomplete,
-            "instructions": None,
-            "metadata": {},
+            "instructions": asked.get("instructions"),
+            "metadata": asked.get("metadata") or {},
             "model": self._model,
             "output": list(self._output),
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": asked.get("parallel_tool_calls") is not False,
             "temperature": params.temperature,
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": asked.get("tool_choice") or "auto",
+            "tools": asked.get("tools") or [],
             "top_p": params.top_p,
             "max_output_tokens": params.max_tokens,
             "previous_response_id": None,
             "store": False,
-            "text": {"format": {"type": "text"}},
+            "text": asked.get("text") or {"format": {"type": "text"}},
+            "reasoning": asked.get("reasoning"),
             "truncation": "disabled",
             "usage": {
                 "input_tokens": usage.prompt,
@@ -303,7 +306,7 @@ class ResponseWriter:
         return out
 
     def end(self) -> bytes:
-        complete = self._finish is Finish.STOP
+        complete = self._finish in (Finish.STOP, Finish.CANCELLED)
         kind = "completed" if complete else "incomplete"
         return self._event(kind, response=self._response(kind))
 

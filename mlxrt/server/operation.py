@@ -6,7 +6,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 
 from ..engine.request import Request
-from .answering import read_body
+from .answering import read_body, restrict
 from .problem import Problem, encode_json
 
 
@@ -70,8 +70,9 @@ async def warm_cache(http: HttpRequest) -> Response:
     async with http.app.state.models.use(body.text("model")) as (_, engine):
         body.finish()
         given = {"messages": tuple(messages)} if messages is not None else {"prompt": prompt}
-        tokens = await asyncio.to_thread(engine.engine.encode, Request(**given))  # type: ignore[arg-type]
-        state = await asyncio.to_thread(engine.engine.compute_state, tokens)
+        request = restrict(http, Request(**given))  # type: ignore[arg-type]
+        tokens = await asyncio.to_thread(engine.engine.encode, request)
+        state = await asyncio.to_thread(engine.engine.compute_state, tokens, request.cache_salt)
     return reply({"tokens": len(tokens), "cached": 0 if state is None else len(state)})
 
 

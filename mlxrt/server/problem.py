@@ -5,6 +5,7 @@ Each protocol writes the same `Problem` in its own shape: OpenAI's `{"error": {.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from ..errors import (
     WontFit,
 )
 
+MAX_RETRY_SECONDS = 60  # clients give up on longer ones
 RETRY_SECONDS = 1  # what a client is told to wait for where nothing better is known
 ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -75,7 +77,7 @@ def describe(error: BaseException) -> Problem:
     if isinstance(error, (BadRequest, BadTemplate, NoTokenizer)):
         return Problem(400, str(error))
     if isinstance(error, QueueFull):
-        return Problem(429, str(error), "rate_limit_error", "queue_full", headers={"retry-after": str(RETRY_SECONDS)})
+        return describe_full_queue(error, RETRY_SECONDS)
     if isinstance(error, EngineFailed):
         return Problem(503, str(error), "engine_failed", "engine_failed", headers={"x-should-retry": "false"})
     if isinstance(error, EngineClosed):
@@ -85,6 +87,12 @@ def describe(error: BaseException) -> Problem:
     if isinstance(error, MlxrtError):
         return Problem(500, str(error), "server_error", headers={"x-should-retry": "false"})
     return Problem(500, f"internal error: {type(error).__name__}", "server_error")
+
+
+def describe_full_queue(error: QueueFull, seconds: float) -> Problem:
+    """`seconds`: until there is likely to be room."""
+    wait = str(min(max(1, math.ceil(seconds)), MAX_RETRY_SECONDS))
+    return Problem(429, str(error), "rate_limit_error", "queue_full", headers={"retry-after": wait})
 
 
 def write_openai(problem: Problem, request_id: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ log = logging.getLogger("mlxrt.server")
 SEND_BUFFER = 16384  # bytes the kernel holds for a client: the engine notices a slow reader early
 BACKLOG = 256
 POLL_S = 0.25
+CLOSING_S = 10  # for the last bytes to leave
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class ServeOptions:
     rules: AccessRules
     grace_s: float = 30.0  # running answers get so long when the server is asked to stop
     restart: bool = False  # load a failed engine again instead of ending
+    log_prompts: bool = False
 
 
 def serve(models: ServedModels, options: ServeOptions, announce: Callable[[str], None]) -> int:
@@ -91,18 +93,19 @@ def serve(models: ServedModels, options: ServeOptions, announce: Callable[[str],
 class Runner:
     def __init__(self, models: ServedModels, options: ServeOptions, announce: Callable[[str], None]):
         self._models, self._options, self._announce = models, options, announce
+        self._closing: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
         import uvicorn
 
         sock = self._options.address.open()
-        app: AccessControl = build_app(self._models, self._options.rules)
+        app: AccessControl = build_app(self._models, self._options.rules, self._options.log_prompts)
         config = uvicorn.Config(
             app,
             log_config=None,
             access_log=False,
             lifespan="off",
-            timeout_graceful_shutdown=max(1, int(self._options.grace_s)),
+            timeout_graceful_shutdown=int(self._options.grace_s) + CLOSING_S,
             server_header=False,
         )
         server = uvicorn.Server(config)
@@ -135,8 +138,9 @@ class Runner:
         while True:
             await asyncio.sleep(POLL_S)
             server.should_exit = server.should_exit or self._models.stopping
-            if server.should_exit:
+            if server.should_exit and not self._models.closing:
                 self._models.closing = True
+                asyncio.get_running_loop().call_later(self._options.grace_s, self._end_answers)
             if self._models.find_failure() is None:
                 continue
             if self._options.restart:
@@ -145,6 +149,10 @@ class Runner:
             await asyncio.sleep(1.0)  # every client has got its error by then
             server.should_exit = True
             return
+
+    def _end_answers(self) -> None:
+        """Their time is over: whoever still waits is told so."""
+        self._closing = asyncio.create_task(self._models.close(finish=False))
 
 
 def describe_start(url: str, model) -> str:

@@ -20,9 +20,13 @@ class StopMatcher:
         if any(not isinstance(s, str) or not s for s in stops):
             raise BadRequest(f"stop must be non-empty strings, not {stops!r}")
         self.stops = tuple(stops)
-        self.matched = False
+        self.matched_stop: str | None = None
         self._held = ""
         self._pattern = re.compile("|".join(map(re.escape, self.stops))) if self.stops else None
+
+    @property
+    def matched(self) -> bool:
+        return self.matched_stop is not None
 
     def push(self, text: str) -> tuple[str, bool]:
         """The text that can be emitted now, and whether a stop string matched; after a match nothing is emitted."""
@@ -31,7 +35,7 @@ class StopMatcher:
         text = self._held + text
         found, cut = self._pattern.search(text), len(text) - max(partial_match(text, stop) for stop in self.stops)
         if found and found.start() <= cut:
-            self.matched, self._held = True, ""
+            self.matched_stop, self._held = found[0], ""
             return text[: found.start()], True
         self._held = text[cut:]  # may contain a full match: one that starts earlier can still complete
         return text[:cut], False
@@ -41,5 +45,5 @@ class StopMatcher:
         rest, self._held = self._held, ""
         if self._pattern is None or (found := self._pattern.search(rest)) is None:
             return rest
-        self.matched = True
+        self.matched_stop = found[0]
         return rest[: found.start()]

@@ -311,3 +311,20 @@ def test_a_place_taken_away_while_decoding_is_noticed_at_the_next_step():
                 [seq] = engine.core.scheduler.running
                 block = seq.parts[0].blocks[0]
                 block._pool.revoke(block)
+
+
+def test_prefixes_are_shared_only_with_the_same_salt():
+    """Stored ones and those that another request is just computing."""
+    from tests.support.state_machine.kinds import model, tokenizer
+
+    with Engine(model("full"), EngineConfig(chunk=16), tokenizer()) as engine:
+        text = "a prefix that is long enough for some nodes " * 3
+        ask = [
+            Request(prompt=text, params=SamplingParams(max_tokens=2), cache_salt=salt) for salt in ("", "a", "b", "a")
+        ]
+        first = engine.generate(ask)
+        assert [done.cached_tokens for done in first[:3]] == [0, 0, 0] and first[3].cached_tokens > 64
+        assert {done.tokens for done in first} == {first[0].tokens}
+        assert all(done.cached_tokens > 64 for done in engine.generate(ask))
+        engine.clear_prefix_cache()
+        assert engine.generate(ask[1]).cached_tokens == 0 and len(engine.core.prefix_cache) > 0

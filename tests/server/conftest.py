@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import httpx
 import pytest
@@ -25,10 +25,10 @@ class ScriptedEngine(AsyncEngine):
         super().__init__(engine)
         self.script = script
 
-    def stream(self, x, **options):
+    def stream_encoded(self, requests, prompts):
         if self.script:
-            x = [replace(request, on_logits=self.follow(self.script.pop(0))) for request in x]
-        return super().stream(x, **options)
+            requests = [replace(request, on_logits=self.follow(self.script.pop(0))) for request in requests]
+        return super().stream_encoded(requests, prompts)
 
     def follow(self, text: str):
         tokens = [*self.engine.tokenizer.encode(text, special=False), *self.engine.source.eos]
@@ -41,6 +41,7 @@ class Server:
     models: ServedModels
     script: list[str]
     result: list[int]
+    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60))
 
     @property
     def engine(self) -> Engine:
@@ -53,10 +54,10 @@ class Server:
         runner.launch = lambda step: (time.sleep(seconds), launch(step))[1]
 
     def post(self, path: str, body=None, **options) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=60, **options)
+        return self.client.post(self.url + path, json=body, **options)
 
     def get(self, path: str, **options) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=60, **options)
+        return self.client.get(self.url + path, **options)
 
     def chat(self, text: str = "hello", **options) -> httpx.Response:
         body = {"model": "toy", "messages": [{"role": "user", "content": text}], "max_tokens": 8, **options}
@@ -70,6 +71,8 @@ def running(
     names: tuple[str, ...] = ("toy",),
     load=None,
     restart: bool = False,
+    log_prompts: bool = False,
+    grace_s: float = 60,  # for the busiest machine
     **options,
 ) -> Iterator[Server]:
     script: list[str] = []
@@ -87,7 +90,8 @@ def running(
         started.set()
 
     def work() -> None:
-        runner = Runner(models, ServeOptions(Address(port=0), rules, grace_s=5, restart=restart), announce)
+        serving = ServeOptions(Address(port=0), rules, grace_s=grace_s, restart=restart, log_prompts=log_prompts)
+        runner = Runner(models, serving, announce)
 
         async def main() -> int:
             return await runner.run()
@@ -102,8 +106,9 @@ def running(
     try:
         yield server
     finally:
+        server.client.close()
         models.stop()
-        thread.join(30)
+        thread.join(90)
         assert not thread.is_alive()
 
 

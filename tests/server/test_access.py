@@ -5,6 +5,7 @@ import logging
 import httpx
 import pytest
 
+from mlxrt import EngineConfig
 from mlxrt.cli import main
 from mlxrt.server.access import AccessRules
 
@@ -83,8 +84,48 @@ def test_the_log_has_no_prompt(server, caplog):
         (["--api-key-file", "/nonexistent"], "--api-key-file"),
         (["--model", "a=b", "--model", "a=c"], "twice"),
         (["--model", "=x"], "NAME=MODEL"),
+        (["--isolate"], "--api-key-file"),
     ],
 )
 def test_flags_that_cannot_be_right(capsys, flags, text):
     assert main(["serve", *flags]) == 2
     assert text in capsys.readouterr().err
+
+
+def test_prompts_are_logged_where_the_operator_wants_it(caplog):
+    caplog.set_level(logging.INFO, "mlxrt.server")
+    logging.getLogger("mlxrt").propagate = True
+    with running(log_prompts=True) as server:
+        id = server.chat("my open question").headers["x-request-id"]
+    assert any(id in r.getMessage() and "my open question" in r.getMessage() for r in caplog.records)
+
+
+def ask_as(server, key: str, **options) -> int:
+    """A question of one key; how many of its tokens came from the cache."""
+    body = {"model": "toy", "messages": [{"role": "user", "content": "the same long question " * 4}], "max_tokens": 4}
+    answer = server.post("/v1/chat/completions", body | options, headers={"x-api-key": key})
+    return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_isolated_keys_share_no_prefix(tmp_path, disk):
+    config = EngineConfig(chunk=16, **({"disk_cache": str(tmp_path)} if disk else {}))
+    with running(AccessRules(keys=(KEY, "another-secret-key"), isolate=True), config) as server:
+        assert ask_as(server, KEY) == 0 and ask_as(server, KEY) > 64
+        assert ask_as(server, "another-secret-key") == 0 and ask_as(server, "another-secret-key") > 64
+        server.engine.clear_prefix_cache()
+        assert (ask_as(server, KEY) > 64) == disk  # each finds its own on disk
+        warmed = {"model": "toy", "prompt": "something to warm " * 5}
+        for key in (KEY, "another-secret-key"):
+            server.post("/v1/cache/warm", warmed, headers={"x-api-key": key})
+    if disk:  # another process, other keys
+        with running(AccessRules(keys=(KEY, "a-third-secret-key"), isolate=True), config) as server:
+            assert ask_as(server, "a-third-secret-key") == 0 and ask_as(server, KEY) > 64
+
+
+def test_a_salt_of_the_client_separates_prefixes_too():
+    with running() as server:
+        assert ask_as(server, "", cache_salt="a") == 0 and ask_as(server, "", cache_salt="a") > 64
+        assert ask_as(server, "", cache_salt="b") == 0 and ask_as(server, "") == 0
+        server.engine.clear_prefix_cache()
+        assert ask_as(server, "", cache_salt="a") == 0

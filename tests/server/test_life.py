@@ -75,7 +75,7 @@ def test_aliases_and_any_name():
 
 def test_running_answers_are_finished_at_shutdown():
     with running() as server:
-        server.script.append("y" * 200)
+        server.script.append("y" * 60)
         server.slow_down(0.005)
         found: list[str] = []
 
@@ -86,8 +86,27 @@ def test_running_answers_are_finished_at_shutdown():
         reader.start()
         wait_for(lambda: server.engine.core.busy)
         server.models.stop()
-        reader.join(30)
-        assert found == ["y" * 200]
+        reader.join(90)
+        assert found == ["y" * 60]
+    assert server.result == [0]
+
+
+def test_answers_that_take_longer_than_the_grace_are_told_so():
+    with running(grace_s=0.1) as server:
+        server.script += ["y" * 400] * 2
+        server.slow_down(0.05)
+        plain: list[httpx.Response] = []
+        asking = threading.Thread(target=lambda: plain.append(server.chat(max_tokens=400)))
+        asking.start()
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=LONG | {"stream": True}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            wait_for(lambda: len(server.engine.core.outputs.states) == 2)
+            server.models.stop()
+            rest = [line for line in lines if line]
+        asking.join(60)
+    assert json.loads(rest[-1].removeprefix("data: "))["error"]["type"] == "unavailable_error"
+    assert plain[0].status_code == 503 and plain[0].json()["error"]["type"] == "unavailable_error"
     assert server.result == [0]
 
 
@@ -128,3 +147,39 @@ def test_keep_alives_come_by_the_clock(monkeypatch):
     with running() as slow:
         slow.slow_down(0.3)
         assert ": keep-alive" in slow.chat(stream=True, max_tokens=2).text
+
+
+def test_a_time_limit_in_a_header_ends_an_answer_with_what_it_has(server):
+    server.script.append("z" * 400)
+    body = LONG | {"stream": False}
+    short = server.post("/v1/chat/completions", body, headers={"x-request-timeout": "0.05"})
+    assert short.status_code == 200 and short.json()["choices"][0]["finish_reason"] == "length"
+    assert len(short.json()["choices"][0]["message"]["content"]) < 400
+    for wrong in ("soon", "-1", "nan"):
+        assert server.post("/v1/chat/completions", LONG, headers={"x-request-timeout": wrong}).status_code == 400
+
+
+def test_a_reader_that_takes_nothing_is_dropped(monkeypatch):
+    monkeypatch.setattr("mlxrt.server.access.SEND_TIMEOUT_S", 0.3)
+    with running() as server:
+        body = json.dumps(LONG | {"stream": True, "n": 16, "ignore_eos": True, "max_tokens": 480}).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+        host, port = server.url.removeprefix("http://").split(":")
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with connection:
+            connection.connect((host, int(port)))
+            connection.sendall(head + body)
+            wait_for(lambda: server.engine.core.busy)
+            wait_for(lambda: idle(server), 60)
+        assert server.engine.stats().finished.get("cancelled", 0) >= 1
+
+
+def test_prompts_are_rendered_off_the_engines_thread(server, monkeypatch):
+    threads: list[str] = []
+    encode = server.engine.encode
+    monkeypatch.setattr(
+        server.engine, "encode", lambda request: (threads.append(threading.current_thread().name), encode(request))[1]
+    )
+    assert server.chat(n=3).status_code == 200
+    assert len(threads) == 1 and threads[0].startswith("mlxrt prepare")

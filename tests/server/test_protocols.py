@@ -130,3 +130,22 @@ def test_a_stream_is_exactly_framed(server):
     assert "".join(b["choices"][0]["delta"].get("content", "") for b in bodies) == 'quo"te\n'
     assert [b["choices"][0]["finish_reason"] for b in bodies][-1] == "stop"
     assert len({b["id"] for b in bodies}) == 1 and all(b["object"] == "chat.completion.chunk" for b in bodies)
+
+
+def test_anthropic_names_the_stop_sequence(server, claude):
+    options = {"model": "toy", "max_tokens": 40, "messages": MESSAGES, "stop_sequences": ["never", "END", "ND"]}
+    server.script += ["one END two"] * 2
+    whole = claude.messages.create(**options)
+    with claude.messages.stream(**options) as stream:
+        final = stream.get_final_message()
+    for message in (whole, final):
+        assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "END")
+        assert message.content[0].text == "one "
+
+
+def test_openai_responses_repeat_what_was_asked(client):
+    tools = [{"type": "function", "name": "f", "description": "", "parameters": {"type": "object"}, "strict": False}]
+    asked = {"instructions": "be short", "metadata": {"a": "b"}, "tools": tools, "parallel_tool_calls": False}
+    answer = client.responses.create(model="toy", input="hello", max_output_tokens=4, **asked)
+    assert answer.instructions == "be short" and answer.metadata == {"a": "b"}
+    assert answer.tools[0].name == "f" and answer.parallel_tool_calls is False

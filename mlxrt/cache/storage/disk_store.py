@@ -64,42 +64,46 @@ class DiskStore:
 
     # Disk to memory
 
-    def recall(self, tokens: Sequence[int]) -> int:
+    def recall(self, tokens: Sequence[int], salt: str = "") -> int:
         """Load what the prefix cache lacks of this prompt and the disk has; returns the tokens gained."""
         try:
-            return self._recall(tokens)
+            return self._recall(tokens, salt)
         except OSError as error:  # what was read before is in memory or nowhere: `_load` reads no file
             self._report("read", error)
             return 0
 
-    def _recall(self, tokens: Sequence[int]) -> int:
+    def _recall(self, tokens: Sequence[int], salt: str) -> int:
         size = self.prefix_cache.node_size
-        keys = node_keys(self.digest, tokens, size)
+        keys = node_keys(self.digest, tokens, size, salt)
         self.index.refresh()
         limit = len(keys)
-        before = self._plan(keys, tokens, limit, disk=False)
+        before = self._plan(keys, tokens, salt, limit, disk=False)
         start = before.depth if before else 0
-        while (plan := self._plan(keys, tokens, limit)) and plan.depth > start:
-            files = self._missing_files(keys, plan, tokens)
-            if short := self._blocks_short(files, tokens):
+        while (plan := self._plan(keys, tokens, salt, limit)) and plan.depth > start:
+            files = self._missing_files(keys, plan, tokens, salt)
+            if short := self._blocks_short(files, tokens, salt):
                 limit = plan.depth - short
                 continue
             records = self._read(keys, files)
             # A damaged record, or an eviction meanwhile, changes what there is to choose from.
-            same = plan == self._plan(keys, tokens, limit) and files == self._missing_files(keys, plan, tokens)
+            same = plan == self._plan(keys, tokens, salt, limit) and files == self._missing_files(
+                keys, plan, tokens, salt
+            )
             if records is None or not same:
                 continue
-            self._load(records, keys, tokens)
+            self._load(records, keys, tokens, salt)
             self.hits += 1
             self.tokens += (plan.depth - start) * size
             return (plan.depth - start) * size
         self.misses += start < len(keys)
         return 0
 
-    def _plan(self, keys: list[NodeKey], tokens: Sequence[int], limit: int, disk: bool = True) -> ResumePlan | None:
+    def _plan(
+        self, keys: list[NodeKey], tokens: Sequence[int], salt: str, limit: int, disk: bool = True
+    ) -> ResumePlan | None:
         if limit < 1:
             return None
-        nodes, empty = self.prefix_cache.full_nodes(tokens), self.empty()
+        nodes, empty = self.prefix_cache.full_nodes(tokens, salt), self.empty()
         available = [
             [self._in_memory(g, key, nodes) or (disk and self._find_file(g, key) is not None) for key in keys]
             for g in range(len(empty))
@@ -114,23 +118,25 @@ class DiskStore:
         masks = [groups for groups in self.index.groups.get(key.digest, ()) if groups >> g & 1]
         return self.index.path(key.digest, max(masks)) if masks else None
 
-    def _missing_files(self, keys: list[NodeKey], plan: ResumePlan, tokens: Sequence[int]) -> dict[GroupNode, Path]:
+    def _missing_files(
+        self, keys: list[NodeKey], plan: ResumePlan, tokens: Sequence[int], salt: str
+    ) -> dict[GroupNode, Path]:
         """The records of all blocks that the plan needs and memory lacks."""
-        nodes, files = self.prefix_cache.full_nodes(tokens), {}
+        nodes, files = self.prefix_cache.full_nodes(tokens, salt), {}
         for g, first in enumerate(plan.first):
             for key in keys[first : plan.depth]:
                 if not self._in_memory(g, key, nodes) and (file := self._find_file(g, key)):
                     files[g, key.index] = file
         return files
 
-    def _blocks_short(self, files: dict[GroupNode, Path], tokens: Sequence[int]) -> int:
+    def _blocks_short(self, files: dict[GroupNode, Path], tokens: Sequence[int], salt: str) -> int:
         """How many blocks are missing even after everything but this prompt was evicted."""
         cache = self.prefix_cache
-        cache.touch(tokens)
+        cache.touch(tokens, salt)
         short = 0
         for g, group in enumerate(self.pools.groups):
             needed = sum(1 for group_node in files if group_node[0] == g)
-            while group.pool.available < needed and len(cache) > len(cache.full_nodes(tokens)):
+            while group.pool.available < needed and len(cache) > len(cache.full_nodes(tokens, salt)):
                 cache.evict(group.pool)
             short = max(short, needed - group.pool.available)
         return short
@@ -182,7 +188,7 @@ class DiskStore:
         self.index.forget(file)
         log.warning(f"disk cache: a record was not used and is removed: {reason}")
 
-    def _load(self, records: dict[GroupNode, Record], keys: list[NodeKey], tokens: Sequence[int]) -> None:
+    def _load(self, records: dict[GroupNode, Record], keys: list[NodeKey], tokens: Sequence[int], salt: str) -> None:
         """Write the records into newly allocated blocks, layer by layer, and insert those into the prefix cache."""
         pools, empty = self.pools, self.empty()
         self.flush()
@@ -201,16 +207,16 @@ class DiskStore:
         for (g, i), record in records.items():
             state = empty[g].restore((blocks[g, i],), keys[i].end, dict(record.metadata[g]))
             by_node[i][g] = state.block_for(i, self.prefix_cache.node_size)
-        self.prefix_cache.insert_blocks(tokens, by_node)
+        self.prefix_cache.insert_blocks(tokens, by_node, salt)
 
     # Memory to disk
 
-    def save(self, tokens: Sequence[int]) -> int:
+    def save(self, tokens: Sequence[int], salt: str = "") -> int:
         """Write the nodes of this text that the disk lacks; returns the bytes written."""
         if time.monotonic() < self._next_write:
             return 0
         try:
-            written = self._save(tokens)
+            written = self._save(tokens, salt)
         except OSError as error:
             self._next_write = time.monotonic() + RETRY_WRITE
             self._report("written", error)
@@ -220,9 +226,9 @@ class DiskStore:
             log.info(f"disk cache: {self.index.root} is written again")
         return written
 
-    def _save(self, tokens: Sequence[int]) -> int:
-        keys = node_keys(self.digest, tokens, self.prefix_cache.node_size)
-        nodes, index = self.prefix_cache.full_nodes(tokens), self.index
+    def _save(self, tokens: Sequence[int], salt: str) -> int:
+        keys = node_keys(self.digest, tokens, self.prefix_cache.node_size, salt)
+        nodes, index = self.prefix_cache.full_nodes(tokens, salt), self.index
         index.refresh()
         written = sum(self._write(batch) for batch in self._batches(keys, nodes))
         index.touch(index.path(key.digest, g) for key in keys for g in index.groups.get(key.digest, ()))

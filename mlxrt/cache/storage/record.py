@@ -44,9 +44,9 @@ class Record:
     arrays: dict[str, mx.array]  # "layer.3.0": one block of the first array of layer 3
 
 
-def node_keys(identity_digest: str, tokens: Sequence[int], size: int) -> list[NodeKey]:
-    """The keys of all full nodes of `size` tokens in a text."""
-    text, keys, parent = tuple(tokens), [], ""
+def node_keys(identity_digest: str, tokens: Sequence[int], size: int, salt: str = "") -> list[NodeKey]:
+    """The keys of all full nodes of `size` tokens in a text. With a salt they are nobody else's keys."""
+    text, keys, parent = tuple(tokens), [], hashlib.sha256(salt.encode()).hexdigest() if salt else ""
     for i in range(len(text) // size):
         own = text[i * size : (i + 1) * size]
         hashed = f"{identity_digest}\n{parent}\n".encode() + struct.pack(f"<{size}q", *own)

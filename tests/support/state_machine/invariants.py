@@ -44,7 +44,7 @@ def check_store(engine: Engine) -> None:
         return
     for node in store._nodes:
         require(node.alive and node.parent is not None, "the store lists a node that it removed")
-        require(node.parent is store._root or node.parent in store._nodes, "a node outlived its parent")
+        require(node.parent in store._roots.values() or node.parent in store._nodes, "a node outlived its parent")
         require(len(node.tokens) <= store.node_size, f"a node has {len(node.tokens)} tokens, {store.node_size} at most")
         for held in node.blocks:
             for block in [] if held is None else held.blocks if isinstance(held, LayerState) else [held]:
