@@ -2,11 +2,11 @@
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
 import threading
-import time
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -198,22 +198,35 @@ def test_a_backend_that_dies_says_why():
         Backend("mlxrt", {})
 
 
+def read_until(terminal: int, wanted: bytes | None) -> bytes:
+    """What a terminal shows until these bytes are in it, or until nobody writes to it any more."""
+    seen = b""
+    while wanted is None or wanted not in seen:
+        try:
+            more = os.read(terminal, 4096)
+        except OSError:  # Linux' word for the end
+            more = b""
+        if not more:
+            assert wanted is None, seen
+            break
+        seen += more
+    return seen
+
+
 def test_ctrl_c_keeps_what_was_measured(folder, tmp_path, hears_ctrl_c):
     out = tmp_path / "a.json"
     argv = ["bench", "decode", "-m", str(folder), "--peer", "none", "--json", str(out), "--lengths", "8"]
     many = ["--rounds", "1000", "--minutes", "50", "--width", "0.1", "--threads", "1", "--tokens", "2"]
     command = [sys.executable, "-m", "mlxrt", *argv, *many]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment({})
-    ) as run:
-        assert run.stderr is not None and run.stdout is not None
-        for line in run.stderr:
-            if "decode: after 8" in line:
-                break
-        time.sleep(3)
+    terminal, stderr = pty.openpty()  # on a terminal every round is shown
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment({})) as run:
+        os.close(stderr)
+        complaints = read_until(terminal, b"round 3")
         run.send_signal(signal.SIGINT)
-        said, complaints = run.communicate(timeout=120)
-    assert run.returncode == 130 and "Traceback" not in complaints
+        complaints += read_until(terminal, None)
+        said, _ = run.communicate(timeout=120)
+    os.close(terminal)
+    assert run.returncode == 130 and b"Traceback" not in complaints
     report = Report.load(out)
     assert not report.complete and len(report.figures) == 2 and "NOT COMPLETE" in said
 

@@ -151,7 +151,8 @@ def test_a_cancelled_request_has_a_last_event(model):
 def test_close_finishes_or_cancels(model, finish):
     async def work():
         engine = AsyncEngine(Engine(model), buffer=3)
-        tasks = [asyncio.create_task(engine.generate(prompt(k), max_tokens=40)) for k in range(3)]
+        n = 40 if finish else 3000  # too many to end before they are cancelled
+        tasks = [asyncio.create_task(engine.generate(prompt(k), max_tokens=n)) for k in range(3)]
         unread = engine.stream(prompt(7), max_tokens=40)
         await unread.begun()
         await asyncio.sleep(0.05)

@@ -109,6 +109,7 @@ def test_a_full_queue_is_429_and_recovers():
 def test_a_failure_in_the_middle_of_a_stream_is_an_error_frame():
     with running() as server:
         server.script.append("z" * 300)
+        server.slow_down(0.01)
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused-key", max_retries=0)
         with pytest.raises(openai.APIError, match="boom"):
             for i, _ in enumerate(client.chat.completions.create(**GOOD | {"max_tokens": 300}, stream=True)):
