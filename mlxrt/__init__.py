@@ -38,6 +38,7 @@ HOMES = dict.fromkeys(ERRORS, "errors") | {
     "Stats": "engine.stats",
     "Timings": "engine.request",
     "ToolCall": "text.parsing.segments",
+    "ToolCallDelta": "text.parsing.segments",
     "load": "engine.load",
 }
 

@@ -41,6 +41,7 @@ from .errors import UnsupportedContent as UnsupportedContent
 from .errors import UnsupportedModel as UnsupportedModel
 from .errors import WontFit as WontFit
 from .text.parsing.segments import ToolCall as ToolCall
+from .text.parsing.segments import ToolCallDelta as ToolCallDelta
 
 __version__: str
 missing_backend: ImportError | None

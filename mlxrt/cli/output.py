@@ -62,8 +62,8 @@ class StreamPrinter:
         elif event.kind == "answer" and event.text:
             sys.stdout.write(event.text)
             sys.stdout.flush()
-        elif event.tool_call is not None:
-            print(json.dumps(call_to_dict(event.tool_call), ensure_ascii=False), flush=True)
+        elif event.tool_call is not None and event.tool_call.complete is not None:
+            print(json.dumps(call_to_dict(event.tool_call.complete), ensure_ascii=False), flush=True)
 
     def end_line(self) -> None:
         if self.echo:

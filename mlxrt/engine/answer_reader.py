@@ -61,7 +61,7 @@ def match_stops(segments: list[Segment], matcher: StopMatcher | None, last: bool
     found = []
     for segment in segments:
         if matcher.matched:  # what comes after the stop string is kept as raw text only
-            segment = replace(segment, text="", call=None)
+            segment = replace(segment, text="", delta=None)
         elif segment.kind == ANSWER:
             segment = replace(segment, text=matcher.push(segment.text)[0])
         found.append(segment)

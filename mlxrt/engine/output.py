@@ -128,7 +128,7 @@ class RequestState:
                     segment.text,
                     segment.kind,
                     segment.raw,
-                    segment.call,
+                    segment.delta,
                     reason if last else None,
                     () if i else logprobs,
                     self.timings() if last and reason else None,
@@ -344,7 +344,9 @@ def complete(events: list[Event]) -> Completion:
         logprobs=tuple(e.logprobs for e in chosen) if any(e.logprobs for e in chosen) else (),
         timings=last.timings,
         reasoning="".join(e.text for e in events if e.kind == "reasoning"),
-        tool_calls=tuple(e.tool_call for e in events if e.tool_call is not None),
+        tool_calls=tuple(
+            e.tool_call.complete for e in events if e.tool_call is not None and e.tool_call.complete is not None
+        ),
         raw="".join(e.raw for e in events),
         stop_string=last.stop_string,
     )

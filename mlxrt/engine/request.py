@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config import check_number
 from ..errors import BadRequest, show
-from ..text.parsing.segments import ToolCall
+from ..text.parsing.segments import ToolCall, ToolCallDelta
 from ..text.response_format import ResponseFormat
 from ..text.thinking import merge_thinking
 
@@ -264,7 +264,7 @@ class Event:
     text: str = ""
     kind: str = "answer"  # or "reasoning", "tool_call"
     raw: str = ""  # everything the model wrote, special tokens written out
-    tool_call: ToolCall | None = None  # a complete call
+    tool_call: ToolCallDelta | None = None  # more of a call; its last piece has the `complete` one
     finish_reason: Finish | None = None
     logprobs: Logprobs = ()
     timings: Timings | None = None  # on the last event

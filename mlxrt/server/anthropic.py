@@ -272,8 +272,8 @@ class MessageWriter:
         out, self._usage = b"", self._usage.add(event)
         if event.tool_call is not None:
             call = event.tool_call
+            self._calls += call.complete is not None
             if call.name is not None:
-                self._calls += 1
                 content = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
                 out += self._open("tool_use", content)
             if call.arguments:

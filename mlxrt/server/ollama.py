@@ -269,9 +269,8 @@ class LineWriter:
     def chunk(self, index: int, event: Event) -> bytes:
         out = b""
         if event.tool_call is not None:  # whole calls only
-            call = self._calls.setdefault(event.tool_call.index, ["", ""])
-            call[0] = event.tool_call.name or call[0]
-            call[1] += event.tool_call.arguments or ""
+            if (call := event.tool_call.complete) is not None:
+                self._calls[call.index] = [call.name, call.arguments]
         elif event.text:
             out = self._line({"thinking" if event.kind == "reasoning" else "content": event.text})
         if event.finish_reason is not None:

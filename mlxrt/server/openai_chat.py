@@ -176,8 +176,9 @@ class ChatWriter:
     def chunk(self, index: int, event: Event) -> bytes:
         out, self._usage = b"", self._usage.add(event)
         if event.tool_call is not None:
-            self._called[index] = True
-            out = self._frame(index, {"tool_calls": [write_call_delta(event.tool_call)]})
+            self._called[index] |= event.tool_call.complete is not None
+            if event.tool_call.name is not None or event.tool_call.arguments:
+                out = self._frame(index, {"tool_calls": [write_call_delta(event.tool_call)]})
         elif event.text or event.logprobs:
             out = self._text(index, event)
         if event.finish_reason is not None:

@@ -26,7 +26,7 @@ CLASSES = {
     "AsyncEngine": "load generate stream score session stats cancel close",
     "LogitsRow": "logits logprobs top edit add ban allow tokens prompt_tokens output_tokens",
 }
-RECORDS = ("Request", "Event", "Completion", "ToolCall", "Timings", "EngineEvent", "Cost", "Stats")
+RECORDS = ("Request", "Event", "Completion", "ToolCall", "ToolCallDelta", "Timings", "EngineEvent", "Cost", "Stats")
 
 
 def first_line(thing) -> str:

@@ -32,8 +32,9 @@ class RawCall:
 class Block(ABC):
     """One tool call that is being read, from the marker that opened it."""
 
-    def __init__(self) -> None:
+    def __init__(self, partial: "PartialCall | None" = None) -> None:
         self.closed = False  # complete as its format asks, well-formed or not
+        self.partial = partial  # None where nothing is certain before the end
 
     @abstractmethod
     def push(self, item: Item) -> int | None:
@@ -58,6 +59,43 @@ class CallFormat:
     @property
     def markers(self) -> tuple[str, ...]:
         return (*self.opens, *self.inner, *self.closes)
+
+
+JSON_CALL = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+LONGEST_HEAD = 1000  # characters before the arguments: a longer one is not looked for any more
+
+
+class PartialCall:
+    """The name of a call that is being written, and the text of its arguments as it comes.
+
+    Given out is only what stays, whatever follows: a JSON object's text, up to its end.
+    """
+
+    def __init__(self, head: re.Pattern[str] = JSON_CALL, name: str = "", id: str = ""):
+        self.name, self.id = name, id  # by the head's group, where it has one; the id only if the model gives one
+        self._head, self._text, self._scanner = head, "", JsonScanner()
+        self._fresh, self._begun, self._ended = "", False, False
+
+    def push(self, text: str) -> None:
+        """More of the block's text."""
+        if self._ended:
+            return
+        if not self._begun:
+            self._text += text
+            found = self._head.match(self._text)
+            if found is None:
+                self._ended = len(self._text) > LONGEST_HEAD
+                return
+            self._begun, text, self._text = True, self._text[found.end() :], ""
+            self.name = found[found.lastindex] if found.lastindex else self.name
+        end = self._scanner.push(text)
+        self._fresh += text[:end]
+        self._ended = end is not None or self._scanner.wrong
+
+    def take(self) -> str:
+        """The text of the arguments since the last time."""
+        fresh, self._fresh = self._fresh, ""
+        return fresh
 
 
 class JsonScanner:
@@ -114,7 +152,7 @@ def split_object(text: str) -> dict[str, str]:
                 raise ValueError("a key is no string, or no colon follows it")
             start = skip_spaces(text, at + 1)
             _, at = DECODER.raw_decode(text, start)
-            members[key] = text[start:at]
+            members.setdefault(key, text[start:at])  # the first of equal keys: it may have been given out already
             at = skip_spaces(text, at)
             if text[at : at + 1] == ",":
                 at = skip_spaces(text, at + 1)
@@ -144,14 +182,14 @@ def read_json_calls(text: str) -> list[RawCall] | None:
         return calls if calls and len(calls) == len(value) else None
     if not isinstance(value, dict):
         return None
-    if isinstance(value.get("function"), dict):  # the OpenAI form, which models imitate
-        inner = read_json_calls(split_object(text)["function"])
+    members = split_object(text)
+    name = parse_json(members.get("name", "null"))
+    if not isinstance(name, str) and isinstance(value.get("function"), dict):  # the OpenAI form, which models imitate
+        inner = read_json_calls(members["function"])
         return [RawCall(c.name, c.arguments, str(value.get("id") or "")) for c in inner] if inner else None
-    name = value.get("name")
     if not isinstance(name, str) or not name:
         return None
-    members = split_object(text)
-    arguments = next((members[key] for key in ARGUMENT_KEYS if key in members), "{}")
+    arguments = next((members[key] for key in members if key in ARGUMENT_KEYS), "{}")
     id = value.get("id")
     return [RawCall(name, unwrap_arguments(arguments), id if isinstance(id, str) else "")]
 

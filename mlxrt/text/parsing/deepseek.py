@@ -2,17 +2,20 @@
 
 import re
 
-from .calls import Block, CallFormat, RawCall, parse_json
+from .calls import Block, CallFormat, PartialCall, RawCall, parse_json
 from .lexer import Item
 
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 FENCED = re.compile(r"\s*([^\n`]+?)\s*\n\s*```(?:json)?\s*(.*?)\s*(?:```)?\s*\Z", re.DOTALL)
+MARK = "\0"  # stands for the separator
+HEAD = re.compile(r"\s*(?:function\s*\0\s*([^\n`\0]+?)\s*\n\s*```(?:json)?|([^\n`\0]+?)\s*\0)\s*(?=\{)")
 
 
 class DeepSeekBlock(Block):
     def __init__(self) -> None:
-        super().__init__()
+        self._written = PartialCall(HEAD)
+        super().__init__(self._written)
         self._parts: list[str] | None = None  # split at separators; None before the call begins
 
     def push(self, item: Item) -> int | None:
@@ -24,11 +27,13 @@ class DeepSeekBlock(Block):
             self._parts = [""] if marker == CALL else None
         elif marker == SEPARATOR and self._parts is not None:
             self._parts.append("")
+            self._written.push(MARK)
         elif marker:
             self.closed = marker in (CALL, CALLS_END)  # its end is missing
             return 0
         elif self._parts is not None:
             self._parts[-1] += item.text
+            self._written.push(item.text)
         elif item.text.strip():
             return 0
         return None

@@ -6,7 +6,7 @@
 
 import re
 
-from .calls import RawCall, unwrap_arguments
+from .calls import PartialCall, RawCall, unwrap_arguments
 from .lexer import Item
 from .segments import ANSWER, REASONING, TOOL_CALL, SegmentWriter
 from .tags import Tools, parse_arguments
@@ -14,6 +14,7 @@ from .tags import Tools, parse_arguments
 START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
 CONSTRAIN, RETURN, CALL = "<|constrain|>", "<|return|>", "<|call|>"
 MARKERS = (START, END, MESSAGE, CHANNEL, CONSTRAIN, RETURN, CALL)
+OBJECT = re.compile(r"\s*(?=\{)")
 RECIPIENT = re.compile(r"to=([^\s<]+)")
 CALL_HEADER = "<|channel|>commentary to=functions."
 END_THINKING = "<|end|><|start|>assistant<|channel|>final<|message|>"
@@ -28,7 +29,7 @@ class HarmonyReader:
         self._header: str | None = ""  # being read; None inside a body
         self._first = True  # no marker yet: a text is an answer without a header
         self._kind, self._function, self._call = ANSWER, "", []  # type: str, str, list[Item]
-        self._num_calls = 0
+        self._partial: PartialCall | None = None
         self.may_think = True
         self._enter(tail)
 
@@ -62,6 +63,7 @@ class HarmonyReader:
             self._header, self._first = "", True
         elif self._function:
             self._call.append(item)
+            self._give_out_partial(item.text)
         elif item.marker:
             self.writer.skip(self._kind, item.raw)
         else:
@@ -94,8 +96,15 @@ class HarmonyReader:
         self._kind = REASONING if thinks else ANSWER
         name = recipient[1] if recipient else ""
         self._function = name.removeprefix("functions.") if self._tools is not None and name != "assistant" else ""
-        self._call = []
+        self._call, self._partial = [], PartialCall(OBJECT, self._function)
         self.writer.add_border(self._kind)
+
+    def _give_out_partial(self, text: str) -> None:
+        """As much of the call's arguments as is certain."""
+        assert self._tools is not None and self._partial is not None
+        self._partial.push(text)
+        if (fresh := self._partial.take()) and self._tools.offers(self._function):
+            self.writer.add_delta(self._tools.make_id(self.writer.next_index), self._function, fresh)
 
     def _end_body(self, item: Item) -> None:
         """The end of a message, by this item: the end marker is part of it, the next one's beginning is not."""
@@ -111,14 +120,14 @@ class HarmonyReader:
         assert self._tools is not None
         text = unwrap_arguments("".join(i.text for i in self._call).strip() or "{}")
         whole = closed or not parse_arguments(text)[1]
-        calls = self._tools.build_calls([RawCall(self._function, text)], self._num_calls) if whole else None
+        calls = self._tools.build_calls([RawCall(self._function, text)], self.writer.next_index) if whole else None
         raw, self._function = "".join(i.raw for i in self._call) + end, ""
         if calls is None:
+            self.writer.drop_call()
             for i in self._call:
                 self.writer.write(self._kind, i.text, i.raw, "\n")
             self.writer.skip(self._kind, end)
         else:
-            self._num_calls += len(calls)
             self.writer.add_calls(calls, raw)
 
     def finish(self) -> None:

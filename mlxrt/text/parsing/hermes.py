@@ -1,6 +1,6 @@
 """Hermes and Qwen 2.5/3: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, one block for each call."""
 
-from .calls import SPACES, Block, CallFormat, JsonScanner, RawCall, read_json_calls
+from .calls import SPACES, Block, CallFormat, JsonScanner, PartialCall, RawCall, read_json_calls
 from .lexer import Item
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -10,7 +10,8 @@ class HermesBlock(Block):
     """Ends with its JSON; stray closing brackets up to the end marker belong to it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self._written = PartialCall()
+        super().__init__(self._written)
         self._body, self._scanner, self._complete = "", JsonScanner(), False
 
     def push(self, item: Item) -> int | None:
@@ -28,6 +29,7 @@ class HermesBlock(Block):
         if self._scanner.wrong:
             return 0
         self._body += item.text[:end]
+        self._written.push(item.text[:end])
         if end is None:
             return None
         self._complete = self.closed = True

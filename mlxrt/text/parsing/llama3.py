@@ -5,7 +5,7 @@ Built-in tools are called in Python: `<|python_tag|>name.call(key="value")`.
 
 import re
 
-from .calls import SPACES, Block, CallFormat, JsonScanner, RawCall, read_json_calls
+from .calls import SPACES, Block, CallFormat, JsonScanner, PartialCall, RawCall, read_json_calls
 from .lexer import Item
 from .python_calls import read_python_calls
 
@@ -16,7 +16,8 @@ KEYS = ("name", "parameters", "arguments", "type", "function", "id")
 
 class Llama3Block(Block):
     def __init__(self) -> None:
-        super().__init__()
+        self._written = PartialCall()
+        super().__init__(self._written)
         self._body, self._scanner, self._tagged = "", JsonScanner(), False
 
     def push(self, item: Item) -> int | None:
@@ -30,6 +31,7 @@ class Llama3Block(Block):
             return None
         end = self._scanner.push(item.text)
         self._body += item.text[:end]
+        self._written.push(item.text[:end])
         if end is not None:
             self.closed = True
             return end

@@ -3,9 +3,12 @@
 No marker ends a call: it ends with its JSON.
 """
 
-from .calls import SPACES, Block, CallFormat, JsonScanner, RawCall, read_json_calls
+import re
+
+from .calls import SPACES, Block, CallFormat, JsonScanner, PartialCall, RawCall, read_json_calls
 from .lexer import Item
 
+OBJECT = re.compile(r"(?=\s*\{)")
 CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
@@ -30,10 +33,19 @@ class MistralBlock(Block):
             text = text[before:]
         end = self._scanner.push(text) if text else None
         self._json += text[:end]
+        self._push_partial(text[:end])
         if end is not None:
             self.closed = True
             return before + end
         return 0 if self._scanner.wrong else None
+
+    def _push_partial(self, text: str) -> None:
+        name = self._head[CALLS].strip(SPACES)
+        if self.partial is None and name and self._scanner.started:
+            self.partial = PartialCall(OBJECT, name, self._head.get(CALL_ID, "").strip(SPACES))
+            text = self._json
+        if self.partial is not None:
+            self.partial.push(text)
 
     def _read_head(self, text: str) -> int:
         """Take the name or id in front of the arguments; how many characters it was."""

@@ -23,11 +23,30 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
+class ToolCallDelta:
+    """A piece of a call, as streams give it out: the arguments of a call's deltas concatenate to its own.
+
+    `complete` is on the last one. A call that is cut off has none: its text comes as text.
+    """
+
+    index: int
+    id: str
+    name: str | None  # on the first
+    arguments: str
+    complete: ToolCall | None = None
+
+
+@dataclass(frozen=True)
 class Segment:
     kind: str
     text: str = ""
     raw: str = ""
-    call: ToolCall | None = None
+    delta: ToolCallDelta | None = None
+
+    @property
+    def call(self) -> ToolCall | None:
+        """A complete call."""
+        return self.delta.complete if self.delta is not None else None
 
 
 class TextChannel:
@@ -78,7 +97,8 @@ class SegmentWriter:
     def __init__(self, reasoning_first: bool):
         self._channels = {ANSWER: TextChannel(reasoning_first), REASONING: TextChannel(True)}
         self._segments: list[Segment] = []
-        self._calls = 0
+        self._calls, self._dropped = 0, 0  # complete calls, and those that were begun only
+        self._begun: ToolCallDelta | None = None  # the call under way: its arguments so far
 
     @property
     def answer_empty(self) -> bool:
@@ -100,10 +120,33 @@ class SegmentWriter:
         for channel in self._channels.values():
             channel.add_border()
         for i, call in enumerate(calls):
-            self._segments.append(
-                Segment(TOOL_CALL, "", "" if i else raw, replace(call, index=self._calls, id=call.id))
-            )
+            if (begun := self._begun) and not (begun.name == call.name and call.arguments.startswith(begun.arguments)):
+                self.drop_call()
+            begun, self._begun = self._begun, None
+            if begun is None:
+                delta = ToolCallDelta(self.next_index, call.id, call.name, call.arguments)
+            else:
+                delta = replace(begun, name=None, arguments=call.arguments[len(begun.arguments) :])
+            whole = replace(call, index=self._calls, id=delta.id)
+            self._segments.append(Segment(TOOL_CALL, "", "" if i else raw, replace(delta, complete=whole)))
             self._calls += 1
+
+    @property
+    def next_index(self) -> int:
+        """Of the next call's deltas."""
+        return self._calls + self._dropped
+
+    def add_delta(self, id: str, name: str, arguments: str) -> None:
+        """More of a call that is not complete. Its arguments' text must be how that of the complete call begins."""
+        begun = self._begun or ToolCallDelta(self.next_index, id, name, "")
+        delta = replace(begun, name=None if self._begun else name, arguments=arguments)
+        self._segments.append(Segment(TOOL_CALL, delta=delta))
+        self._begun = replace(begun, arguments=begun.arguments + arguments)
+
+    def drop_call(self) -> None:
+        """What was begun is no call: its text follows as text."""
+        self._dropped += self._begun is not None  # its index is used up
+        self._begun = None
 
     def take(self) -> list[Segment]:
         segments, self._segments = self._segments, []
@@ -115,7 +158,7 @@ class SegmentWriter:
 
     def _add(self, segment: Segment) -> None:
         last = self._segments[-1] if self._segments else None
-        if last is not None and last.kind == segment.kind and last.call is None:
+        if last is not None and last.kind == segment.kind and last.delta is None:
             self._segments[-1] = replace(last, text=last.text + segment.text, raw=last.raw + segment.raw)
         elif segment.text or segment.raw:
             self._segments.append(segment)

@@ -25,13 +25,19 @@ class Tools:
         """The calls, if every name is one of the tools'; `before` counts the calls so far."""
         if not raw:
             return None
-        if unknown := [c.name for c in raw if self.schemas is not None and c.name not in self.schemas]:
+        if unknown := [c.name for c in raw if not self.offers(c.name)]:
             log.info(f"the model called {unknown[0][:60]!r}, which is none of the tools; kept as text")
             return None
         return [self._build(call, before + i) for i, call in enumerate(raw)]
 
+    def make_id(self, index: int) -> str:
+        return f"{self.id_prefix}{index}"
+
+    def offers(self, name: str) -> bool:
+        return self.schemas is None or name in self.schemas
+
     def _build(self, call: RawCall, index: int) -> ToolCall:
-        id, parsed, error = call.id or f"{self.id_prefix}{index}", None, call.error
+        id, parsed, error = call.id or self.make_id(index), None, call.error
         if isinstance(call.arguments, str):
             text = call.arguments
             if not error:
@@ -65,7 +71,6 @@ class TagReader:
         self._block: Block | None = None
         self._items: list[Item] = []  # of the block
         self._after_call = False
-        self._num_calls = 0
         self.may_think = True
 
     @property
@@ -165,6 +170,7 @@ class TagReader:
 
     def _continue_block(self, item: Item, end: int | None) -> Item | None:
         """Keep an item of the block, and end it there if it ends; what is left of the item."""
+        self._give_out_partial()
         if end is None:
             self._items.append(item)
             return None
@@ -182,16 +188,22 @@ class TagReader:
         self._write_text(rest)
         return None
 
+    def _give_out_partial(self) -> None:
+        """As much of the call's arguments as is certain."""
+        partial = self._block.partial if self._block is not None else None
+        if partial is not None and (text := partial.take()) and self._tools.offers(partial.name):
+            self.writer.add_delta(partial.id or self._tools.make_id(self.writer.next_index), partial.name, text)
+
     def _end_block(self) -> None:
         block, items = self._block, self._items
         assert block is not None
         self._block, self._items = None, []
-        calls = self._tools.build_calls(block.read_calls(), self._num_calls)
+        calls = self._tools.build_calls(block.read_calls(), self.writer.next_index)
         if calls is None:
+            self.writer.drop_call()
             for item in items:
                 self._write_text(item)
             return
-        self._num_calls += len(calls)
         self.writer.add_calls(calls, "".join(item.raw for item in items))
         if self.thinking:
             self._set_kind(ANSWER)

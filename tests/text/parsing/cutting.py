@@ -69,4 +69,17 @@ def fold(segments: list[Segment]) -> Result:
     shown = {kind: "".join(s.text for s in segments if s.kind == kind) for kind in ("answer", "reasoning")}
     calls = tuple(s.call for s in segments if s.call is not None)
     assert [c.index for c in calls] == list(range(len(calls)))
+    check_deltas(segments)
     return Result(shown["answer"], shown["reasoning"], calls, "".join(s.raw for s in segments))
+
+
+def check_deltas(segments: list[Segment]) -> None:
+    """The deltas of a call begin with its name, go on without, and concatenate to the complete call."""
+    begun: dict[int, tuple] = {}
+    for delta in (s.delta for s in segments if s.delta is not None):
+        assert (delta.name is None) == (delta.index in begun)
+        id, name, text = begun.get(delta.index, (delta.id, delta.name, ""))
+        assert delta.id == id
+        begun[delta.index] = (id, name, text + delta.arguments)
+        if (whole := delta.complete) is not None:
+            assert (whole.id, whole.name, whole.arguments) == begun[delta.index]
