@@ -19,6 +19,7 @@ from tests.support.oracle import logits
 
 from . import kinds
 
+NEVER = np.float32(-1e30)  # the logit of a token that is not allowed
 TIE = 1e-5  # a difference is a tie only where the oracle itself is this undecided
 NEAR = 5e-4  # how far logits may be off by the order of their sums
 NEAR_QUANTIZED = 0.25  # the same where a number on the edge between two codes may fall to either side
@@ -46,6 +47,7 @@ class Checker:
         self.near = NEAR_QUANTIZED if quantised else NEAR_HALF if half else NEAR
         self.draws = 128 if half else 16  # of the oracle's own token, moved by that much
         self.ties_name = "ties in float16" if half else "ties"
+        self.completed: dict[int, bool] = {}  # requests whose last token ended their form
         self._known: deque[tuple[tuple[int, ...], np.ndarray]] = deque(maxlen=100)
 
     def rows(self, tokens: tuple[int, ...]) -> np.ndarray:
@@ -75,6 +77,9 @@ class Checker:
             return
         rows = self.rows((*prompt, *said[:-1]))[len(prompt) - 1 :]
         self.tally["tokens compared"] += len(said)
+        self.completed[seq.id] = False
+        if seq.request.response_format is not None:
+            rows = self._hold(seq, said, rows, what)
         want = self._wanted(seq, said, rows)
         for i, (token, right) in enumerate(zip(said, want)):
             if token != right and not self._is_tie(seq, i, token, right, rows[i]):
@@ -85,6 +90,26 @@ class Checker:
                 )
         if seq.stops & set(said[:-1]):
             raise Difference(f"{what}: {list(said)} goes on after a stop token {set(seq.stops)}")
+
+    def _hold(self, seq: Sequence, said: tuple[int, ...], rows: np.ndarray, what: str) -> np.ndarray:
+        """The rows without what the answer's form does not allow, by a matcher of our own."""
+        matcher, rows = kinds.grammars().matcher(seq.request.response_format), rows.copy()
+        bits = np.empty(-(-kinds.VOCAB // 32), np.uint32)
+        for i, token in enumerate(said):
+            matcher.fill_mask(bits)
+            allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[: kinds.VOCAB].astype(bool)
+            rows[i][~allowed] = NEVER
+            if token in seq.stops:
+                break
+            if not allowed[token]:
+                raise Difference(f"{what}: token {i} of {list(said)} is not of its form")
+            self.completed[seq.id] = matcher.advance(token)
+            if self.completed[seq.id] and i < len(said) - 1:
+                raise Difference(f"{what}: {list(said)} goes on after its form is complete at token {i}")
+        self.tally["tokens held to a form"] += len(said)
+        self.tally["answers held to a form that were preempted"] += seq.preempted > 0
+        self.tally["forms completed"] += self.completed.get(seq.id, False)
+        return rows
 
     def _wanted(self, seq: Sequence, said: tuple[int, ...], rows: np.ndarray) -> list[int]:
         if takes_the_largest(seq):
@@ -160,5 +185,26 @@ MOODS: tuple[dict, ...] = (
 )
 
 
+# Half of the requests have none.
+FORMS: tuple[dict | None, ...] = (
+    None,
+    {"type": "regex", "pattern": "[0-9]{2,5}(-[a-f]+)?"},
+    None,
+    {"type": "choice", "choices": ["yes", "yesterday", "no (really)"]},
+    None,
+    {
+        "type": "json_schema",
+        "schema": {"type": "object", "properties": {"a": {"enum": [1, 22, None]}}, "required": ["a"]},
+    },
+    None,
+    {"type": "grammar", "grammar": 'start: "(" /[a-c]/ start? ")"'},
+)
+STOPS = ("7", "c)", "yes")  # of one request in four that has a form
+
+
 def asked(prompt: tuple[int, ...], n: int, mood: int, seed: int) -> Request:
-    return Request(tokens=prompt, params=SamplingParams(max_tokens=n, seed=seed, **MOODS[mood % len(MOODS)]))
+    form = FORMS[mood // len(MOODS) % len(FORMS)]
+    options = dict(MOODS[mood % len(MOODS)])
+    if form is not None and seed % 4 == 0:
+        options["stop"] = STOPS
+    return Request(tokens=prompt, response_format=form, params=SamplingParams(max_tokens=n, seed=seed, **options))

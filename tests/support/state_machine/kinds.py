@@ -14,6 +14,7 @@ import mlx.core as mx
 from mlxrt.cache.memory import QuantizedKV, Shared
 from mlxrt.kernels import PLAIN, Kernels, backend, make_gpu
 from mlxrt.text import Tokenizer
+from mlxrt.text.grammar import GrammarCompiler
 from mlxrt.weights.source.cache_dir import cache_root
 from tests.cli.conftest import write_tokenizer
 from tests.support import toy_models as toy
@@ -92,6 +93,12 @@ def tokenizer() -> Tokenizer:
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder))
         return Tokenizer.from_folder(Path(folder))
+
+
+@cache
+def grammars() -> GrammarCompiler:
+    """The oracle's own."""
+    return GrammarCompiler(tokenizer(), VOCAB, frozenset())
 
 
 def is_quantised(kind: str) -> bool:

@@ -12,7 +12,7 @@ from mlxrt.engine.output import RequestStream
 from mlxrt.engine.sequence import Sequence
 from mlxrt.errors import MlxrtError
 
-from . import invariants
+from . import invariants, kinds
 from .checker import Checker, asked
 from .conversations import ConversationOps
 from .program import Program
@@ -78,7 +78,7 @@ class Machine(StateOps, ConversationOps):
             self.tally["prompts too long"] += 1
             return
         seq = self.engine.core.outputs.states[stream.ids[0]].seq
-        self.trace.append(f"submit {seq.id}: {len(prompt)} tokens {list(prompt)}, {n} wanted, mood {mood % 8}")
+        self.trace.append(f"submit {seq.id}: {len(prompt)} tokens {list(prompt)}, {n} wanted, mood {mood % 64}")
         self.asked.append(Asked(stream, seq))
         self.tally["submits"] += 1
 
@@ -115,25 +115,32 @@ class Machine(StateOps, ConversationOps):
         self.asked.remove(one)
         if seq.finish == "error":
             self.give_way(seq, events[-1].error, held=False)
+        reason = events[-1].finish_reason
         events = [e for e in events if e.token is not None]  # others have text that was held back
         said = [e.token for e in events]
         self.trace.append(f"request {seq.id} ended ({seq.finish}, {seq.cached} cached): {said}")
         invariants.require(said == seq.tokens[len(seq.prompt) :], f"request {seq.id}: events and tokens differ")
         self.checker.check(seq, f"request {seq.id}")
         self.checker.check_logprobs(seq, [e.logprobs for e in events], f"request {seq.id}")
-        self.check_end(seq, len(said))
+        self.check_end(seq, len(said), reason)
         self.tally["requests with cached tokens"] += bool(seq.cached)
         self.prompts.append(tuple(seq.tokens))
 
-    def check_end(self, seq: Sequence, n: int) -> None:
-        if seq.finish == "error":
+    def check_end(self, seq: Sequence, n: int, reason: str | None) -> None:
+        if reason == "error":
             return
         invariants.require(not self.overflows(seq.prompt), f"request {seq.id} overflows and was answered")
-        stopped = seq.tokens[-1] in seq.stops
+        stopped = seq.tokens[-1] in seq.stops or self.checker.completed.get(seq.id, False) or self.hits_stop(seq)
         full = n == seq.params.max_tokens or len(seq.tokens) == self.engine.context
-        invariants.require(seq.finish == ("stop" if stopped else "length"), f"request {seq.id} ended as {seq.finish}")
+        invariants.require(reason == ("stop" if stopped else "length"), f"request {seq.id} ended as {reason}")
         invariants.require(stopped or full, f"request {seq.id} ended after {n} of {seq.params.max_tokens} tokens")
-        self.tally[f"ended by {seq.finish}"] += 1
+        self.tally[f"ended by {reason}"] += 1
+
+    def hits_stop(self, seq: Sequence) -> bool:
+        text = kinds.tokenizer().decode(seq.tokens[len(seq.prompt) :])
+        hit = any(stop in text for stop in seq.params.stop)
+        self.tally["forms cut by a stop string"] += hit
+        return hit
 
     # The store, and starting again
 

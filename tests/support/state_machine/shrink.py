@@ -55,6 +55,10 @@ EVENTS = (
     "restores",
     "restores that were reused",
     "compiled programs",
+    "tokens held to a form",
+    "forms completed",
+    "forms cut by a stop string",
+    "answers held to a form that were preempted",
 )
 
 
