@@ -6,6 +6,7 @@ work and no file is read twice. Building its tokenizer takes a second or more: i
 
 import json
 import logging
+import re
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -219,7 +220,20 @@ def write_grammar(wanted: ResponseFormat) -> str:
         return LLMatcher.grammar_from_regex("|".join(map(escape, json.loads(text))))
     if wanted.kind == "regex":
         return LLMatcher.grammar_from_regex(text)
-    return LLMatcher.grammar_from_lark(gbnf_to_lark.gbnf_to_lark(text) if "::=" in text else text)
+    return LLMatcher.grammar_from_lark(gbnf_to_lark.gbnf_to_lark(decode_escapes(text)) if "::=" in text else text)
+
+
+def decode_escapes(gbnf: str) -> str:
+    r"""GBNF's \uNNNN and \UNNNNNNNN as the characters they are: llguidance's reading of them is wrong."""
+
+    def decode(found: re.Match[str]) -> str:
+        digits = found[1] or found[2]
+        code = int(digits, 16) if digits else 0
+        if not digits or code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
+            return found[0]
+        return chr(code) if code >= 0x80 else f"\\x{code:02x}"
+
+    return re.sub(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", decode, gbnf)
 
 
 def escape(text: str) -> str:

@@ -1,9 +1,12 @@
 """The tokens that a grammar forces are the text they stand for, whatever they could merge with."""
 
+import numpy as np
 import pytest
 
 from mlxrt.text import Tokenizer
-from mlxrt.text.grammar import TokenizerView
+from mlxrt.text.grammar import GrammarCompiler, GrammarMatcher, TokenizerView
+from mlxrt.text.response_format import ResponseFormat
+from tests.support.ascii_tokenizer import write_ascii_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -27,3 +30,25 @@ def test_forced_tokens_are_their_text(tokenizer, text):
     view = TokenizerView(tokenizer, tokenizer.vocab_size, frozenset())
     ids = view(text)
     assert ids and b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
+
+
+def test_escaped_characters_of_gbnf(tmp_path):
+    """llguidance's own converter makes a lexer error of \\u00E9."""
+    tokenizer = write_ascii_tokenizer(tmp_path)
+    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size, frozenset({0}))
+    text = r'root ::= "\u0041" [\u0042-\u0043] "\U00000044" "\\u0045"'
+    form = ResponseFormat.parse({"type": "grammar", "grammar": text})
+    assert takes(compiler.matcher(form), tokenizer, r"ACD\u0045") and not takes(
+        compiler.matcher(form), tokenizer, "AAD"
+    )
+    assert compiler.matcher(ResponseFormat.parse({"type": "grammar", "grammar": r'root ::= "caf\u00E9" | "x"'}))
+
+
+def takes(matcher: GrammarMatcher, tokenizer: Tokenizer, text: str) -> bool:
+    row = np.empty(-(-tokenizer.vocab_size // 32), np.uint32)
+    for token in tokenizer.encode(text, special=False):
+        matcher.fill_mask(row)
+        if not row[token // 32] >> np.uint32(token % 32) & 1:
+            return False
+        matcher.advance(token)
+    return True
