@@ -23,10 +23,11 @@ from mlxrt.text.response_format import ResponseFormat
 
 from ..support import answer_forms
 
-QUESTION = "Write one short example as JSON."
+QUESTION = "Write one short example, as JSON of this schema: "
+MOST = 1500  # characters of the schema in the prompt
 
 
-class Judge:
+class FormChecker:
     """Says whether a form's matcher takes a text."""
 
     def __init__(self, engine: Engine):
@@ -50,12 +51,12 @@ class Judge:
         return True
 
 
-def check_instances(judge: Judge, name: str, form: dict, tests: list[dict], tally: Counter) -> None:
+def check_instances(checker: FormChecker, name: str, form: dict, tests: list[dict], tally: Counter) -> None:
     """The file's own instances. Keys come in the schema's order: that of an instance is not of its meaning."""
     for test in tests:
         text = json.dumps(order_keys(test["data"], form["schema"], form["schema"]), ensure_ascii=False)
         tally["instances"] += 1
-        if judge.accepts(form, text) != test["valid"]:
+        if checker.accepts(form, text) != test["valid"]:
             tally["instances judged wrongly"] += 1
             print(f"{name}: instance {text[:200]} is {'valid' if test['valid'] else 'invalid'}")
 
@@ -81,19 +82,23 @@ def run_schemas(engine: Engine, files: list[Path], tally: Counter, most: int) ->
     import jsonschema
 
     asked: list[tuple[str, dict, Request]] = []
-    judge = Judge(engine)
+    checker = FormChecker(engine)
     for i, path in enumerate(files):
         data = json.loads(path.read_text())
         form = {"type": "json_schema", "schema": data["schema"]}
         params = SamplingParams(max_tokens=most, temperature=1.0, seed=i)
-        request = Request(messages=({"role": "user", "content": QUESTION},), response_format=form, params=params)
+        request = Request(
+            messages=({"role": "user", "content": QUESTION + json.dumps(data["schema"])[:MOST]},),
+            response_format=form,
+            params=params,
+        )
         try:
             engine.compile_grammar(request)
         except BadRequest as error:
             tally["refused"] += 1
             print(f"{path.stem} refused: {str(error)[:150]}")
             continue
-        check_instances(judge, path.stem, form, data["tests"], tally)
+        check_instances(checker, path.stem, form, data["tests"], tally)
         asked.append((path.stem, data["schema"], request))
     for (name, schema, _), done in zip(asked, engine.generate([request for *_, request in asked])):
         tally[f"ended by {done.finish_reason}"] += 1
@@ -137,7 +142,7 @@ def main() -> None:
     args = parser.parse_args()
     tally: Counter = Counter()
     began = time.monotonic()
-    with mlxrt.load(args.model, EngineConfig(dtype="float32", max_running=32)) as engine:
+    with mlxrt.load(args.model, EngineConfig(dtype="float32", max_running=64)) as engine:
         if args.schemas:
             at, of = map(int, args.part.split("/"))
             files = [p for p in sorted(args.schemas.glob("*.json")) if "schema" in json.loads(p.read_text())]

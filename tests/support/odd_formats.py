@@ -101,10 +101,72 @@ PIECES = (
     "//",
 )
 
+PATTERNS = [
+    "(a+)+b",
+    "(a*)*",
+    "((a*)*)*c",
+    "(x+x+)+y",
+    "a{1000}",
+    "a{100000}",
+    "(a{100}){100}",
+    "((a{50}){50}){50}",
+    ".*" * 50,
+    "(.|..|...|....)*x",
+    "(a|b)*a(a|b){20}",
+    "(a|b)*a(a|b){200}",
+    "[^x]{0,5000}",
+    "\\p{Greek}+",
+    "(?=a)b",
+    "(a)\\1",
+    "(?<n>a)",
+    "(",
+    "*",
+    "a{2,1}",
+    "[z-a]",
+    "\\",
+    "",
+    "^abc$",
+    "(?i)abc",
+    "\\bword\\b",
+    "(" * 300 + "a" + ")" * 300,
+    "a?" * 60 + "a" * 60,
+    "|".join(f"word{i}" for i in range(20_000)),
+    "\\d{1,9}(,\\d{3})*" * 8,
+]
+ODD_GRAMMARS = [
+    "start: start",
+    'start: start "a" | "a"',
+    "start: a\na: b\nb: a",
+    'start: "a"~1000000',
+    "start: ",
+    "",
+    "start",
+    "x: /a/",
+    "start: /a/ undefined",
+    'start: "a" | ',
+    "root ::= root",
+    'root ::= root "a" | "a"',
+    'root ::= "a"{100000}',
+    "root ::= ",
+    "root ::= [",
+    'start: ("a" | "a" "a")* "b"',
+    'start: e\ne: e e | "a"',
+    'start: e\ne: e "+" e | e "*" e | /[0-9]/',
+    "start: " + " ".join(f'"w{i}"?' for i in range(3000)),
+    "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(2000)),
+    "start: /(a*)*b/",
+    'start: %json {"type": "nonsense"}',
+    "start: <[999999]>",
+    "start: <|nothing|>",
+    "start: (((((((((((((((((((",
+    'start: a a a a a a a a\na: b b b b b b b b\nb: c c c c c c c c\nc: "x"?',
+    "\x00",
+    "start: /[/",
+]
 
-def odd_formats() -> list[dict]:
-    """Each is known to be hard."""
-    schemas: list[Any] = [{"type": "string"} for _ in range(1)]
+
+def odd_schemas() -> list[Any]:
+    schemas: list[Any] = []
     for depth in (20, 120, 500):
         nested: dict = {"type": "integer"}
         for _ in range(depth):
@@ -143,70 +205,15 @@ def odd_formats() -> list[dict]:
         {"type": []},
         {"const": {"a" * 5000: 1}},
     ]
-    patterns = [
-        "(a+)+b",
-        "(a*)*",
-        "((a*)*)*c",
-        "(x+x+)+y",
-        "a{1000}",
-        "a{100000}",
-        "(a{100}){100}",
-        "((a{50}){50}){50}",
-        ".*" * 50,
-        "(.|..|...|....)*x",
-        "(a|b)*a(a|b){20}",
-        "(a|b)*a(a|b){200}",
-        "[^x]{0,5000}",
-        "\\p{Greek}+",
-        "(?=a)b",
-        "(a)\\1",
-        "(?<n>a)",
-        "(",
-        "*",
-        "a{2,1}",
-        "[z-a]",
-        "\\",
-        "",
-        "^abc$",
-        "(?i)abc",
-        "\\bword\\b",
-        "(" * 300 + "a" + ")" * 300,
-        "a?" * 60 + "a" * 60,
-        "|".join(f"word{i}" for i in range(20_000)),
-        "\\d{1,9}(,\\d{3})*" * 8,
+    return schemas
+
+
+def odd_formats() -> list[dict]:
+    """Each is known to be hard."""
+    made = [{"type": "json_schema", "schema": s} for s in odd_schemas()] + [
+        {"type": "regex", "pattern": p} for p in PATTERNS
     ]
-    grammars = [
-        "start: start",
-        'start: start "a" | "a"',
-        "start: a\na: b\nb: a",
-        'start: "a"~1000000',
-        "start: ",
-        "",
-        "start",
-        "x: /a/",
-        "start: /a/ undefined",
-        'start: "a" | ',
-        "root ::= root",
-        'root ::= root "a" | "a"',
-        'root ::= "a"{100000}',
-        "root ::= ",
-        "root ::= [",
-        'start: ("a" | "a" "a")* "b"',
-        'start: e\ne: e e | "a"',
-        'start: e\ne: e "+" e | e "*" e | /[0-9]/',
-        "start: " + " ".join(f'"w{i}"?' for i in range(3000)),
-        "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(2000)),
-        "start: /(a*)*b/",
-        'start: %json {"type": "nonsense"}',
-        "start: <[999999]>",
-        "start: <|nothing|>",
-        "start: (((((((((((((((((((",
-        'start: a a a a a a a a\na: b b b b b b b b\nb: c c c c c c c c\nc: "x"?',
-        "\x00",
-        "start: /[/",
-    ]
-    made = [{"type": "json_schema", "schema": s} for s in schemas] + [{"type": "regex", "pattern": p} for p in patterns]
-    made += [{"type": "grammar", "grammar": g} for g in grammars]
+    made += [{"type": "grammar", "grammar": g} for g in ODD_GRAMMARS]
     choices = [
         [f"choice {i}" for i in range(50_000)],
         ["a" * 100_000],
