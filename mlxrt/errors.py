@@ -18,15 +18,23 @@ class MlxrtError(Exception):
 def quote(value: object) -> str:
     """A name or value from a file, for a message of one line: as it is, or escaped and truncated."""
     plain = isinstance(value, str) and value.isprintable() and 0 < len(value) <= 120
-    return str(value) if plain else ascii(value)[:120]
+    return str(value) if plain else ascii_of(value)[:120]
 
 
 def show(value: object) -> str:
     """An argument as Python writes it, for a message of one line; truncated."""
+    return " ".join(repr_of(value).split())[:80]
+
+
+def repr_of(value: object) -> str:
     try:
-        return " ".join(repr(value).split())[:80]
+        return repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, a list in itself
         return f"a {type(value).__name__} that cannot be printed"
+
+
+def ascii_of(value: object) -> str:
+    return repr_of(value).encode("ascii", "backslashreplace").decode()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

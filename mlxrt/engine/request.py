@@ -141,7 +141,7 @@ class Request:
             put("tools", read_list("tools", self.tools))
         self._check_tool_choice()
         if not isinstance(self.parallel_tool_calls, bool):
-            raise BadRequest(f"parallel_tool_calls must be True or False, not {self.parallel_tool_calls!r:.40}")
+            raise BadRequest(f"parallel_tool_calls must be True or False, not {show(self.parallel_tool_calls)}")
         if not isinstance(self.template_options, Mapping):
             raise BadRequest(f"template_options must be a dict, not {type(self.template_options).__name__}")
         if self.thinking_budget is not None:

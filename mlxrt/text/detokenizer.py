@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
-from ..errors import BadRequest
+from ..errors import BadRequest, show
 from .stop_strings import partial_match
 
 TAIL = 64  # tokens of a prompt that decide how its continuation is decoded; patterns and characters are shorter
@@ -190,7 +190,7 @@ class Detokenizer:
     def push(self, token: int) -> str:
         """The text that is final with this token; empty while a character is incomplete."""
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self._size:
-            raise BadRequest(f"token {token!r} is not in the vocabulary; ids go from 0 to {self._size - 1}")
+            raise BadRequest(f"token {show(token)} is not in the vocabulary; ids go from 0 to {self._size - 1}")
         piece = self._piece(token)
         return "" if piece is None else self._skip_prompt(run_stages(self._stages, [piece]))
 

@@ -2,7 +2,7 @@
 
 import re
 
-from ..errors import BadRequest
+from ..errors import BadRequest, show
 
 
 def partial_match(text: str, pattern: str) -> int:
@@ -18,7 +18,7 @@ class StopMatcher:
 
     def __init__(self, stops: tuple[str, ...]):
         if any(not isinstance(s, str) or not s for s in stops):
-            raise BadRequest(f"stop must be non-empty strings, not {stops!r}")
+            raise BadRequest(f"stop must be non-empty strings, not {show(stops)}")
         self.stops = tuple(stops)
         self.matched_stop: str | None = None
         self._held = ""

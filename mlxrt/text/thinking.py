@@ -15,5 +15,5 @@ def merge_thinking(thinking: str, enable_thinking: bool | None) -> str:
         raise BadRequest(f"enable_thinking must be true or false, not {show(enable_thinking)}")
     wanted = "on" if enable_thinking else "off"
     if thinking not in ("auto", wanted):
-        raise BadRequest(f"thinking={thinking!r} and enable_thinking={enable_thinking} contradict each other")
+        raise BadRequest(f"thinking={show(thinking)} and enable_thinking={enable_thinking} contradict each other")
     return wanted

@@ -54,6 +54,15 @@ def test_what_is_no_usable_number_is_named(name):
         assert len(str(caught.value)) < 200
 
 
+@pytest.mark.parametrize("name", ["response_format", "parallel_tool_calls", "tool_choice", "tools", "thinking"])
+def test_what_cannot_be_printed_is_refused_by_name(name):
+    """Python prints no integer of more than 4,300 digits."""
+    for value in (10**5000, [10**5000], {"a": 10**5000}):
+        with pytest.raises(BadRequest, match=name.removesuffix("s")) as caught:
+            Request(prompt="a", **{name: value})
+        assert len(str(caught.value)) < 300
+
+
 def test_odd_calls_leave_the_engine_answering():
     engine = Engine(toy.make("f"))
     for call in (
