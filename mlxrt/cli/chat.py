@@ -49,6 +49,7 @@ HELP = """/retry            answer the last question again
 /exit             leave; so do /bye and Ctrl-D
 Ctrl-C stops an answer, which is kept as far as it came, or drops the line that is typed.
 A pasted text is one message; Alt-Enter begins a new line, and so do three quotes at both ends of the message."""
+STOPPED = "stopped before the answer began; /retry asks again"
 MAX_ROUNDS = 16  # of calls and results for one question
 EXITS = ("/exit", "/quit", "/bye")
 COMMAND = re.compile(r"/[a-z?]+")  # a path such as /etc/hosts begins a question
@@ -112,14 +113,17 @@ def run_terminal(chat: "Chat", history: Path | None) -> int:
     """Turns until /exit or Ctrl-D. Neither an error nor Ctrl-C loses the conversation."""
     note(f"{chat.engine.source.name}; /help lists the commands")
     read_line = open_terminal(chat.complete, history)
-    chat.tools.confirm = lambda question: (read_line(question) or "").strip().lower() in ("y", "yes")
+    confirm = open_terminal(lambda text: (), None)  # a yes is no message: it stays out of the history
+    chat.tools.confirm = lambda question: (confirm(question) or "").strip().lower() in ("y", "yes")
     while True:
+        typing = True
         try:
             text = read_message(read_line)
+            typing = False
             if text is None or not chat.handle(text):
                 return 0
         except KeyboardInterrupt:
-            note("Ctrl-D or /exit leaves the chat")
+            note("Ctrl-D or /exit leaves the chat" if typing else STOPPED)
         except MlxrtError as error:
             print_error(describe_error(error))
 
@@ -179,16 +183,10 @@ class Chat:
         """Print an answer; Ctrl-C stops it, and what came is kept. The chat goes on with this session."""
         from .output import StreamPrinter
 
-        printer = StreamPrinter(interrupt_early=True, show_thinking=self.show_thinking)
         reply = session.say(said)
+        printer = StreamPrinter(stop=lambda: reply.stop(wait=False), show_thinking=self.show_thinking)
         try:
-            try:
-                finished = printer.consume(reply)
-            except KeyboardInterrupt:  # the second
-                finished = False
-            if not finished:
-                reply.stop()
-                printer.consume(reply)
+            printer.consume(reply)
         finally:
             reply.close()
             printer.end_line()
@@ -197,7 +195,7 @@ class Chat:
             self.session = session
             self.describe(done)
         else:
-            note("stopped before the answer began; /retry asks again")
+            note(STOPPED)
         return done
 
     def run_command(self, name: str, rest: str) -> None:

@@ -5,7 +5,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ class StreamPrinter:
 
     echo: bool = True  # write the text to stdout
     show_thinking: bool = True
-    interrupt_early: bool = False  # Ctrl-C ends the stream gracefully before its first token, too
+    stop: Callable[[], None] | None = None  # called on Ctrl-C, for a stream that goes on to its last event
     start: float = field(default_factory=time.perf_counter)
     first_token: float | None = None
     events: list[Event] = field(default_factory=list)
@@ -35,7 +35,7 @@ class StreamPrinter:
 
     def consume(self, stream: Iterator[Event]) -> bool:
         """Read the stream to its end; False when Ctrl-C came before it."""
-        with Interrupt(lambda: self.interrupt_early or bool(self.events)) as interrupt:
+        with Interrupt(lambda: self.stop is not None or bool(self.events), self.stop) as interrupt:
             for event in stream:
                 self.first_token = self.first_token or time.perf_counter()
                 self.events.append(event)
@@ -43,7 +43,7 @@ class StreamPrinter:
                     raise event.error
                 if self.echo:
                     self._show(event)
-                if interrupt.requested and not event.finish_reason:
+                if interrupt.requested and self.stop is None and not event.finish_reason:
                     return False
         return True
 

@@ -39,6 +39,17 @@ class AsyncSession:
         plan = await asyncio.to_thread(self.session.plan_prompt, x, dict(options))
         return AsyncReply(ReplyRecorder(self.session, plan), self._stream(plan))
 
+    @property
+    def messages(self) -> tuple[dict[str, Any], ...]:
+        return self.session.messages
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.session.tokens
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self.session)[1:]}"
+
     def fork(self) -> "AsyncSession":
         return AsyncSession(self.session.fork(), self._stream)
 

@@ -116,6 +116,9 @@ class EventBuffer:
         self.abandoned = True
         self._engine.core.drop(list(self.ids), wait=False)
 
+    def cancel(self, id: int) -> "Future[Any]":
+        return self._post(lambda: self._engine.cancel(id))
+
     # On the event loop
 
     def check_loop(self) -> None:
@@ -195,6 +198,11 @@ class AsyncStream(AsyncIterator[Event]):
             found.append(event)
         return found
 
+    async def cancel(self) -> None:
+        """End the requests; the last event of each follows."""
+        for id in await self.begun():
+            await asyncio.wrap_future(self.buffer.cancel(id))
+
     async def read_all(self) -> dict[int, list[Event]]:
         """Wait for the end; the events by request."""
         events: dict[int, list[Event]] = {}
@@ -232,7 +240,7 @@ class AsyncStream(AsyncIterator[Event]):
 
 
 class AsyncReply(AsyncIterator[Event]):
-    """An answer as it is generated. The session gets its turn when it is complete."""
+    """An answer as it is generated. The session gets its turn when it is complete or stopped; closing it adds none."""
 
     def __init__(self, recorder: ReplyRecorder, stream: AsyncStream):
         self._recorder, self._stream = recorder, stream
@@ -249,5 +257,23 @@ class AsyncReply(AsyncIterator[Event]):
     async def text(self) -> str:
         return (await self.completion()).text
 
+    @property
+    def events(self) -> list[Event]:
+        """Those that were read."""
+        return self._recorder.events
+
+    @property
+    def dropped_turns(self) -> int:
+        return self._recorder.dropped_turns
+
+    async def stop(self) -> None:
+        """End the answer here: its last event follows, and what came is kept. Before a first token nothing is."""
+        self._recorder.stopped = True
+        await self._stream.cancel()
+
     async def aclose(self) -> None:
+        """End the answer here; neither it nor its question is kept."""
         await self._stream.aclose()
+
+    def __repr__(self) -> str:
+        return f"<AsyncReply: {self._recorder.describe()}>"

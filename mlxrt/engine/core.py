@@ -245,11 +245,14 @@ class EngineCore:
         self.scheduler.finish(seq, reason)
         self.outputs.finish(seq, reason, error, emit)
 
-    def abort(self, id: int) -> None:
-        """End a request; its reader gets a last event. One that has ended already is left alone."""
+    def abort(self, id: int, wait: bool = True) -> None:
+        """End a request; its reader gets a last event. One that has ended already is left alone.
+
+        Without `wait` the next step ends it, and no lock is taken: a signal handler may call it."""
         self._aborts.append((id, True))
-        self._defer(wait=True)
-        self.outputs.notify()
+        if wait:
+            self._defer(wait=True)
+            self.outputs.notify()
 
     def drop(self, ids: Iterable[int], wait: bool = True) -> None:
         """End requests that have no reader any more. Without `wait` it never blocks, so a finaliser may call it."""

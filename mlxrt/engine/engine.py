@@ -203,9 +203,11 @@ class Engine:
         """The events of a submitted request that are not read yet; runs no step."""
         return self.core.outputs.take(id)
 
-    def cancel(self, id: int) -> None:
-        """End a request now; its reader gets a last event. One that has ended already is left alone."""
-        self.core.abort(check_id(id))
+    def cancel(self, id: int, wait: bool = True) -> None:
+        """End a request now; its reader gets a last event. One that has ended already is left alone.
+
+        Without `wait` the next step ends it, and no lock is taken: a signal handler may call it."""
+        self.core.abort(check_id(id), wait)
 
     # Sequence states
 

@@ -274,6 +274,8 @@ class RequestStream(Iterator[Event]):
         self.ids += [check_id(id) for id in read_list("ids", ids)]
         self.prompt_tokens = prompt_tokens  # the tokens of all prompts together
         self._wait, self._step, self._drop, self._exhausted = wait, step, drop, False
+        self._only = self.ids[0] if len(self.ids) == 1 else None
+        self._events: list[Event] = []  # of the only request: what `completion` folds
 
     def __next__(self) -> Event:
         if not self.ids:
@@ -284,7 +286,22 @@ class RequestStream(Iterator[Event]):
         event = self._wait(self.ids, self._step)
         if event.finish_reason:
             self.ids.remove(event.id)
+        if event.id == self._only:
+            self._events.append(event)
         return event
+
+    @property
+    def completion(self) -> Completion:
+        """The whole answer of a stream of one request; reads what is left of it."""
+        if self._only is None:
+            raise BadRequest("a stream of several requests has no one completion; read_all() gives the events of each")
+        for _ in self:
+            continue
+        return complete_only(self._events)
+
+    @property
+    def text(self) -> str:
+        return self.completion.text
 
     def __repr__(self) -> str:
         return f"<RequestStream: {len(self.ids)} unfinished, {self.prompt_tokens} prompt tokens>"
@@ -299,6 +316,7 @@ class RequestStream(Iterator[Event]):
     def add(self, id: int) -> None:
         """Another request whose events come here."""
         self.ids.append(check_id(id))
+        self._only, self._events = None, []
 
     def close(self) -> None:
         self._cancel(wait=True)
@@ -329,6 +347,13 @@ def complete_all(order: list[int], events: dict[int, list[Event]]) -> list[Compl
             finally:
                 del error
     return [complete(events[id]) for id in order]
+
+
+def complete_only(events: list[Event]) -> Completion:
+    """The completion of one request whose events were read."""
+    if not events or not events[-1].finish_reason:
+        raise BadRequest("this answer has no end: it was closed before; ask again")
+    return complete_all([0], {0: events})[0]
 
 
 def complete(events: list[Event]) -> Completion:

@@ -39,7 +39,7 @@ class SessionEngine(Protocol):
     def encode(self, request: Request) -> tuple[int, ...]: ...
     def generate(self, x: Request) -> Completion: ...
     def stream_prompt(self, request: Request, prompt: tuple[int, ...]) -> RequestStream: ...
-    def cancel(self, id: int) -> None: ...
+    def cancel(self, id: int, wait: bool = True) -> None: ...
     def compute_state(self, tokens: Sequence[int]) -> SequenceState | None: ...
     def save_state(self, path: Path, state: SequenceState, extra: dict[str, Any]) -> str: ...
     def load_state(self, path: Path, digest: str | None, parse: Callable[[dict[str, Any]], T]) -> T: ...
@@ -104,6 +104,10 @@ class ReplyRecorder:
             raise BadRequest("this answer has no end: it failed, or was closed before; ask again")
         return complete(self.events)
 
+    def describe(self) -> str:
+        reason = self.events[-1].finish_reason if self.events else None
+        return f"{sum(e.token is not None for e in self.events)} tokens read, {reason or 'not at its end'}"
+
     def _make_turn(self) -> Turn:
         done = self.complete()
         messages = (*self._plan.messages, done.to_message())
@@ -143,15 +147,20 @@ class Reply(Iterator[Event]):
     def text(self) -> str:
         return self.completion.text
 
-    def stop(self) -> None:
-        """End the answer here: its last event follows, and what came is kept. Before a first token nothing is."""
+    def stop(self, wait: bool = True) -> None:
+        """End the answer here: its last event follows, and what came is kept. Before a first token nothing is.
+
+        Without `wait` the next step ends it, and no lock is taken: a signal handler may call it."""
         self._recorder.stopped = True
         for id in list(self._stream.ids):
-            self._engine.cancel(id)
+            self._engine.cancel(id, wait)
 
     def close(self) -> None:
         """End the answer here; neither it nor its question is kept."""
         self._stream.close()
+
+    def __repr__(self) -> str:
+        return f"<Reply: {self._recorder.describe()}, {self.prompt_tokens} prompt tokens>"
 
 
 class Session:
@@ -181,7 +190,8 @@ class Session:
         return self.turns[-1].summary
 
     def __repr__(self) -> str:
-        return f"<Session: {len(self.turns) - 1} turns, {len(self.tokens)} tokens>"
+        count = len(self.turns) - 1
+        return f"<Session: {count} turn{'' if count == 1 else 's'}, {len(self.tokens)} tokens>"
 
     @spell_out(GenerateOptions)
     def say(

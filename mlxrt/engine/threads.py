@@ -83,14 +83,15 @@ class FairLock:
 
 
 class Interrupt:
-    """Defers Ctrl-C while `defer()` is true and sets `requested`. A second Ctrl-C is not deferred.
+    """Defers Ctrl-C while `defer()` is true and sets `requested`. A second Ctrl-C is not deferred; but where the first
+    has called `stop`, which ends the work without an exception, others change nothing.
 
     An exception in the middle of a step would leave the engine's state half written. Where SIGINT is ignored (a
     script's background job, nohup) it stays ignored.
     """
 
-    def __init__(self, defer: Callable[[], bool]):
-        self.requested, self._defer = False, defer
+    def __init__(self, defer: Callable[[], bool], stop: Callable[[], None] | None = None):
+        self.requested, self._defer, self._stop = False, defer, stop
         self._before: Any = None
 
     def __enter__(self) -> Self:
@@ -103,8 +104,10 @@ class Interrupt:
             _signal.signal(signal.SIGINT, self._before)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested or not self._defer():
+        if not self._defer() or (self.requested and self._stop is None):
             raise KeyboardInterrupt
+        if not self.requested and self._stop is not None:
+            self._stop()
         self.requested = True
 
 

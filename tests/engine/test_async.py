@@ -219,3 +219,24 @@ def test_a_conversation():
 
     got, again = run(work())
     assert got == want and again == want[1]
+
+
+def test_a_stopped_reply_is_kept_as_far_as_it_came():
+    async def work():
+        async with AsyncEngine(Engine(spoken("gemma"), tokenizer=tokenizer()), buffer=4) as engine:
+            session = engine.session("s", max_tokens=400, ignore_eos=True)
+            reply = await session.say("why?")
+            assert "not at its end" in repr(reply)
+            await anext(reply)
+            await reply.stop()  # the buffer holds it back: it cannot have ended before
+            done = await reply.completion()
+            assert done.finish_reason == "cancelled" and 0 < len(done.tokens) < 400
+            assert session.messages[-1] == done.to_message() and session.tokens[-len(done.tokens) :] == done.tokens
+            assert repr(session) == f"<AsyncSession: 1 turn, {len(session.tokens)} tokens>"
+            other = await session.say("no")
+            await anext(other)
+            await other.aclose()
+            assert session.messages[-1] == done.to_message()
+            return True
+
+    assert run(work())

@@ -1,9 +1,11 @@
 """The public calls as an editor and a type checker see them: every option by name and type, and nothing else."""
 
 import inspect
+import re
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import get_type_hints
 
 import pytest
@@ -11,61 +13,20 @@ import pytest
 import mlxrt
 from mlxrt import BadRequest, Engine, EngineConfig, Request, SamplingParams
 from mlxrt.engine.async_engine import AsyncEngine, AsyncSession
+from mlxrt.engine.async_stream import AsyncReply
 from mlxrt.engine.options import EngineOptions, GenerateOptions
-from mlxrt.engine.session import Session
+from mlxrt.engine.output import RequestStream
+from mlxrt.engine.session import Reply, Session
+from tests.support.api_page import CLASSES
 from tests.support.state_machine.kinds import model as spoken
 from tests.support.state_machine.kinds import tokenizer
 from tests.support.tiny_files import float_weights, write_folder
 from tests.support.toy_models import make
 
+TYPED_CALLS = Path(__file__).parents[1] / "support" / "typed_calls.py"
 SHORT = SamplingParams(max_tokens=5)
 INPUTS = {"prompt", "tokens", "messages", "params"}
 
-PROGRAM = """
-import asyncio
-import mlxrt
-
-def use(engine: mlxrt.Engine) -> None:
-    one: mlxrt.Completion = engine.generate("hi", max_tokens=3, temperature=0.5, stop="x", logit_bias={1: 2.0})
-    tokens: mlxrt.Completion = engine.generate([1, 2, 3], top_k=4)
-    chat: mlxrt.Completion = engine.generate([{"role": "user", "content": "hi"}], seed=1, tools=None)
-    some: list[mlxrt.Completion] = engine.generate(["hi", "there"], max_tokens=3)
-    more: list[mlxrt.Completion] = engine.generate([mlxrt.Request(prompt="hi")])
-    ids: list[mlxrt.Completion] = engine.generate([[1, 2], [3]], logprobs=2)
-    talks: list[mlxrt.Completion] = engine.generate([[{"role": "user", "content": "hi"}]], priority=1)
-    for event in engine.stream("hi", stop=("a", "b"), deadline_s=2.0):
-        print(event.text, event.token)
-    session = engine.session(system="Be brief.", temperature=0.7)
-    other = session.fork()
-    other.rewind(1)
-    session.save("talk", name="one")
-    print(mlxrt.Session.restore(engine, "talk", name="one", temperature=0.1).messages, other.tokens)
-    id = engine.submit(mlxrt.Request(tokens=tuple(engine.encode(mlxrt.Request(prompt="hi")))))
-    for event in engine.stream_of([id]):
-        print(event.finish_reason)
-    engine.cancel(id)
-    print(engine.take(id), engine.tokenizer.encode("hi"), engine.context, engine.vocab_size)
-    reply = session.say([{"role": "tool", "content": "3"}], thinking="off")
-    reply.stop()
-    print(session.say("hi", max_tokens=5).text, one.timings.decode_tps, engine.cost("hi").total)
-    print(tokens.text, chat.text, len(some), len(more), len(ids), len(talks))
-    print(engine.stats().running, engine.score([1, 2]).shape)
-
-async def wait() -> None:
-    async with await mlxrt.AsyncEngine.load("smollm2", kv="q8") as engine:
-        done: mlxrt.Completion = await engine.generate("hi", max_tokens=3)
-        some: list[mlxrt.Completion] = await engine.generate(["hi", "there"])
-        async for event in engine.stream("hi", top_p=0.9):
-            print(event.text, done.text, len(some))
-        reply = await engine.session().say("hi", min_p=0.1)
-        print(await reply.text(), (await engine.stats()).running, (await engine.score([1, 2])).shape)
-        await engine.cancel(3)
-
-with mlxrt.load("smollm2", kv="q8", memory="4G") as loaded:
-    use(loaded)
-use(mlxrt.load("smollm2", mlxrt.EngineConfig(max_context=100)))
-asyncio.run(wait())
-"""
 TYPOS = """
 engine.generate("hi", max_tokns=3)
 engine.generate("hi", temperature="hot")
@@ -156,6 +117,38 @@ def test_load_takes_the_fields_of_its_config(tmp_path):
         mlxrt.load(folder, {"kv": "q8"})
 
 
+def test_a_stream_of_one_request_has_its_completion():
+    with Engine(make("wf")) as engine:
+        want = engine.generate([1, 2, 3], max_tokens=6)
+        stream = engine.stream([1, 2, 3], max_tokens=6)
+        next(stream)
+        assert stream.completion.tokens == want.tokens and stream.text == want.text  # reads what is left
+        closed = engine.stream([1, 2, 3], max_tokens=6)
+        next(closed)
+        closed.close()
+        with pytest.raises(BadRequest, match="this answer has no end"):
+            _ = closed.text
+        with pytest.raises(BadRequest, match="several requests has no one completion; read_all"):
+            _ = engine.stream([[1, 2], [3]], max_tokens=2).text
+        added = engine.stream([1, 2, 3], max_tokens=2)
+        added.add(engine.submit(Request(tokens=(4,), params=SHORT)))
+        with pytest.raises(BadRequest, match="several requests"):
+            _ = added.completion
+
+
+def test_a_reply_tells_how_far_it_came():
+    with Engine(spoken("gemma"), tokenizer=tokenizer()) as engine:
+        session = engine.session(max_tokens=3)
+        reply = session.say("why?")
+        assert re.fullmatch(r"<Reply: 0 tokens read, not at its end, \d+ prompt tokens>", repr(reply))
+        done = reply.completion
+        want = (
+            f"<Reply: {len(done.tokens)} tokens read, {done.finish_reason}, {done.timings.prompt_tokens} prompt tokens>"
+        )
+        assert repr(reply) == want
+        assert repr(session) == f"<Session: 1 turn, {len(session.tokens)} tokens>"
+
+
 def test_reprs_and_names_help():
     with Engine(make("wf")) as engine:
         assert repr(engine) == f"<Engine Toy, {engine.context} tokens of context>"
@@ -171,6 +164,15 @@ def test_reprs_and_names_help():
         assert not {"core", "exclusive", "load_state", "_submit"} & set(names)
 
 
+def test_the_typed_program_uses_every_public_name():
+    text = TYPED_CALLS.read_text()
+    used = set(re.findall(r"\bmlxrt\.(\w+)", text))
+    assert {n for n in mlxrt.__all__ if n not in mlxrt.ERRORS} <= used
+    streams = {n for cls in (Reply, RequestStream, AsyncReply) for n in vars(cls) if not n.startswith("_")} - {"ids"}
+    calls = streams.union(*(names.split() for names in CLASSES.values()), dir(Engine.__new__(Engine)))
+    assert calls <= set(re.findall(r"\.(\w+)", text))
+
+
 @pytest.mark.slow
 def test_mypy_knows_right_calls_from_wrong_ones(tmp_path):
     def check(text: str) -> list[str]:
@@ -179,7 +181,7 @@ def test_mypy_knows_right_calls_from_wrong_ones(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return [line for line in done.stdout.splitlines() if "program.py" in line and ": error:" in line]
 
-    assert check(PROGRAM) == []
+    assert check(TYPED_CALLS.read_text()) == []
     head = "import mlxrt\nengine = mlxrt.load('smollm2')\n"
     wrong = TYPOS.strip().splitlines()
     found = {int(line.split(":")[1]) for line in check(head + "\n".join(wrong))}
