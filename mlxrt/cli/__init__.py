@@ -21,6 +21,8 @@ COMMANDS = {
     "run": "chat with a model, or answer the prompt that follows its name",
     "serve": "serve models over HTTP: OpenAI, Anthropic and Ollama protocols, a web page",
     "pull": "download a model into the cache",
+    "ls": "list the models that were downloaded",
+    "rm": "delete downloaded models",
     "convert": "write a model in another format",
     "info": "show what a model needs and what this machine has",
     "bench": "measure engines side by side",
@@ -29,6 +31,7 @@ COMMANDS = {
 }
 
 
+OTHER_NAMES = {"list": "ls", "remove": "rm"}
 WORDS = ("generate", "chat", "run")  # words and flags in any order
 EXAMPLES = {
     "generate": """examples:
@@ -73,7 +76,9 @@ def dispatch(argv: list[str]) -> int:
 
         print(f"mlxrt {__version__}")
         return 0
-    name = argv[0]
+    name = OTHER_NAMES.get(argv[0], argv[0])
+    if name in ("-q", "-v", "--quiet", "--verbose"):
+        raise BadRequest(f"{name} goes after the command: mlxrt generate {name} ...")
     if name not in COMMANDS:
         what = "flag" if name.startswith("-") else "command"
         near = get_close_matches(name, COMMANDS, n=1)
