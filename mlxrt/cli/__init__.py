@@ -1,7 +1,7 @@
 """The command line: dispatches to one module per command.
 
 Nothing here imports MLX, and a command's module is imported when its name was given: `--help` and a wrong flag are
-answered before anything heavy is loaded.
+answered before anything heavy is loaded. The rest is imported where Ctrl-C is understood already.
 """
 
 import os
@@ -9,11 +9,6 @@ import sys
 from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
-
-from ..errors import BadRequest
-from .exit_status import run_guarded
-from .flags import Parser
-from .terminal import add_log_flags, configure_logging
 
 COMMANDS = {
     "generate": "answer one prompt",
@@ -60,10 +55,19 @@ EXAMPLES = {
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
+    try:
+        from .exit_status import run_guarded
+    except KeyboardInterrupt:
+        print("mlxrt: interrupted", file=sys.stderr)
+        return 130
     return run_guarded(lambda: dispatch(arguments))
 
 
 def dispatch(argv: list[str]) -> int:
+    from ..errors import BadRequest
+    from .flags import Parser
+    from .terminal import add_log_flags, configure_logging
+
     if "_ARGCOMPLETE" in os.environ:
         complete_words()
     if argv[:1] == ["help"] and len(argv) > 1:
@@ -102,6 +106,9 @@ def complete_words() -> None:
         import argcomplete
     except ImportError:
         return
+    from .flags import Parser
+    from .terminal import add_log_flags
+
     parser = Parser(prog="mlxrt")
     commands = parser.add_subparsers()
     for name, text in COMMANDS.items():

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,9 @@ def format_rows(action: str, found: dict[str, Any]) -> list[str]:
     if action == "rm":
         return [f"removed {name}" for name in found["removed"]] or ["nothing to remove"]
     if action == "show":
-        return [f"{key:<12} {format_value(key, value)}" for key, value in found.items()]
+        said = [f"{message['role']}: {message['content']}" for message in found.get("messages", ())]
+        shown = {key: value for key, value in found.items() if key != "messages"}
+        return [*(f"{key:<12} {format_value(key, value)}" for key, value in shown.items()), *said]
     rows = [[format_value(key, value) for key, value in entry.items()] for entry in found["entries"]]
     if not rows:
         return [f"{found['path']}: nothing is saved there"]
@@ -68,9 +71,17 @@ def format_value(key: str, value: Any) -> str:
         return format_bytes(value)
     if key == "ok":
         return "ok" if value else "BAD"
+    if key == "cache":
+        return count_layers(value)
     if isinstance(value, dict):
         return ", ".join(f"{k} {str(v)[:60]}" for k, v in value.items())
     return str(value)
+
+
+def count_layers(cache: str) -> str:
+    """The kinds of layers of a model's cache, each once, with the number of layers that have it."""
+    counts = Counter(cache.split("; "))
+    return "; ".join(f"{count} x {kind}" if count > 1 else kind for kind, count in counts.items())
 
 
 def open_saved(path: str, name: str | None) -> "StateFile | StateArchive | DiskCache":
@@ -150,7 +161,8 @@ class DiskCache:
     kind = "disk cache"
 
     def select(self, name):
-        found = {folder.name: folder for folder in model_folders(self.path)}
+        # The folder of a removed model stays: an engine may be writing into it.
+        found = {f.name: f for f in model_folders(self.path) if (f / IDENTITY).exists() or list_records(f)}
         if name is None:
             return found
         matching = {own: folder for own, folder in found.items() if own.startswith(name)}
@@ -204,7 +216,19 @@ def describe_state(path: Path, digest: str | None = None) -> Row:
         "model": model if isinstance(model, str) else "",
         "bytes": file_size(path),
         **{field: str(value) for field, value in header["identity"].items()},
+        "messages": list_messages(turns),
     }
+
+
+def list_messages(turns: Any) -> list[Row]:
+    """What was said: the messages of the last turn, which has them all."""
+    last = turns[-1] if isinstance(turns, list) and turns and isinstance(turns[-1], dict) else {}
+    messages = last.get("messages")
+    return [
+        {"role": str(m.get("role", "")), "content": m["content"] if isinstance(m.get("content"), str) else ""}
+        for m in (messages if isinstance(messages, list) else ())
+        if isinstance(m, dict)
+    ]
 
 
 def check_digest(path: Path, digest: str | None = None) -> Row:

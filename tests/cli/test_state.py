@@ -37,6 +37,9 @@ def test_a_single_state(cli, saved):
     assert entry["turns"] == 1 and entry["bytes"] == (saved / "single").stat().st_size
     shown = read(cli("state", "show", saved / "single", "--json"))
     assert shown["kind"] == "state" and shown["tokens"] == entry["tokens"] and "FullKV" in shown["cache"]
+    text = cli("state", "show", saved / "single").out
+    assert "user: a question that is long enough" in text and "assistant: " in text
+    assert "2 x FullKV(" in text and text.count("FullKV") == 1
     assert cli("state", "verify", saved / "single").code == 0
     assert "one saved state" in cli("state", "show", saved / "single", "first").refused(2)
     assert cli("state", "rm", saved / "single").code == 0 and not (saved / "single").exists()
@@ -65,7 +68,8 @@ def test_a_disk_cache(cli, saved):
     assert cli("state", "verify", saved / "store").code == 0
     assert "0 models" in cli("state", "ls", saved / "store", "nope").refused(2)
     assert cli("state", "rm", saved / "store").code == 0
-    assert read(cli("state", "ls", saved / "store", "--json"))["entries"][0]["records"] == 0
+    assert read(cli("state", "ls", saved / "store", "--json"))["entries"] == []
+    assert "nothing is saved there" in cli("state", "ls", saved / "store").out
 
 
 @pytest.mark.parametrize("place", ["single", "bundle", "store"])

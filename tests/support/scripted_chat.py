@@ -41,7 +41,7 @@ class Script:
         answer = self._answers[self._at % len(self._answers)]
         row.add({answer[min(written, len(answer) - 1)]: 1e6})
 
-    def watch(self, event: EngineEvent) -> None:
+    def on_engine_event(self, event: EngineEvent) -> None:
         if event.kind == "started" and self._hold.exists() and self._hold.read_text() == "prompt":
             self._wait()
 
@@ -54,17 +54,17 @@ class Script:
             try:
                 before(number, frame)  # type: ignore[operator]
             finally:
-                self._tell(presses)
+                self._write_held(presses)
 
         signal.signal(signal.SIGINT, count)
-        self._tell(0)
+        self._write_held(0)
         try:
             while self._hold.exists():
                 time.sleep(0.005)
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def _tell(self, presses: int) -> None:
+    def _write_held(self, presses: int) -> None:
         new = self._held.with_suffix(".new")
         new.write_text(str(presses))
         new.replace(self._held)
@@ -83,7 +83,7 @@ def main() -> None:
     source = Source("scripted", eos=frozenset(tokenizer.eos_ids))
     script = Script(tokenizer, settings["answers"], folder)
     config = EngineConfig(kv_memory="16M", max_context=settings["context"], chunk=settings["chunk"])
-    with Engine(model, config, tokenizer, source, script.watch) as engine:
+    with Engine(model, config, tokenizer, source, script.on_engine_event) as engine:
         options = {"max_tokens": settings["max_tokens"], "on_logits": script}
         sys.exit(run_terminal(Chat(engine, None, options, settings["on_overflow"]), None))
 

@@ -42,7 +42,7 @@ def stream(engine: mlxrt.Engine) -> None:
     engine.cancel(id)
 
 
-def talk(engine: mlxrt.Engine) -> None:
+def converse(engine: mlxrt.Engine) -> None:
     session: mlxrt.Session = engine.session(system="Be brief.", on_overflow="drop-oldest", temperature=0.7)
     other = session.fork()
     other.rewind(1)
@@ -82,12 +82,12 @@ def read(view: mlxrt.LogitsView) -> mlxrt.LogitsRow:
     return view.row(0)
 
 
-def watch(event: mlxrt.EngineEvent) -> None:
+def print_event(event: mlxrt.EngineEvent) -> None:
     print(event.kind, event.id, event.at, event.prompt_tokens, event.generated_tokens, event.finish_reason)
 
 
 async def wait() -> None:
-    async with await mlxrt.AsyncEngine.load("smollm2", mlxrt.EngineConfig(), on_event=watch, kv="q8") as engine:
+    async with await mlxrt.AsyncEngine.load("smollm2", mlxrt.EngineConfig(), on_event=print_event, kv="q8") as engine:
         done: mlxrt.Completion = await engine.generate("hi", max_tokens=3)
         some: list[mlxrt.Completion] = await engine.generate(["hi", "there"])
         async with engine.stream("hi", top_p=0.9) as events:
@@ -110,8 +110,8 @@ async def wait() -> None:
 
 
 def main() -> None:
-    with mlxrt.load("smollm2", kv="q8", memory="4G", on_event=watch) as engine:
-        for use in (generate, stream, talk, inspect):
+    with mlxrt.load("smollm2", kv="q8", memory="4G", on_event=print_event) as engine:
+        for use in (generate, stream, converse, inspect):
             use(engine)
         engine.generate("hi", on_logits=change)
     try:

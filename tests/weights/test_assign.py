@@ -1,5 +1,9 @@
 """Nothing of a checkpoint is lost, nothing of a model is left unfilled."""
 
+import io
+import logging
+import sys
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -7,6 +11,7 @@ from mlx.utils import tree_flatten
 
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
 from mlxrt.weights import FolderCheckpoint, build
+from mlxrt.weights.load import assign as assign_module
 from tests.support.tiny_files import CONFIG, float_weights, write_folder
 
 TIED = CONFIG | {"tie_word_embeddings": True}
@@ -119,3 +124,20 @@ def test_packed_tied_head(tmp_path, bits, caplog):
 def test_unknown_architecture(tmp_path):
     with pytest.raises(UnsupportedModel, match=r"mamba9 is not supported: .*llama"):
         made(tmp_path, float_weights(), CONFIG | {"model_type": "mamba9"})
+
+
+@pytest.mark.parametrize("level, shown", [(logging.NOTSET, True), (logging.INFO, True), (logging.WARNING, False)])
+def test_large_weights_are_read_in_parts_with_a_bar_on_a_terminal(level, shown, monkeypatch):
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    arrays = [mx.ones((n,)) * 2 for n in (3, 5, 100, 1, 1)]
+    monkeypatch.setattr(assign_module, "BAR_BYTES", 0)
+    monkeypatch.setattr(assign_module, "PART_BYTES", 30)
+    assert [len(part) for part in assign_module.split_by_size(arrays)] == [2, 1, 2]
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    monkeypatch.setattr(logging.getLogger("mlxrt"), "level", level)
+    assign_module.read_weights(arrays)
+    assert ("loading" in screen.getvalue()) == shown
+    assert all(array.sum().item() == 2 * array.size for array in arrays)

@@ -23,10 +23,12 @@ from ..formats.jang.bitstreams import has_streams, read_streams
 from ..formats.jang.jangtq import check_sidecar
 from ..formats.repack import detect_method, repack
 from ..formats.weight_format import FLOATS, WeightFormat, dtype_name
+from ..progress import track
 
 log = logging.getLogger("mlxrt")
 
 Arrays = dict[str, mx.array]
+BAR_BYTES, PART_BYTES = 1 << 29, 1 << 26  # what is read within a second needs no bar
 KEEP_DTYPE = (".norms", ".codebook")  # read as float32 where they are used: a cast to bfloat16 would lose bits
 
 
@@ -126,8 +128,28 @@ def assign(model: CausalLM, arrays: Arrays, dtype: mx.Dtype) -> None:
         for name, array in arrays.items()
         if not name.endswith(KEEP_DTYPE)
     }
-    model.update(tree_unflatten(list((arrays | cast).items())))
-    mx.eval(model.parameters())
+    ready = arrays | cast
+    model.update(tree_unflatten(list(ready.items())))
+    read_weights(list(ready.values()))
+
+
+def read_weights(arrays: list[mx.array]) -> None:
+    """Read the files and convert, which MLX puts off until here; with a progress bar where it takes long."""
+    if sum(array.nbytes for array in arrays) < BAR_BYTES:
+        mx.eval(arrays)
+        return
+    for part in track(split_by_size(arrays), "loading"):
+        mx.eval(part)
+
+
+def split_by_size(arrays: list[mx.array]) -> list[list[mx.array]]:
+    """Parts of about PART_BYTES, in order."""
+    parts: list[list[mx.array]] = [[]]
+    for array in arrays:
+        if sum(a.nbytes for a in parts[-1]) >= PART_BYTES:
+            parts.append([])
+        parts[-1].append(array)
+    return parts
 
 
 def list_names(names: Iterable[str]) -> str:

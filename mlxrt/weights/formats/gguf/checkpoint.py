@@ -2,7 +2,6 @@
 
 import logging
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from ....errors import BadCheckpoint, NoTokenizer, UnsupportedModel, quote
+from ...progress import track
 from ..checkpoint import Checkpoint, TensorInfo
 from .architectures import ARCHITECTURES
 from .config import build_config
@@ -56,7 +56,7 @@ class GgufCheckpoint(Checkpoint):
         if slow := Counter(r.ggml_type for r in tensors if needs_dequantizing(r)):
             types = ", ".join(f"{count} {name}" for name, count in slow.most_common())
             log.info(f"{self.name}: MLX has no kernel for {types}; dequantising them to float16 on the CPU")
-            tensors = show_progress(tensors)
+            tensors = track(list(tensors), "dequantising")
         arrays: dict[str, mx.array] = {}
         for tensor in tensors:
             for key, array in convert(tensor, self.rows(tensor)).items():
@@ -125,13 +125,3 @@ def refuse_splits(path: Path, metadata: dict[str, Any]) -> None:
     count = metadata.get("split.count", 0)
     if count not in (0, 1):
         raise UnsupportedModel(f"{path} is one of {quote(count)} splits; merge them with `llama-gguf-split --merge`")
-
-
-def show_progress(tensors: Iterable[GGUFTensor]) -> Iterable[GGUFTensor]:
-    """With a progress bar on terminals."""
-    if not sys.stderr.isatty():
-        return tensors
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(list(tensors), "dequantising", console=Console(stderr=True), transient=True)
