@@ -286,7 +286,7 @@ class RequestStream(Iterator[Event]):
         event = self._wait(self.ids, self._step)
         if event.finish_reason:
             self.ids.remove(event.id)
-        if event.id == self._only:
+        if event.id == self._only and event.error is None:  # an error's traceback holds its readers, and this stream
             self._events.append(event)
         return event
 
@@ -295,8 +295,11 @@ class RequestStream(Iterator[Event]):
         """The whole answer of a stream of one request; reads what is left of it."""
         if self._only is None:
             raise BadRequest("a stream of several requests has no one completion; read_all() gives the events of each")
-        for _ in self:
-            continue
+        if error := next((event.error for event in self if event.error is not None), None):
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame
         return complete_only(self._events)
 
     @property
@@ -352,8 +355,8 @@ def complete_all(order: list[int], events: dict[int, list[Event]]) -> list[Compl
 def complete_only(events: list[Event]) -> Completion:
     """The completion of one request whose events were read."""
     if not events or not events[-1].finish_reason:
-        raise BadRequest("this answer has no end: it was closed before; ask again")
-    return complete_all([0], {0: events})[0]
+        raise BadRequest("this answer has no end: it failed, or was closed before; ask again")
+    return complete(events)
 
 
 def complete(events: list[Event]) -> Completion:

@@ -128,6 +128,11 @@ def test_a_stream_of_one_request_has_its_completion():
         closed.close()
         with pytest.raises(BadRequest, match="this answer has no end"):
             _ = closed.text
+        failed = engine.stream(Request(tokens=(1, 2), on_logits=lambda row: 1 / 0))
+        with pytest.raises(ZeroDivisionError):
+            _ = failed.text
+        with pytest.raises(BadRequest, match="it failed"):
+            _ = failed.text
         with pytest.raises(BadRequest, match="several requests has no one completion; read_all"):
             _ = engine.stream([[1, 2], [3]], max_tokens=2).text
         added = engine.stream([1, 2, 3], max_tokens=2)

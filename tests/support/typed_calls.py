@@ -28,7 +28,10 @@ def stream(engine: mlxrt.Engine) -> None:
     with engine.stream("hi", stop=("a", "b"), deadline_s=2.0) as events:
         event: mlxrt.Event
         for event in events:
-            print(event.id, event.text, event.token, event.kind, event.tool_call, event.finish_reason, event.logprobs)
+            print(event.id, event.text, event.token, event.kind, event.finish_reason, event.logprobs)
+            piece: mlxrt.ToolCallDelta | None = event.tool_call
+            if piece is not None:
+                print(piece.index, piece.id, piece.name, piece.arguments, piece.complete)
         whole: mlxrt.Completion = events.completion
         print(events.text, whole.text, events.prompt_tokens)
     request = mlxrt.Request(tokens=(1, 2), params=mlxrt.SamplingParams(max_tokens=5, min_p=0.1))
