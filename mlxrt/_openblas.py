@@ -70,6 +70,14 @@ def yield_to_others() -> str:
     return f"the machine is busy (load {load:.1f}): {free} of {threads} threads; OMP_NUM_THREADS sets another number"
 
 
+def num_threads() -> int | None:
+    """Threads of the OpenBLAS in this process; None where there is none."""
+    try:
+        return int(ctypes.CDLL(None).openblas_get_num_threads())
+    except (AttributeError, OSError):
+        return None
+
+
 def load_from_wheel(package: str, folder: str) -> bool:
     spec = find_spec(package)
     if spec is None or spec.origin is None:

@@ -19,12 +19,17 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ..config import EngineConfig
+    from ..engine.cpu_kernels import open_cpu_kernels
     from ..kernels import Kernels, backend, make_gpu
     from ..weights.source.cache_dir import cache_root
     from .inspect import inspect_machine
 
-    kernels = Kernels("auto", make_gpu(backend(), folder=cache_root() / "kernels"))
+    gpu = make_gpu(backend(), folder=cache_root() / "kernels")
+    kernels = Kernels("auto", gpu, open_cpu_kernels(EngineConfig()) if gpu is None else None)
     system = {"system": platform.platform(), "python": platform.python_version()}
+    if kernels.cpu is not None:
+        system["cpu kernels"] = f"{kernels.cpu.vectors}, {kernels.cpu.threads} threads ({kernels.cpu.path})"
     found = inspect_machine() | system | {"ops": check_ops(kernels, args.quick, args.dtype)}
     print(json.dumps(found, allow_nan=False) if args.json else "\n".join(map(one_line, format_report(found))))
     return MISMATCH if any(op["verdict"] == "disagrees" for op in found["ops"]) else OK
@@ -33,17 +38,20 @@ def run(args: argparse.Namespace) -> int:
 def check_ops(kernels: Any, quick: bool, dtype: str | None = None) -> list[dict[str, Any]]:
     """One row per op: what runs it here, how close the kernel is to the reference, and why it is not used."""
     from ..kernels import OPS
-    from ..kernels.selftest import DTYPES, QUICK_CASES, verify
+    from ..kernels.selftest import DTYPES, QUICK_CASES, verify, verify_cpu
     from ..weights.source.cache_dir import cache_root
 
     folder = cache_root() / "kernels"
+    if kernels.cpu is not None:
+        results = verify_cpu(kernels) if dtype in (None, "float32") else []
+        return [describe_op(name, op, kernels, [r for r in results if r.op == name]) for name, op in OPS.items()]
     results = verify(kernels, [dtype] if dtype else DTYPES, folder, QUICK_CASES if quick else None, refresh=True)
     return [describe_op(name, op, kernels, [r for r in results if r.op == name]) for name, op in OPS.items()]
 
 
 def describe_op(name: str, op: Any, kernels: Any, results: list[Any]) -> dict[str, Any]:
     runs, verdict, reason = "plain MLX", "not tried", "this device has no GPU that MLX can use"
-    if kernels.gpu is not None:
+    if kernels.gpu is not None or (results and op.cpu_launch is not None):
         if op.launch is None:
             reason = "the op has no kernel"
         elif name in kernels.disabled:

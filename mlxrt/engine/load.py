@@ -18,14 +18,25 @@ from ..kernels.cuda.module_cache import use_module_folder
 from ..kernels.mlx_defects import ask_for_exact_float32
 from ..kernels.selftest import verify_on_first_use
 from ..models import CausalLM, find
+from ..models.quantized.packed_linear import has_packed_layers, pack_modules
 from ..text import Tokenizer
 from ..weights import Checkpoint, FolderCheckpoint, GgufCheckpoint, build
 from ..weights.identity import FileStamp, check_loaded, stamp_files
 from ..weights.random_models import Shape, random_weights
 from ..weights.source.cache_dir import cache_root
 from ..weights.source.resolve import ResolvedModel, resolve
+from .cpu_kernels import open_cpu_kernels
 from .engine import Engine, Source, encode_text, refuse_beyond_context
-from .load_plan import DTYPES, LoadPlan, check_plan, compute_dtype, is_packed, plan_checkpoint, plan_shape
+from .load_plan import (
+    DTYPES,
+    LoadPlan,
+    check_plan,
+    compute_dtype,
+    is_packed,
+    keeps_k_quants,
+    plan_checkpoint,
+    plan_shape,
+)
 from .memory import refuse_overflow
 from .options import EngineOptions, spell_out
 from .request import EngineEvent, Request
@@ -140,6 +151,8 @@ def build_model(checkpoint: Checkpoint, config: EngineConfig, dequantise: bool |
     on_cpu = device.backend() == "cpu"
     dtype = DTYPES[config.dtype] if config.dtype else (mx.float32 if on_cpu else None)
     unpack = plan_checkpoint(checkpoint, config).dequantise if dequantise is None else dequantise
+    if isinstance(checkpoint, GgufCheckpoint):
+        checkpoint.keep_k_quants = not unpack and keeps_k_quants(checkpoint, config)
     model = build(checkpoint, dtype=dtype, dequantise=unpack)
     if on_cpu and is_packed(checkpoint):
         how = "unpacked to" if unpack else "kept packed, computed in"
@@ -159,9 +172,13 @@ def prepare_model(model: CausalLM, config: EngineConfig) -> CausalLM:
     if model.dtype == mx.float32 and (reason := ask_for_exact_float32()):
         log.warning(f"float32 products are rounded as TF32 (11 bits) on this device: {reason}")
     folder = cache_root() / "kernels"
-    kernels = Kernels(config.kernels, make_gpu(backend(), folder=folder))
+    gpu = make_gpu(backend(), folder=folder)
+    cpu = open_cpu_kernels(config) if gpu is None and has_packed_layers(model) else None
+    kernels = Kernels(config.kernels, gpu, cpu)
     verify_on_first_use(kernels, folder)
     model.fuse(kernels)
+    if cpu is not None and (count := pack_modules(model, kernels)):
+        log.info(f"{count} packed matrices are computed by {cpu.vectors} kernels with {cpu.threads} threads")
     if device.backend() == "cpu":
         transpose_weights(model)
     mx.eval(model.parameters())

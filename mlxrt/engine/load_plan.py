@@ -20,8 +20,9 @@ from ..weights import Checkpoint, TensorInfo
 from ..weights.formats.quantized import refuse_methods
 from ..weights.load.assign import check_depth
 from ..weights.random_models import Shape
+from .cpu_kernels import open_cpu_kernels
 from .memory import max_chunk_size, plan_memory, weight_bytes
-from .weight_size import check_weights_fit, checkpoint_bytes, make_outline, shape_bytes
+from .weight_size import check_weights_fit, checkpoint_bytes, is_k_quant_matrix, make_outline, shape_bytes
 
 log = logging.getLogger("mlxrt")
 
@@ -76,13 +77,19 @@ def plan_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> LoadPlan:
     plain = weight_bytes(outline)
     if not is_packed(checkpoint):
         return LoadPlan(checkpoint.name, outline, False, plain, plain)
-    packed = checkpoint_bytes(checkpoint, outline.dtype, False)
+    packed = checkpoint_bytes(checkpoint, outline.dtype, False, keeps_k_quants(checkpoint, config))
     plan = LoadPlan(checkpoint.name, outline, True, plain, packed)
     if config.dequantise is None:
         unpacks = device.backend() == "cpu" and unpacked_fits(plan, config)
     else:
         unpacks = config.dequantise
     return plan if unpacks else replace(plan, dequantise=False, weights=packed)
+
+
+def keeps_k_quants(checkpoint: Checkpoint, config: EngineConfig) -> bool:
+    """Whether the K-quants of a GGUF file stay as they are, should its weights stay packed: CPU kernels read them."""
+    found = not config.dequantise and any(map(is_k_quant_matrix, checkpoint.sizes().values()))
+    return found and not find(checkpoint.config).is_adapter and open_cpu_kernels(config) is not None
 
 
 def unpacked_fits(plan: LoadPlan, config: EngineConfig) -> bool:

@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 from ..config import EngineConfig, nbytes
 from ..errors import WontFit
 from ..kernels import device
+from ..kernels.ops.quantized import K_QUANTS
 from ..models import CausalLM, find
 from ..models.config import suppress_reports
 from ..weights import Checkpoint, TensorInfo
@@ -61,8 +62,10 @@ def shape_bytes(shape: Shape, dtype: mx.Dtype) -> int:
     return sum(array.nbytes for array in parameters(make_shape_outline(shape, dtype)).values())
 
 
-def checkpoint_bytes(checkpoint: Checkpoint, dtype: mx.Dtype | None, dequantise: bool) -> int:
-    """`dtype` None: floats stay as they are stored."""
+def checkpoint_bytes(
+    checkpoint: Checkpoint, dtype: mx.Dtype | None, dequantise: bool, keep_k_quants: bool = False
+) -> int:
+    """`dtype` None: floats stay as they are stored. `keep_k_quants`: so do matrices of K-quants."""
     family = find(checkpoint.config)
     if dequantise and not family.is_adapter:
         return count_parameters(build_skeleton(checkpoint.config)) * (dtype or mx.float16).size
@@ -71,7 +74,12 @@ def checkpoint_bytes(checkpoint: Checkpoint, dtype: mx.Dtype | None, dequantise:
         for name, info in checkpoint.sizes().items()
         if not any(re.search(pattern, name) for pattern, _ in family.IGNORED_TENSORS)
     )
-    return sum(loaded_bytes(info, dtype) for info in used)
+    return sum(info.nbytes if keep_k_quants and is_k_quant_matrix(info) else loaded_bytes(info, dtype) for info in used)
+
+
+def is_k_quant_matrix(info: TensorInfo) -> bool:
+    """Whether CPU kernels read the blocks of a GGUF tensor as they are."""
+    return info.dtype.lower() in K_QUANTS and len(info.shape) == 2
 
 
 def loaded_bytes(info: TensorInfo, dtype: mx.Dtype | None) -> int:

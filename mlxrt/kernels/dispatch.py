@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from ..errors import BadRequest, NoKernel
 from .constant_buffer import TYPE_NAMES, PackedArray, pack_arrays
+from .cpu.library import CpuKernels
 from .cuda import nvrtc
 from .device import DeviceProfile, profile
 from .metal_source import shim
@@ -119,10 +120,12 @@ def make_gpu(name: str, make: Factory | None = None, folder: Path | None = None)
 
 
 class Kernels:
-    def __init__(self, mode: str = "auto", gpu: Gpu | None = None):
+    """`cpu`: kernels in C, for a device without a GPU; of packed matrices alone."""
+
+    def __init__(self, mode: str = "auto", gpu: Gpu | None = None, cpu: CpuKernels | None = None):
         if mode not in MODES:
             raise BadRequest(f"kernels must be one of {', '.join(MODES)}, not {mode!r}")
-        self.mode, self.gpu = mode, gpu
+        self.mode, self.gpu, self.cpu = mode, gpu, cpu if mode != "reference" else None
         # Called once for an op and dtype, before its first launch.
         self.self_test: Callable[[Op, str], Any] | None = None
         self._tested: set[tuple[str, str]] = set()
@@ -135,6 +138,8 @@ class Kernels:
 
     def run(self, op: Op, /, **arguments: Any) -> Any:
         """The op by its kernel where one fits, else by its fallback."""
+        if self.cpu is not None and op.cpu_launch is not None:
+            return self._run_on_cpu(op, self.cpu, arguments)
         if self.gpu is None or self.mode == "reference" or op.launch is None:
             return self._fall_back(op, arguments)
         if not op.is_faster(**arguments):
@@ -151,6 +156,14 @@ class Kernels:
         except (RuntimeError, ValueError) as error:
             error.add_note(f"in the kernel of {describe_call(op, arguments)}")
             raise
+
+    def _run_on_cpu(self, op: Op, cpu: CpuKernels, arguments: dict[str, Any]) -> Any:
+        assert op.cpu_launch is not None
+        if reason := op.cpu_unsupported(**arguments) or self.disabled.get(op.name):
+            self.report_fallback(op, reason)
+            return self._fall_back(op, arguments)
+        self.used[op.name] = self.used.get(op.name, 0) + 1
+        return op.cpu_launch(cpu, **arguments)
 
     def _fall_back(self, op: Op, arguments: dict[str, Any]) -> Any:
         if op.unfused is not None:

@@ -63,6 +63,19 @@ class Op:
     unsupported: Callable[..., str | None] = lambda *_, **__: None  # why the kernel cannot take these arguments
     is_faster: Callable[..., bool] = lambda *_, **__: True  # False where MLX's own ops were measured to be faster
     sources: tuple[Source, ...] = ()
+    cpu_launch: Callable[..., Any] | None = None  # (cpu kernels, **arguments): in C, at once
+    cpu_unsupported: Callable[..., str | None] = lambda *_, **__: None
+    cpu_cases: Callable[[], Iterator[Case]] = lambda: iter(())
+
+    def cpu_kernel(self, unsupported: Callable[..., str | None], cases: Callable[[], Iterator[Case]]):
+        """Decorates the function launch(cpu, **arguments) that computes the op by the kernels of kernels/cpu, in float32.
+        `cases`: more of them, for what other devices do not read."""
+
+        def add(launch: Callable[..., Any]) -> Callable[..., Any]:
+            self.cpu_launch, self.cpu_unsupported, self.cpu_cases = launch, unsupported, cases
+            return launch
+
+        return add
 
     def kernel(
         self,

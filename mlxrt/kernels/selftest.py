@@ -23,6 +23,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ..cache.files import PARTIAL, atomic_write, remove_partial_files
+from .cpu.library import CpuKernels
 from .dispatch import Gpu, Kernels
 from .metal_source import shim
 from .ops.attention_layout import PackedKV
@@ -324,3 +325,30 @@ def run_self_test(file: ResultFile, op: Op, gpu: Gpu, dtype: str, most: int | No
         found = run_cases(op, gpu, dtype, most)
     finally:
         file.remove(op, dtype) if found is None else file.put(op, found)
+
+
+def verify_cpu(kernels: Kernels) -> list[SelfTestResult]:
+    """Test the ops that have kernels in C on all their cases, and disable the wrong ones. What a library computes was
+    compared when it was compiled, too (cpu/build.py)."""
+    cpu = kernels.cpu
+    results = [] if cpu is None else [run_cpu_cases(op, cpu) for op in OPS.values() if op.cpu_launch is not None]
+    for result in results:
+        if not result.passed:
+            kernels.disabled[result.op] = f"its CPU kernel is wrong on this machine ({result.message})"
+    return results
+
+
+def run_cpu_cases(op: Op, cpu: CpuKernels) -> SelfTestResult:
+    assert op.cpu_launch is not None
+    tried, worst, allowed = 0, 0.0, op.tolerance["float32"]
+    for case in (*list_cases(op, "float32"), *op.cpu_cases()):
+        if op.cpu_unsupported(**case.arguments()):
+            continue
+        tried += 1
+        expected = compute_reference(op, case)
+        report = compare_outputs(op.cpu_launch(cpu, **case.arguments()), expected, expected)
+        if not report.within(allowed):
+            message = f"{case.name}: {report.message}, {allowed:.2g} allowed"
+            return SelfTestResult(op.name, "float32", False, report.error / allowed, tried, message)
+        worst = max(worst, report.error / allowed)
+    return SelfTestResult(op.name, "float32", True, worst, tried)

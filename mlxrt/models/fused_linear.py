@@ -12,10 +12,13 @@ from ..kernels import Kernels, LazyQKV, QuantizedMatrix, add_norm, add_norm_qmv,
 from ..kernels import linear as kernel_linear
 from ..kernels.ops.qmm import MAX_QMM_ROWS
 from ..kernels.ops.qmv import apply_epilogue
+from .quantized.packed_linear import PackedEmbedding, PackedLinear
 
 
 def matrix_of(linear: nn.Module) -> QuantizedMatrix | None:
     """The weights as kernels read them; None for a layer of another format, or one that transforms its input."""
+    if isinstance(linear, PackedLinear | PackedEmbedding):
+        return linear.matrix
     if type(linear) in (nn.Linear, nn.Embedding):
         return QuantizedMatrix(linear["weight"])
     if type(linear) is not nn.QuantizedLinear and not isinstance(linear, nn.QuantizedEmbedding):
@@ -35,7 +38,9 @@ def norm_arguments(norm: nn.RMSNorm | None) -> dict[str, Any]:
 
 
 def kernel_matrix(linear: nn.Module, x: mx.array, kernels: Kernels) -> QuantizedMatrix | None:
-    """matrix_of(linear) if kernels may compute it for x: there is a GPU, and x has not too many rows."""
+    """matrix_of(linear) if kernels may compute it for x: on a GPU if x has few rows, on a CPU if it is packed."""
+    if isinstance(linear, PackedLinear | PackedEmbedding):
+        return linear.matrix
     return matrix_of(linear) if kernels.gpu is not None and x.shape[0] <= MAX_QMM_ROWS else None
 
 
@@ -93,7 +98,7 @@ def add_norm_linear(
 
 def plain_linear(linear: nn.Module, x: mx.array, *, dequantize: bool) -> mx.array:
     """linear(x). Many rows on a GPU: dequantised first, so that MLX's fast matmul runs (docs/decisions/0006)."""
-    if isinstance(linear, (nn.Embedding, nn.QuantizedEmbedding)):
+    if isinstance(linear, (nn.Embedding, nn.QuantizedEmbedding, PackedEmbedding)):
         return linear.as_linear(x)  # a tied head: calling it would look rows up
     if not dequantize or not isinstance(linear, nn.QuantizedLinear):
         return linear(x)

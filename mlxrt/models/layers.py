@@ -6,19 +6,18 @@ from dataclasses import replace
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..kernels import Kernels, LazyQKV, QKVLayout, compute_qkv, decode_attention
+from ..kernels import Kernels, LazyQKV, Pages, QKVLayout, QuantizedPages, compute_qkv, decode_attention
 from .base import CausalLM, FusedModule, KernelModule
 from .fused_linear import embed, fused_linear, lazy_qkv
+from .quantized.packed_linear import PackedLinear
 from .rope import RoPE
 
 
 def concat_linears(linears: list[nn.Module]) -> nn.Module | None:
     """One matrix with the rows of several, or None where their formats differ."""
-    if not all(type(m) in (nn.Linear, nn.QuantizedLinear) for m in linears):
+    if not all(type(m) in (nn.Linear, nn.QuantizedLinear, PackedLinear) for m in linears):
         return None  # other kinds hold more than rows
-    kinds = {
-        (type(m), *(m.bits, m.group_size, m.mode)) if isinstance(m, nn.QuantizedLinear) else (type(m),) for m in linears
-    }
+    kinds = {(type(m),) if type(m) is nn.Linear else (type(m), m.bits, m.group_size, m.mode) for m in linears}
     if len(kinds) > 1 or len({tuple(sorted(m)) for m in linears}) > 1:
         return None
     merged = type(linears[0]).__new__(type(linears[0]))
@@ -55,13 +54,19 @@ def attend(
     By the paged kernel where a decode step can use it, else by plain MLX.
     """
     params = {"scale": scale, "softcap": softcap, "sinks": sinks}
-    pages = kv.pages() if kernels.gpu is not None else None
-    if pages is not None:
+    pages = kv.pages() if kernels.gpu is not None or kernels.cpu is not None else None
+    if pages is not None and (kernels.gpu is not None or runs_on_cpu(layout, pages)):
         y, tail = decode_attention(kernels, qkv, pages, layout=layout, window=kv.spec.window, **params)
         kv.replace_tail(tail)
         return y
     q, *new = layout.prepare(compute_qkv(qkv, kernels), kv.positions, rope)  # [N, heads, D] each
     return kv.attend(q, *new, **params).flatten(1)
+
+
+def runs_on_cpu(layout: QKVLayout, pages: Pages | QuantizedPages) -> bool:
+    """Whether the CPU's attention kernel takes them: plain float32 pages, and a layout with its RoPE."""
+    plain = isinstance(pages, Pages) and pages.pool.dtype == mx.float32
+    return plain and layout.inv_freq is not None and layout.head_dim % 16 == 0
 
 
 class Attention(FusedModule):
@@ -84,7 +89,7 @@ class Attention(FusedModule):
 
     def fuse(self):
         merge_linears(self, ("q_proj", "k_proj", "v_proj"), "qkv_proj")
-        if self.kernels.gpu is not None:
+        if self.kernels.gpu is not None or self.kernels.cpu is not None:
             self.layout = replace(self.qkv_layout(), **self.rope.constants())
 
     def qkv_layout(self) -> QKVLayout:

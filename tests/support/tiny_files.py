@@ -7,6 +7,8 @@ import gguf
 import mlx.core as mx
 import numpy as np
 
+from mlxrt.kernels.ops.quantized import K_QUANTS
+
 CONFIG = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -86,7 +88,8 @@ def permuted(rows: np.ndarray, heads: int) -> np.ndarray:
 def write_gguf(
     path: Path, weights: dict[str, np.ndarray], config: dict = CONFIG, kind: str = "F32", extra=None
 ) -> Path:
-    """`extra(writer)` adds keys and tensors. Matrices are stored as `kind`, the rest as F32."""
+    """`extra(writer)` adds keys and tensors. Matrices are stored as `kind`, the rest as F32; rows of bytes are
+    K-quants, one block each."""
     arch = config["model_type"]
     writer = gguf.GGUFWriter(path, arch)
     writer.add_embedding_length(config["hidden_size"])
@@ -112,5 +115,9 @@ def write_gguf(
 
 
 def add_tensor(writer, name: str, array: np.ndarray, kind: str) -> None:
+    if array.dtype == np.uint8:
+        [kind] = [name.upper() for name, size in K_QUANTS.items() if size == array.shape[1]]
+        writer.add_tensor(name, array, raw_dtype=gguf.GGMLQuantizationType[f"{kind[:2]}_K"])
+        return
     type_ = gguf.GGMLQuantizationType[kind]
     writer.add_tensor(name, gguf.quants.quantize(array, type_), raw_dtype=type_)

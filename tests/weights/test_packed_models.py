@@ -9,12 +9,14 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
+from mlxrt.models.quantized.packed_linear import PackedEmbedding, PackedLinear
 from tests.support import mlx_format_truth
 from tests.support.tiny_files import CONFIG, float_weights, write_folder
 
 AFFINE = [("affine", bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
 BLOCKS = [("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)]
 TIED = CONFIG | {"tie_word_embeddings": True}
+LAYERS = (nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding, PackedLinear, PackedEmbedding)
 TOKENS = [3, 47, 0, 11, 11, 29, 8, 40, 1, 22]
 
 
@@ -48,9 +50,7 @@ def scores(folder, **options):
     engine = mlxrt.load(str(folder), config)
     with engine:
         kinds = {
-            path: module.weight.dtype
-            for path, module in engine.model.named_modules()
-            if isinstance(module, nn.Linear | nn.QuantizedLinear | nn.Embedding | nn.QuantizedEmbedding)
+            path: module.weight.dtype for path, module in engine.model.named_modules() if isinstance(module, LAYERS)
         }
         return np.array(engine.score(TOKENS)), kinds
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import mlx.core as mx
 
 from ..registry import Case, Source, op
+from ..testing import sample
 from .qmv import bits_of
-from .quantized import QuantizedMatrix
+from .quantized import K_QUANTS, QuantizedMatrix, dequantize_k_quant
 
 EMBEDDING = Source("embedding.metal", ("tokens", "packed", "scales", "biases", "lut"), ("y",))
 
@@ -30,6 +31,8 @@ def embed_cases(dtype: mx.Dtype) -> Iterator[Case]:
 @op(embed_cases)
 def embed_rows(tokens, matrix, dtype, scale=1.0):
     """[N, K]: the rows the tokens name, unpacked, times `scale`."""
+    if matrix.mode in K_QUANTS:
+        return (dequantize_k_quant(matrix.weight[tokens], matrix.mode) * scale).astype(dtype)
     if not matrix.packed:
         return (matrix.weight[tokens] * scale).astype(dtype)
     biases = None if matrix.biases is None else matrix.biases[tokens]
@@ -54,3 +57,19 @@ def launch(gpu, tokens, matrix, dtype, scale=1.0):
     shape = (tokens.shape[0], matrix.width)
     constants = {"T": dtype, "K": matrix.width, "TIMES": bits_of(scale), **matrix.constants()}
     return gpu(EMBEDDING, [tokens, *matrix.inputs()], groups, 256, [(shape, dtype)], **constants)[0]
+
+
+def cpu_unsupported(tokens, matrix, dtype, **rest) -> str | None:
+    return matrix.cpu_unsupported(dtype)
+
+
+def cpu_cases() -> Iterator[Case]:
+    for mode in K_QUANTS:
+        mx.random.seed(7)
+        options = {"matrix": sample(mode, (11, 512), mx.float32), "scale": 1.5, "dtype": mx.float32}
+        yield Case(f"{mode} [11, 512] x3", {"tokens": mx.array([10, 0, 3])}, options)
+
+
+@embed_rows.cpu_kernel(unsupported=cpu_unsupported, cases=cpu_cases)
+def launch_cpu(cpu, tokens, matrix, dtype, scale=1.0):
+    return cpu.unpack_rows(matrix, tokens, scale)

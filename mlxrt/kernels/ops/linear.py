@@ -22,7 +22,7 @@ def linear(
     **epilogue: Any,
 ) -> mx.array:
     """matrix @ RMSNorm(x) + bias; `epilogue` is the ops': activation, pair, times, residual, softcap."""
-    if x.shape[0] <= MAX_QMV_ROWS:
+    if x.shape[0] <= MAX_QMV_ROWS or kernels.cpu is not None:
         return kernels.run(qmv, x=x, matrix=matrix, norm=norm, eps=eps, bias=bias, **epilogue)
     h = x if norm is None else kernels.run(add_norm, x=x, weight=norm, eps=eps)
     return kernels.run(qmm, x=h, matrix=matrix, bias=bias, **epilogue)

@@ -198,6 +198,19 @@ def launch(gpu, qkv, layout, pages, scale, window=None, softcap=None, sinks=None
     return launch_attention(gpu, sources, [qkv], qkv, qkv.shape[1], layout, pages, sinks, constants)
 
 
+def cpu_unsupported(qkv, layout, pages, **rest) -> str | None:
+    if qkv.dtype != mx.float32 or pages.pool.dtype != mx.float32:
+        return f"keys are kept as {pages.pool.dtype}, activations are {qkv.dtype}"
+    if layout.head_dim % 16 or layout.num_heads % layout.num_kv_heads:
+        return f"{layout.num_heads} queries for {layout.num_kv_heads} keys of {layout.head_dim}"
+    return None
+
+
+@paged_attention.cpu_kernel(unsupported=cpu_unsupported, cases=lambda: iter(()))
+def launch_cpu(cpu, qkv, layout, pages, scale, window=None, softcap=None, sinks=None):
+    return cpu.attend(qkv, layout, pages, scale, window, softcap, sinks)
+
+
 def score_constants(scale: float, window: int | None, softcap: float | None, sinks: mx.array | None) -> dict[str, Any]:
     cap = 0 if softcap is None else bits_of(softcap)
     return {"SCALE": bits_of(scale), "WINDOW": window or 0, "SOFTCAP": cap, "SINKS": sinks is not None}

@@ -152,3 +152,36 @@ def epilogue_constants(bias, activation, pair, times, residual, softcap=None) ->
     """What follows a product, as template constants."""
     given = {"BIAS": bias is not None, "TIMES": times is not None, "RES": residual is not None, "PAIR": pair}
     return {**given, "ACT": ACTIVATIONS[activation], "CAP": 0 if softcap is None else bits_of(softcap)}
+
+
+def cpu_unsupported(x, matrix, **rest) -> str | None:
+    return matrix.cpu_unsupported(x.dtype)
+
+
+def cpu_cases() -> Iterator[Case]:
+    shapes: list[tuple[Any, ...]] = [
+        ("q2_k", 0, 32, 13, 512, 1, {"norm": True, "eps": 1e-5}),
+        ("q3_k", 0, 32, 9, 256, 2, {"residual": True}),
+        ("q4_k", 0, 32, 37, 768, 3, {"bias": True}),
+        ("q4_k", 0, 32, 33, 256, 21, {"norm": True, "eps": 1e-6, "activation": "silu", "pair": True}),
+        ("q5_k", 0, 32, 7, 512, 4, {"activation": "gelu", "times": True}),
+        ("q6_k", 0, 32, 41, 1024, 5, {"softcap": 300.0}),
+        ("affine", 4, 32, 70, 608, 40, {"bias": True, "activation": "silu", "pair": True, "residual": True}),
+        ("affine", 8, 64, 67, 1088, 17, {"residual": True}),
+        ("affine", 6, 128, 5, 384, 16, {}),
+    ]
+    for shape in shapes:
+        yield qmv_case(mx.float32, *shape)
+
+
+@qmv.cpu_kernel(unsupported=cpu_unsupported, cases=cpu_cases)
+def launch_cpu(
+    cpu, x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=False, times=None, residual=None, softcap=None
+):  # fmt: skip
+    """Any number of rows. What C does not have after a product is left to MLX, to compute when it is needed."""
+    if activation == "silu" and pair and softcap is None:
+        return cpu.matmul(x, matrix, norm, eps, bias, "silu", residual)
+    if activation is None and softcap is None:
+        return cpu.matmul(x, matrix, norm, eps, bias, None, residual)
+    y = cpu.matmul(x, matrix, norm, eps, bias)
+    return apply_epilogue(y, activation, pair, times, residual, softcap)

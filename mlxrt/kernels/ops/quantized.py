@@ -12,6 +12,16 @@ from .lut_matrix import LUTMatrix
 AFFINE, MXFP4, DENSE, LUT = 0, 1, 2, 3
 FORMS = {"affine": AFFINE, "mxfp4": MXFP4, "dense": DENSE, "lut": LUT}
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+# GGUF's K-quants: bytes of a block of 256 weights, which lie in uint8 rows as in the file. CPU kernels read them.
+K_QUANTS = {"q2_k": 84, "q3_k": 110, "q4_k": 144, "q5_k": 176, "q6_k": 210}
+K_QUANT_HALVES = {
+    "q2_k": (80, 2),
+    "q3_k": (108, 1),
+    "q4_k": (0, 2),
+    "q5_k": (0, 2),
+    "q6_k": (208, 1),
+}  # float16: where, how many
+CPU_BITS = (2, 3, 4, 5, 6, 8)  # of affine matrices that CPU kernels read
 
 
 @dataclass(frozen=True)
@@ -35,11 +45,13 @@ class QuantizedMatrix:
 
     @property
     def width(self) -> int:
+        if self.mode in K_QUANTS:
+            return self.weight.shape[-1] // K_QUANTS[self.mode] * 256
         return self.weight.shape[-1] * 32 // self.bits if self.packed else self.weight.shape[-1]
 
     @property
     def packed(self) -> bool:
-        return self.scales is not None
+        return self.scales is not None or self.mode in K_QUANTS
 
     @property
     def lut_matrix(self) -> LUTMatrix | None:
@@ -50,6 +62,8 @@ class QuantizedMatrix:
 
     def multiply(self, x: mx.array) -> mx.array:
         """x [..., K] -> [..., O]: the meaning of every product here."""
+        if self.mode in K_QUANTS:
+            return x @ self.plain().astype(x.dtype).T
         if self.scales is None:
             return x @ self.weight.swapaxes(-1, -2)
         if self.lut_matrix is not None:
@@ -58,6 +72,8 @@ class QuantizedMatrix:
 
     def plain(self) -> mx.array:
         """The dense matrix, float32."""
+        if self.mode in K_QUANTS:
+            return dequantize_k_quant(self.weight, self.mode)
         if self.scales is None:
             return self.weight.astype(mx.float32)
         if self.lut_matrix is not None:
@@ -86,9 +102,27 @@ class QuantizedMatrix:
             return f"rows of {self.width} numbers"
         return None
 
+    def cpu_unsupported(self, dtype: mx.Dtype) -> str | None:
+        """Why no CPU kernel can read this matrix with activations of a dtype."""
+        if dtype != mx.float32:
+            return f"activations are {dtype}"
+        if self.mode not in K_QUANTS and (self.mode != "affine" or self.bits not in CPU_BITS):
+            return f"{self.mode} weights of {self.bits} bit"
+        return None if self.weight.ndim == 2 else "a stack of matrices"
+
     def inputs(self) -> list[mx.array | None]:
         """Packed weight, scales, biases and lookup table; None where the layout has none."""
         return [self.weight, self.scales, self.biases, self.lut]
 
     def constants(self) -> dict[str, int]:
         return {"FORM": FORMS[self.mode], "BITS": self.bits if self.packed else 1, "GROUP": self.group}
+
+
+def dequantize_k_quant(rows: mx.array, kind: str) -> mx.array:
+    """The float32 values of rows of K-quant blocks, by PyPI's gguf."""
+    import numpy as np
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    values = dequantize(np.array(rows), GGMLQuantizationType[f"{kind[:2].upper()}_K"])
+    return mx.array(values.astype(np.float32, copy=False))

@@ -11,6 +11,7 @@ from ...errors import quote
 from ...models import CausalLM, find
 from ..formats.checkpoint import Checkpoint
 from ..formats.fp8 import has_fp8, unpack_fp8
+from ..formats.gguf.k_quants import KQuantFormat
 from ..formats.jang import labels as jang
 from ..formats.quantized import MLXFormat, contradictions, refuse_methods
 from ..formats.weight_format import WeightFormat
@@ -78,7 +79,11 @@ def label_contradictions(hints: Hints, formats: Mapping[str, WeightFormat]) -> I
 def embeddings_to_unpack(model: nn.Module, formats: Mapping[str, WeightFormat]) -> dict[str, WeightFormat]:
     """Embeddings in formats that have no embedding module."""
     modules = dict(model.named_modules())
-    found = {p: x for p, x in formats.items() if isinstance(modules[p], nn.Embedding) and not isinstance(x, MLXFormat)}
+    found = {
+        p: x
+        for p, x in formats.items()
+        if isinstance(modules[p], nn.Embedding) and not isinstance(x, MLXFormat | KQuantFormat)
+    }
     for path, fmt in found.items():
         log.info(f"{path} is {fmt}, for which there is no embedding: it is dequantised")
     return found

@@ -19,6 +19,7 @@ from ...models.quantized.centroids import CUBIC
 from ...models.quantized.lut_linear import LUTEncoding
 from ..formats.checkpoint import TensorInfo
 from ..formats.codebook import read_codebook_matrix
+from ..formats.gguf.k_quants import K_QUANT_SUFFIXES, read_k_quant
 from ..formats.hadamard import AWQ_SCALES, with_input_transform
 from ..formats.jang.jangh import read_jangh
 from ..formats.jang.jangtq import BITS, JANGTQ2_PARTS, JANGTQ_PARTS, LUTFormat, read_jangtq
@@ -66,6 +67,10 @@ def refuse_trellis(path: str, shape: Shape, arrays: Arrays, hints: Hints) -> Wei
     raise UnsupportedModel(f"{path} is JANGT (trellis codes), which is not read; take a JANG, JANGTQ or MLX version")
 
 
+def read_k_quant_of(kind: str) -> Callable[[str, Shape, Arrays, Hints], WeightFormat]:
+    return lambda path, shape, arrays, hints: read_k_quant(path, kind, tuple(shape), arrays)
+
+
 # The tensor that identifies a format -> its reader.
 READERS: dict[str, Callable[[str, Shape, Arrays, Hints], WeightFormat]] = {
     ".scales": read_mlx,
@@ -73,6 +78,7 @@ READERS: dict[str, Callable[[str, Shape, Arrays, Hints], WeightFormat]] = {
     ".tq2_packed": lambda path, shape, arrays, hints: read_jangh(path, shape, arrays, hints.config),
     ".codes": lambda path, shape, arrays, hints: read_codebook_matrix(path, shape, arrays),
     ".jt_packed": refuse_trellis,
+    **{suffix: read_k_quant_of(suffix[1:]) for suffix in K_QUANT_SUFFIXES},
 }
 
 

@@ -55,7 +55,7 @@ class Architecture:
 
     def rename(self, name: str) -> str:
         """The Hugging Face name; an unknown one stays, and building the model reports it."""
-        found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias|scales|biases)", name)
+        found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias|scales|biases|q[23456]_k)", name)
         if not found:
             return name
         layer, stem, suffix = found.groups()

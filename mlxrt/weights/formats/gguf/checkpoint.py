@@ -16,7 +16,7 @@ from ..checkpoint import Checkpoint, TensorInfo
 from .architectures import ARCHITECTURES
 from .config import build_config
 from .reader import GGUFTensor, read_gguf
-from .tensors import PLAIN, convert, needs_dequantizing, stored_rows, unpermute
+from .tensors import PLAIN, convert, needs_dequantizing, stays_blocks, stored_rows, unpermute
 
 log = logging.getLogger("mlxrt")
 
@@ -38,6 +38,7 @@ class GgufCheckpoint(Checkpoint):
         self.config = build_config(self.metadata, self.file.tensors)
         self.arch = ARCHITECTURES[self.metadata["general.architecture"]]
         self.generation: dict[str, Any] = {}
+        self.keep_k_quants = False  # set before `load` where something computes with their blocks
         if self.has_rope_freqs():
             self.config["rope_freq_factors"] = self.rope_freqs()
 
@@ -53,13 +54,13 @@ class GgufCheckpoint(Checkpoint):
 
     def load(self) -> dict[str, mx.array]:
         tensors: Iterable[GGUFTensor] = self.tensors()
-        if slow := Counter(r.ggml_type for r in tensors if needs_dequantizing(r)):
+        if slow := Counter(r.ggml_type for r in tensors if needs_dequantizing(r) and not self.stays(r)):
             types = ", ".join(f"{count} {name}" for name, count in slow.most_common())
             log.info(f"{self.name}: MLX has no kernel for {types}; dequantising them to float16 on the CPU")
             tensors = track(list(tensors), "dequantising")
         arrays: dict[str, mx.array] = {}
         for tensor in tensors:
-            for key, array in convert(tensor, self.rows(tensor)).items():
+            for key, array in convert(tensor, self.rows(tensor), self.keep_k_quants).items():
                 name = self.arch.rename(key)
                 if self.arch.norm_plus_one and name.endswith("norm.weight"):
                     array = array.astype(mx.float32) - 1
@@ -67,6 +68,9 @@ class GgufCheckpoint(Checkpoint):
                     raise BadCheckpoint(f"two tensors of {self.path} are {name}; one of them is {quote(tensor.name)}")
                 arrays[name] = array
         return arrays
+
+    def stays(self, tensor: GGUFTensor) -> bool:
+        return self.keep_k_quants and stays_blocks(tensor)
 
     def rows(self, tensor: GGUFTensor) -> np.ndarray:
         rows = stored_rows(self.file, tensor)

@@ -4,6 +4,7 @@ import mlx.core as mx
 import numpy as np
 
 from ....errors import BadCheckpoint, UnsupportedModel, quote
+from ....kernels.ops.quantized import K_QUANT_HALVES, K_QUANTS
 from .reader import GGUFFile, GGUFTensor
 
 PLAIN = ("F32", "F16", "BF16")
@@ -14,6 +15,12 @@ PACKED = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34, "MXFP4": 17}
 def stays_packed(tensor: GGUFTensor) -> bool:
     """Only matrices and stacks of them: nothing else has a quantised module."""
     return tensor.ggml_type in PACKED and len(tensor.shape) in (2, 3) and tensor.name.endswith(".weight")
+
+
+def stays_blocks(tensor: GGUFTensor) -> bool:
+    """A matrix of K-quants, which CPU kernels read as it is. A stack of experts is none: they have no such kernel."""
+    fits = len(tensor.shape) == 2 and tensor.name.endswith(".weight")
+    return tensor.ggml_type.lower() in K_QUANTS and fits and tensor.shape[1] % 256 == 0
 
 
 def needs_dequantizing(tensor: GGUFTensor) -> bool:
@@ -32,8 +39,15 @@ def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, pairs, 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
-def convert(tensor: GGUFTensor, rows: np.ndarray) -> dict[str, mx.array]:
-    """The arrays of one tensor by GGUF name; `rows` are its stored bytes, already unpermuted."""
+def convert(tensor: GGUFTensor, rows: np.ndarray, keep_k_quants: bool = False) -> dict[str, mx.array]:
+    """The arrays of one tensor by GGUF name; `rows` are its stored bytes, already unpermuted.
+
+    `keep_k_quants`: their blocks as X.q4_k instead of unpacked ones as X.weight.
+    """
+    if keep_k_quants and stays_blocks(tensor):
+        kind = tensor.ggml_type.lower()
+        check_block_scales(tensor, kind, rows)
+        return {f"{tensor.name.removesuffix('.weight')}.{kind}": mx.array(np.ascontiguousarray(rows))}
     if tensor.ggml_type in PLAIN:
         return {tensor.name: read_plain(tensor, rows)}
     with np.errstate(all="ignore"):  # damaged scales overflow; `check_finite` names the tensor
@@ -94,6 +108,13 @@ def dequantize(tensor: GGUFTensor, rows: np.ndarray) -> mx.array:
             "can unpack; take another quantisation of the model"
         ) from None
     return mx.array(check_finite(tensor, values.astype(np.float16)).reshape(tensor.shape))
+
+
+def check_block_scales(tensor: GGUFTensor, kind: str, rows: np.ndarray) -> None:
+    """The float16 scales of every block, as `check_finite` sees those of unpacked ones."""
+    at, count = K_QUANT_HALVES[kind]
+    blocks = rows.reshape(-1, K_QUANTS[kind])
+    check_finite(tensor, np.ascontiguousarray(blocks[:, at : at + 2 * count]).view(np.float16))
 
 
 def check_finite(tensor: GGUFTensor, values: np.ndarray) -> np.ndarray:

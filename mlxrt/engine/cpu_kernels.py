@@ -1,0 +1,46 @@
+"""Whether a model's packed matrices are computed by the CPU kernels; a log line where they could be and are not."""
+
+import logging
+import os
+from functools import lru_cache
+from pathlib import Path
+
+from .. import _openblas as blas
+from ..config import EngineConfig
+from ..kernels import device
+from ..kernels.cpu.build import BuildError, find_library
+from ..kernels.cpu.library import CpuKernels
+from ..weights.source.cache_dir import cache_root
+
+log = logging.getLogger("mlxrt")
+
+
+def open_cpu_kernels(config: EngineConfig) -> CpuKernels | None:
+    """None on a GPU, for `kernels="reference"`, a dtype other than float32, and where they cannot be built.
+
+    Nor for compiled steps: these kernels compute at once, while such a step is only traced.
+    """
+    fits = config.kernels != "reference" and config.dtype in (None, "float32") and not config.compile
+    if device.backend() != "cpu" or not fits:
+        return None
+    path = locate(cache_root() / "kernels")
+    return None if path is None else CpuKernels(path, choose_threads())
+
+
+@lru_cache(maxsize=8)
+def locate(folder: Path) -> Path | None:
+    """The library; None, logged once, where there is none."""
+    try:
+        return find_library(folder)
+    except BuildError as error:
+        log.warning(f"no CPU kernels for packed weights: {error}")
+        return None
+
+
+def choose_threads() -> int:
+    """As many as OpenBLAS uses, which leaves busy cores to others; without it OMP_NUM_THREADS, or all cores."""
+    if threads := blas.num_threads():
+        return threads
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(int(wanted), cores) if wanted.isdecimal() and int(wanted) else cores

@@ -1,0 +1,148 @@
+/* Decode attention over a paged KV cache, float32: norms of the heads, RoPE, the new token into the tail, softmax, values.
+ *
+ * A row's sums are taken key by key in the order of positions: they depend on nothing but the row. */
+#include "threads.h"
+#include "vector.h"
+#include <math.h>
+#include <stdlib.h>
+
+typedef struct {
+    const float *qkv;         /* [rows, heads + new heads, dim] */
+    const float *pool;        /* [blocks, 2 kv heads, size, dim], keys' heads first */
+    float *tail;              /* [rows, 2 kv heads, tail size, dim]; gets the new token */
+    const int32_t *table;     /* [rows, blocks of a row] */
+    const int32_t *row_range; /* [rows, 3] position of the table's first slot, of the tail's first slot, tokens in the tail */
+    const float *q_norm, *k_norm, *inv_freq, *sinks; /* or NULL */
+    float *out;               /* [rows, heads, dim] */
+    int64_t rows, heads, kv_heads, dim, pool_blocks, size, row_blocks, tail_size, pairs, window, new_heads;
+    float eps, magnitude, scale, softcap;
+    int32_t v_norm, tied;
+} attention;
+
+typedef struct {
+    const attention *a;
+    const float *turns; /* [rows, 2, pairs] cosines and sines of the row's position */
+    int failed;
+} attention_job;
+
+static void norm_head(float *x, const float *weight, float eps, int64_t dim) {
+    floats squares = zeros();
+    for (int64_t k = 0; k < dim; k += 16) squares = multiply_add(load(x + k), load(x + k), squares);
+    const floats factor = all(1 / sqrtf(sum(squares) / (float)dim + eps));
+    for (int64_t k = 0; k < dim; k += 16) {
+        floats v = multiply(load(x + k), factor);
+        store(x + k, weight ? multiply(v, load(weight + k)) : v);
+    }
+}
+
+static void rotate(float *x, const float *turn, float magnitude, int64_t pairs) {
+    const float *cosine = turn, *sine = turn + pairs;
+    for (int64_t i = 0; i < pairs; i++) {
+        const float a = x[i] * magnitude, b = x[pairs + i] * magnitude;
+        x[i] = a * cosine[i] - b * sine[i], x[pairs + i] = a * sine[i] + b * cosine[i];
+    }
+}
+
+static void prepare_head(const attention *a, const float *from, const float *norm, const float *turn, float *to) {
+    memcpy(to, from, (size_t)a->dim * sizeof *to);
+    if (norm) norm_head(to, norm, a->eps, a->dim);
+    if (a->inv_freq) rotate(to, turn, a->magnitude, a->pairs);
+}
+
+/* Key or value `head` of the row at a position; NULL if the row does not hold it. */
+static const float *slot_of(const attention *a, int64_t row, int64_t head, int64_t position) {
+    const int32_t *range = a->row_range + 3 * row;
+    if (position >= range[1])
+        return a->tail + ((row * 2 * a->kv_heads + head) * a->tail_size + position - range[1]) * a->dim;
+    const int64_t slot = position - range[0];
+    if (slot < 0 || slot >= a->row_blocks * a->size) return NULL;
+    const int64_t block = a->table[row * a->row_blocks + slot / a->size];
+    if (block < 0 || block >= a->pool_blocks) return NULL;
+    return a->pool + ((block * 2 * a->kv_heads + head) * a->size + slot % a->size) * a->dim;
+}
+
+INLINE float dot(const float *x, const float *y, int64_t dim) {
+    floats s = zeros();
+    for (int64_t k = 0; k < dim; k += 16) s = multiply_add(load(x + k), load(y + k), s);
+    return sum(s);
+}
+
+/* Scores of one query to weights; what is left of the sum is the sink's. */
+static void softmax(const attention *a, float *scores, int64_t count, int64_t head) {
+    float most = a->sinks ? a->sinks[head] : -INFINITY, total = 0;
+    for (int64_t t = 0; t < count; t++) {
+        if (a->softcap > 0) scores[t] = tanhf(scores[t] / a->softcap) * a->softcap;
+        if (scores[t] > most) most = scores[t];
+    }
+    for (int64_t t = 0; t < count; t++) total += scores[t] = expf(scores[t] - most);
+    if (a->sinks) total += expf(a->sinks[head] - most);
+    for (int64_t t = 0; t < count; t++) scores[t] /= total;
+}
+
+/* The queries of one key head of one row. */
+static void attend_head(void *given, int index) {
+    attention_job *j = given;
+    const attention *a = j->a;
+    const int64_t row = index / a->kv_heads, kv = index % a->kv_heads, each = a->heads / a->kv_heads, dim = a->dim;
+    const int32_t *range = a->row_range + 3 * row;
+    const int64_t last = (int64_t)range[1] + range[2], near = a->window ? last - a->window + 1 : 0;
+    const int64_t first = near > range[0] ? near : range[0], count = last - first + 1;
+    const float *in = a->qkv + row * (a->heads + a->new_heads) * dim, *turn = j->turns + row * 2 * a->pairs;
+    if (range[2] < 0 || range[2] >= a->tail_size || count < 1) { /* a row that idles */
+        memset(a->out + (row * a->heads + kv * each) * dim, 0, (size_t)(each * dim) * sizeof(float));
+        return;
+    }
+    float *query = malloc((size_t)(each * (dim + count)) * sizeof *query), *scores = query + each * dim;
+    if (!query) {
+        j->failed = 1;
+        return;
+    }
+    if (a->new_heads) {
+        float *tail = a->tail + ((row * 2 * a->kv_heads + kv) * a->tail_size + range[2]) * dim;
+        const float *k = in + (a->heads + kv) * dim, *v = a->tied ? k : k + a->kv_heads * dim;
+        prepare_head(a, k, a->k_norm, turn, tail);
+        tail += a->kv_heads * a->tail_size * dim;
+        memcpy(tail, v, (size_t)dim * sizeof *tail);
+        if (a->v_norm) norm_head(tail, NULL, a->eps, dim);
+    }
+    for (int64_t h = 0; h < each; h++) {
+        float *q = query + h * dim;
+        prepare_head(a, in + (kv * each + h) * dim, a->q_norm, turn, q);
+        for (int64_t i = 0; i < dim; i++) q[i] *= a->scale;
+    }
+    for (int64_t t = 0; t < count; t++) {
+        const float *key = slot_of(a, row, kv, first + t);
+        for (int64_t h = 0; h < each; h++) scores[h * count + t] = key ? dot(query + h * dim, key, dim) : -INFINITY;
+    }
+    for (int64_t h = 0; h < each; h++) softmax(a, scores + h * count, count, kv * each + h);
+    float *out = a->out + (row * a->heads + kv * each) * dim;
+    memset(out, 0, (size_t)(each * dim) * sizeof *out);
+    for (int64_t t = 0; t < count; t++) {
+        const float *value = slot_of(a, row, a->kv_heads + kv, first + t);
+        for (int64_t h = 0; value && h < each; h++) {
+            const floats weight = all(scores[h * count + t]);
+            for (int64_t k = 0; k < dim; k += 16)
+                store(out + h * dim + k, multiply_add(weight, load(value + k), load(out + h * dim + k)));
+        }
+    }
+    free(query);
+}
+
+/* 0; 1: no memory. */
+int mlxrt_attention(const attention *a, int threads) {
+    float *turns = malloc((size_t)(a->rows * 2 * a->pairs + 1) * sizeof *turns);
+    if (!turns) return 1;
+    int64_t work = 0;
+    for (int64_t row = 0; row < a->rows; row++) {
+        const float position = (float)(a->row_range[3 * row + 1] + a->row_range[3 * row + 2]);
+        work += (int64_t)position * a->heads * a->dim;
+        for (int64_t i = 0; a->inv_freq && i < a->pairs; i++) {
+            const float angle = position * a->inv_freq[i];
+            turns[row * 2 * a->pairs + i] = cosf(angle), turns[(row * 2 + 1) * a->pairs + i] = sinf(angle);
+        }
+    }
+    attention_job j = {a, turns, 0};
+    parallel_for(work < 1 << 17 ? 1 : threads, (int)(a->rows * a->kv_heads), attend_head, &j);
+    free(turns);
+    return j.failed;
+}

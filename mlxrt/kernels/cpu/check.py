@@ -1,0 +1,79 @@
+"""Compares a compiled library with numpy in float64: `python check.py LIBRARY`, exit 0 if it is right. Imports no MLX."""
+
+import ctypes
+import sys
+
+import numpy as np
+
+TOLERANCE = 1e-5
+K_QUANTS = {"Q2_K": (1, 84, 80), "Q3_K": (2, 110, 108), "Q4_K": (3, 144, 0), "Q5_K": (4, 176, 0), "Q6_K": (5, 210, 208)}
+
+
+class Matrix(ctypes.Structure):
+    _fields_ = tuple((n, ctypes.c_void_p) for n in ("weight", "scales", "biases")) + tuple(
+        (n, t)
+        for t, names in ((ctypes.c_int64, "rows width row_bytes"), (ctypes.c_int32, "format bits group scale_type"))
+        for n in names.split()
+    )
+
+
+def make_affine(rng, rows, width, bits, group):
+    """(struct, what it points at, float64 values) of a random matrix."""
+    weight = rng.integers(0, 256, (rows, width * bits // 8), dtype=np.uint8)
+    scales, biases = (rng.standard_normal((2, rows, width // group)) * 0.1).astype(np.float16)
+    stream = np.unpackbits(weight, axis=1, bitorder="little").reshape(rows, width, bits)
+    codes = (stream * (1 << np.arange(bits))).sum(-1).astype(np.float64)
+    values = codes * scales.repeat(group, 1).astype(np.float64) + biases.repeat(group, 1).astype(np.float64)
+    arrays = (weight, np.ascontiguousarray(scales), np.ascontiguousarray(biases))
+    return Matrix(*(a.ctypes.data for a in arrays), rows, width, weight.shape[1], 0, bits, group, 1), arrays, values
+
+
+def make_k_quant(rng, rows, width, name):
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    number, size, at = K_QUANTS[name]
+    blocks = rng.integers(0, 256, (rows, width // 256, size), dtype=np.uint8)
+    halves = (rng.standard_normal((rows, width // 256, 2)) * 0.01).astype(np.float16).view(np.uint8)
+    blocks[..., at : at + 4] = halves[..., : min(4, size - at)]
+    weight = np.ascontiguousarray(blocks.reshape(rows, -1))
+    values = dequantize(weight, GGMLQuantizationType[name]).astype(np.float64)
+    return Matrix(weight.ctypes.data, None, None, rows, width, weight.shape[1], number, 0, 0, 0), (weight,), values
+
+
+def check(path: str) -> str | None:
+    """The first difference found."""
+    matmul = ctypes.CDLL(path).mlxrt_matmul
+    pointer = ctypes.c_void_p
+    matmul.argtypes = [
+        pointer,
+        pointer,
+        ctypes.c_int64,
+        pointer,
+        ctypes.c_float,
+        pointer,
+        ctypes.c_int,
+        pointer,
+        pointer,
+    ]
+    matmul.argtypes.append(ctypes.c_int)
+    rng = np.random.default_rng(0)
+    made = [(f"{b} bit group {g}", make_affine(rng, 37, 9 * g, b, g)) for b in (2, 3, 4, 5, 6, 8) for g in (32, 64)]
+    made += [(name, make_k_quant(rng, 37, 768, name)) for name in K_QUANTS]
+    for label, (matrix, _held, values) in made:
+        x = rng.standard_normal((9, matrix.width)).astype(np.float32)
+        right = x.astype(np.float64) @ values.T
+        for columns in (1, 2, 3, 4, 9):
+            y = np.full((columns, matrix.rows), np.nan, np.float32)
+            at = (x.ctypes.data, columns, None, 0.0, None, 0, None, y.ctypes.data)
+            if matmul(ctypes.addressof(matrix), *at, 2):
+                return f"{label}: refused"
+            error = np.abs(y - right[:columns]).max() / np.abs(right).max()
+            if not error <= TOLERANCE:
+                return f"{label} x{columns}: off by {error:.3g} of the largest value"
+    return None
+
+
+if __name__ == "__main__":
+    if found := check(sys.argv[1]):
+        sys.exit(found)

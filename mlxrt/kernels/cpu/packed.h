@@ -1,0 +1,139 @@
+/* Packed matrices, and how sixteen neighbours of a row become floats.
+ *
+ * Affine: MLX's layout, a row is a stream of codes from the low bits up; w = scale * code + bias, one of each for every
+ * `group`. The others are GGUF's K-quants: blocks of 256 weights, whose scales are quantised themselves. */
+#ifndef MLXRT_PACKED_H
+#define MLXRT_PACKED_H
+#include "vector.h"
+
+enum { FLOAT32, FLOAT16, BFLOAT16 };
+enum { AFFINE, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K };
+
+typedef struct {
+    const uint8_t *weight;
+    const uint8_t *scales, *biases; /* affine only */
+    int64_t rows, width, row_bytes;
+    int32_t format, bits, group, scale_type;
+} matrix;
+
+/* A piece of a row: up to sixteen groups with their scales and biases. A chunk is sixteen weights. */
+typedef struct {
+    const uint8_t *at;
+    float scale[16], bias[16];
+} span;
+
+INLINE int chunks_of_group(const matrix *a, int format) {
+    return format == AFFINE ? a->group / 16 : format == Q4_K || format == Q5_K ? 2 : 1;
+}
+INLINE int64_t groups_of_row(const matrix *a, int format) {
+    return format == AFFINE ? a->width / a->group : format == Q4_K || format == Q5_K ? a->width / 32 : a->width / 16;
+}
+INLINE int groups_of_span(int format) { return format == Q4_K || format == Q5_K ? 8 : 16; }
+INLINE int block_bytes(int format) {
+    static const int sizes[] = {0, 84, 110, 144, 176, 210};
+    return sizes[format];
+}
+
+INLINE float float_at(const uint8_t *p, int64_t i, int type) {
+    if (type == FLOAT32) {
+        float f;
+        memcpy(&f, p + 4 * i, 4);
+        return f;
+    }
+    uint16_t h;
+    memcpy(&h, p + 2 * i, 2);
+    return type == FLOAT16 ? half_to_float(h) : bfloat_to_float(h);
+}
+
+/* The scales and minima of Q4_K and Q5_K: eight of six bits each in twelve bytes. */
+INLINE void open_k_scales(const uint8_t *p, float d, float least, span *to) {
+    for (int i = 0; i < 4; i++) {
+        to->scale[i] = d * (float)(p[i] & 63), to->bias[i] = -least * (float)(p[4 + i] & 63);
+        to->scale[4 + i] = d * (float)((p[8 + i] & 15) | (p[i] >> 6) << 4);
+        to->bias[4 + i] = -least * (float)(p[8 + i] >> 4 | (p[4 + i] >> 6) << 4);
+    }
+}
+
+INLINE void read_floats(const uint8_t *p, int type, int count, float *to) {
+    if (type == FLOAT32) {
+        memcpy(to, p, 4 * (size_t)count);
+        return;
+    }
+    uint16_t half[16];
+    memcpy(half, p, 2 * (size_t)count);
+    if (type == FLOAT16)
+        for (int i = 0; i < count; i++) to[i] = half_to_float(half[i]);
+    else
+        for (int i = 0; i < count; i++) to[i] = bfloat_to_float(half[i]);
+}
+
+/* Span s of a row; `groups` of it, sixteen but for the last one of an affine row. */
+INLINE void open_span(const matrix *a, int format, int bits, int64_t row, int64_t s, int groups, span *to) {
+    const uint8_t *p = a->weight + row * a->row_bytes;
+    if (format == AFFINE) {
+        const int unit = a->scale_type == FLOAT32 ? 4 : 2;
+        const int64_t first = (row * groups_of_row(a, format) + 16 * s) * unit;
+        to->at = p + 16 * s * a->group * bits / 8;
+        if (groups == 16) { /* compilers know the count: vectors */
+            read_floats(a->scales + first, a->scale_type, 16, to->scale);
+            read_floats(a->biases + first, a->scale_type, 16, to->bias);
+        } else {
+            read_floats(a->scales + first, a->scale_type, groups, to->scale);
+            read_floats(a->biases + first, a->scale_type, groups, to->bias);
+        }
+        return;
+    }
+    to->at = p += s * block_bytes(format);
+    if (format == Q4_K || format == Q5_K) {
+        open_k_scales(p + 4, float_at(p, 0, FLOAT16), float_at(p, 1, FLOAT16), to);
+    } else if (format == Q6_K) {
+        const float d = float_at(p + 208, 0, FLOAT16);
+        for (int i = 0; i < 16; i++) to->scale[i] = d * (float)(int8_t)p[192 + i], to->bias[i] = -32 * to->scale[i];
+    } else if (format == Q2_K) {
+        const float d = float_at(p + 80, 0, FLOAT16), least = float_at(p + 82, 0, FLOAT16);
+        for (int i = 0; i < 16; i++) to->scale[i] = d * (float)(p[i] & 15), to->bias[i] = -least * (float)(p[i] >> 4);
+    } else {
+        const float d = float_at(p + 108, 0, FLOAT16);
+        for (int i = 0; i < 16; i++) {
+            int code = (p[96 + i % 8] >> (i / 8 * 4) & 15) | (p[104 + i % 4] >> (i / 4 * 2) & 3) << 4;
+            to->scale[i] = d * (float)(code - 32), to->bias[i] = -4 * to->scale[i];
+        }
+    }
+}
+
+typedef uint16_t word_vector __attribute__((vector_size(16)));
+INLINE byte_vector bits_at(const uint8_t *p, int shift, int mask) { /* of sixteen bytes */
+    return (byte_vector)((word_vector)load_bytes(p) >> (uint16_t)shift) & (uint8_t)mask;
+}
+
+/* Codes of chunk i of a span. `end`: of the matrix, beyond which nothing is read. */
+INLINE floats chunk_codes(const span *s, int format, int bits, int i, const uint8_t *end) {
+    const uint8_t *p = s->at;
+    const int half = i / 8, part = i % 2, third = i / 2 % 4;
+    byte_vector v = {0};
+    switch (format) {
+    case AFFINE:
+        p += 2 * bits * i;
+        if (bits == 8) return from_bytes(to_bytes(load_bytes(p)));
+        if (bits == 4) v = load_half(p);
+        else if (p + 16 <= end) v = load_bytes(p);
+        else memcpy(&v, p, 2 * bits);
+        return from_codes(to_bytes(v), bits);
+    case Q4_K: v = bits_at(p + 16 + i / 4 * 32 + part * 16, third % 2 * 4, 15); break;
+    case Q5_K:
+        v = bits_at(p + 48 + i / 4 * 32 + part * 16, third % 2 * 4, 15);
+        v |= bits_at(p + 16 + part * 16, i / 2, 1) << 4;
+        break;
+    case Q6_K:
+        v = bits_at(p + half * 64 + third % 2 * 32 + part * 16, third / 2 * 4, 15);
+        v |= bits_at(p + 128 + half * 32 + part * 16, 2 * third, 3) << 4;
+        break;
+    case Q2_K: v = bits_at(p + 16 + half * 32 + part * 16, 2 * third, 3); break;
+    case Q3_K:
+        v = bits_at(p + 32 + half * 32 + part * 16, 2 * third, 3);
+        v |= bits_at(p + part * 16, i / 2, 1) << 2;
+        break;
+    }
+    return from_bytes(to_bytes(v));
+}
+#endif

@@ -1,0 +1,197 @@
+/* Sixteen floats and sixteen bytes, by AVX-512, AVX2, NEON or plain C.
+ *
+ * The only file that knows instructions. Every way computes the same bits: lanes are fused multiply-adds, and `sum`
+ * adds them in one order. */
+#ifndef MLXRT_VECTOR_H
+#define MLXRT_VECTOR_H
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Sixteen codes of `bits` bits lie in 2 * bits bytes: which bytes a lane reads, and how far it shifts them. */
+#define BYTE(i, bits, b) ((i) * (bits) / 8 + (b) < 16 ? (i) * (bits) / 8 + (b) : 15)
+#define SHIFT(i, bits) ((i) * (bits) % 8)
+#define LANE(i, bits) BYTE(i, bits, 0), BYTE(i, bits, 1), BYTE(i, bits, 2), BYTE(i, bits, 3)
+#define LANES4(i, bits) LANE(i, bits), LANE(i + 1, bits), LANE(i + 2, bits), LANE(i + 3, bits)
+#define SHIFTS4(i, bits) SHIFT(i, bits), SHIFT(i + 1, bits), SHIFT(i + 2, bits), SHIFT(i + 3, bits)
+#define FOR_BITS(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8)
+#define NO_TABLE {0}
+
+static const int8_t code_bytes[9][64] __attribute__((aligned(64))) = {NO_TABLE
+#define TABLE(bits) , {LANES4(0, bits), LANES4(4, bits), LANES4(8, bits), LANES4(12, bits)}
+    FOR_BITS(TABLE)
+#undef TABLE
+};
+static const int32_t code_shifts[9][16] __attribute__((aligned(64))) = {NO_TABLE
+#define TABLE(bits) , {SHIFTS4(0, bits), SHIFTS4(4, bits), SHIFTS4(8, bits), SHIFTS4(12, bits)}
+    FOR_BITS(TABLE)
+#undef TABLE
+};
+
+INLINE float half_to_float(uint16_t h) {
+    _Float16 f;
+    memcpy(&f, &h, 2);
+    return (float)f;
+}
+
+INLINE float bfloat_to_float(uint16_t h) {
+    uint32_t w = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &w, 4);
+    return f;
+}
+
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+#include <immintrin.h>
+#define VECTOR_NAME "AVX-512"
+enum { TILE_ROWS = 4, TILE_COLUMNS = 6 }; /* accumulators that fit the registers */
+typedef __m512 floats;
+typedef __m128i bytes;
+
+INLINE floats zeros(void) { return _mm512_setzero_ps(); }
+INLINE floats all(float x) { return _mm512_set1_ps(x); }
+INLINE floats load(const float *p) { return _mm512_loadu_ps(p); }
+INLINE void store(float *p, floats v) { _mm512_storeu_ps(p, v); }
+INLINE floats multiply(floats a, floats b) { return _mm512_mul_ps(a, b); }
+INLINE floats multiply_add(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE floats from_bytes(bytes b) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(b)); }
+INLINE floats from_codes(bytes b, int bits) {
+    __m512i spread = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(b), _mm512_load_si512(code_bytes[bits]));
+    spread = _mm512_srlv_epi32(spread, _mm512_load_si512(code_shifts[bits]));
+    return _mm512_cvtepi32_ps(_mm512_and_si512(spread, _mm512_set1_epi32((1 << bits) - 1)));
+}
+INLINE float sum(floats v) {
+    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(v), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)));
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+
+#elif defined(__AVX2__) && defined(__FMA__)
+#include <immintrin.h>
+#define VECTOR_NAME "AVX2"
+enum { TILE_ROWS = 2, TILE_COLUMNS = 3 };
+typedef struct { __m256 a, b; } floats;
+typedef __m128i bytes;
+
+INLINE floats zeros(void) { return (floats){_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+INLINE floats all(float x) { return (floats){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+INLINE floats load(const float *p) { return (floats){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+INLINE void store(float *p, floats v) { _mm256_storeu_ps(p, v.a), _mm256_storeu_ps(p + 8, v.b); }
+INLINE floats multiply(floats a, floats b) { return (floats){_mm256_mul_ps(a.a, b.a), _mm256_mul_ps(a.b, b.b)}; }
+INLINE floats multiply_add(floats a, floats b, floats c) {
+    return (floats){_mm256_fmadd_ps(a.a, b.a, c.a), _mm256_fmadd_ps(a.b, b.b, c.b)};
+}
+INLINE floats from_bytes(bytes b) {
+    return (floats){_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(b)),
+                    _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(b, b)))};
+}
+INLINE __m256 half_of_codes(__m256i b, int bits, int half) {
+    b = _mm256_shuffle_epi8(b, _mm256_load_si256((const __m256i *)(code_bytes[bits] + 32 * half)));
+    b = _mm256_srlv_epi32(b, _mm256_load_si256((const __m256i *)(code_shifts[bits] + 8 * half)));
+    return _mm256_cvtepi32_ps(_mm256_and_si256(b, _mm256_set1_epi32((1 << bits) - 1)));
+}
+INLINE floats from_codes(bytes b, int bits) {
+    __m256i twice = _mm256_broadcastsi128_si256(b);
+    return (floats){half_of_codes(twice, bits, 0), half_of_codes(twice, bits, 1)};
+}
+INLINE float sum(floats v) {
+    __m256 h = _mm256_add_ps(v.a, v.b);
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+#include <arm_neon.h>
+#define VECTOR_NAME "NEON"
+enum { TILE_ROWS = 2, TILE_COLUMNS = 3 };
+typedef struct { float32x4_t v[4]; } floats;
+typedef uint8x16_t bytes;
+#define EACH(expression) \
+    for (int i = 0; i < 4; i++) r.v[i] = expression; \
+    return r
+
+INLINE floats all(float x) { floats r; EACH(vdupq_n_f32(x)); }
+INLINE floats zeros(void) { return all(0); }
+INLINE floats load(const float *p) { floats r; EACH(vld1q_f32(p + 4 * i)); }
+INLINE void store(float *p, floats v) { for (int i = 0; i < 4; i++) vst1q_f32(p + 4 * i, v.v[i]); }
+INLINE floats multiply(floats a, floats b) { floats r; EACH(vmulq_f32(a.v[i], b.v[i])); }
+INLINE floats multiply_add(floats a, floats b, floats c) { floats r; EACH(vfmaq_f32(c.v[i], a.v[i], b.v[i])); }
+INLINE floats from_bytes(bytes b) {
+    uint16x8_t low = vmovl_u8(vget_low_u8(b)), high = vmovl_high_u8(b);
+    return (floats){{vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))), vcvtq_f32_u32(vmovl_high_u16(low)),
+                     vcvtq_f32_u32(vmovl_u16(vget_low_u16(high))), vcvtq_f32_u32(vmovl_high_u16(high))}};
+}
+INLINE floats from_codes(bytes b, int bits) {
+    floats r;
+    const uint32x4_t mask = vdupq_n_u32((1u << bits) - 1);
+    for (int i = 0; i < 4; i++) {
+        uint32x4_t lanes = vreinterpretq_u32_u8(vqtbl1q_u8(b, vld1q_u8((const uint8_t *)code_bytes[bits] + 16 * i)));
+        lanes = vshlq_u32(lanes, vnegq_s32(vld1q_s32(code_shifts[bits] + 4 * i)));
+        r.v[i] = vcvtq_f32_u32(vandq_u32(lanes, mask));
+    }
+    return r;
+}
+INLINE float sum(floats v) {
+    float32x4_t q = vaddq_f32(vaddq_f32(v.v[0], v.v[2]), vaddq_f32(v.v[1], v.v[3]));
+    float32x2_t d = vadd_f32(vget_low_f32(q), vget_high_f32(q));
+    return vget_lane_f32(d, 0) + vget_lane_f32(d, 1);
+}
+#undef EACH
+
+#else
+#include <math.h>
+#define VECTOR_NAME "plain C"
+enum { TILE_ROWS = 1, TILE_COLUMNS = 1 };
+typedef struct { float v[16]; } floats;
+typedef struct { uint8_t v[16]; } bytes;
+#define EACH(expression) \
+    for (int i = 0; i < 16; i++) r.v[i] = expression; \
+    return r
+
+INLINE floats all(float x) { floats r; EACH(x); }
+INLINE floats zeros(void) { return all(0); }
+INLINE floats load(const float *p) { floats r; EACH(p[i]); }
+INLINE void store(float *p, floats v) { memcpy(p, v.v, 64); }
+INLINE floats multiply(floats a, floats b) { floats r; EACH(a.v[i] * b.v[i]); }
+INLINE floats multiply_add(floats a, floats b, floats c) { floats r; EACH(fmaf(a.v[i], b.v[i], c.v[i])); }
+INLINE floats from_bytes(bytes b) { floats r; EACH((float)b.v[i]); }
+INLINE floats from_codes(bytes b, int bits) {
+    floats r;
+    for (int i = 0; i < 16; i++) {
+        uint32_t lane = 0;
+        for (int k = 0; k < 4; k++) lane |= (uint32_t)b.v[code_bytes[bits][4 * i + k]] << (8 * k);
+        r.v[i] = (float)(lane >> code_shifts[bits][i] & ((1u << bits) - 1));
+    }
+    return r;
+}
+INLINE float sum(floats v) {
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; i++) v.v[i] += v.v[i + half];
+    return v.v[0];
+}
+#undef EACH
+#endif
+
+/* Bytes as one would write them in C; what compilers make of it is one instruction each. */
+typedef uint8_t byte_vector __attribute__((vector_size(16)));
+INLINE byte_vector load_bytes(const uint8_t *p) {
+    byte_vector v;
+    memcpy(&v, p, 16);
+    return v;
+}
+typedef uint64_t long_vector __attribute__((vector_size(16)));
+INLINE byte_vector load_half(const uint8_t *p) { /* eight bytes, then zeros */
+    uint64_t low;
+    memcpy(&low, p, 8);
+    return (byte_vector)(long_vector){low, 0};
+}
+INLINE bytes to_bytes(byte_vector v) {
+    bytes b;
+    memcpy(&b, &v, 16);
+    return b;
+}
+#endif

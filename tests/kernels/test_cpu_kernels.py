@@ -1,0 +1,199 @@
+"""The kernels in C: against float64, row by row and together, through the engine, and where they cannot be built."""
+
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+import mlxrt
+from mlxrt.engine import cpu_kernels
+from mlxrt.kernels import OPS, Kernels
+from mlxrt.kernels.cpu import build
+from mlxrt.kernels.cpu.library import CpuKernels
+from mlxrt.kernels.ops.quantized import K_QUANTS
+from mlxrt.kernels.selftest import verify_cpu
+from mlxrt.kernels.testing import sample
+from mlxrt.models.quantized.packed_linear import PackedEmbedding, PackedLinear
+
+from ..support.log_lines import capture_log
+from ..support.tiny_files import CONFIG, float_weights, write_folder, write_gguf
+
+# One worker compiles the library, if it is not there yet.
+pytestmark = pytest.mark.xdist_group("cpu_kernels")
+
+FORMATS = [("affine", bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
+FORMATS += [(mode, 0, 256) for mode in K_QUANTS]
+PROMPTS = ([3, 14, 15, 9, 2, 6], [41, 5], [7, 7, 30, 1, 2, 3, 4, 8, 19, 22, 40], [11])
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    try:
+        return build.find_library(Path(build.SOURCES / "__pycache__"))
+    except build.BuildError as error:
+        pytest.skip(f"no CPU kernels here: {error}")
+
+
+@pytest.fixture(scope="module")
+def cpu(library) -> CpuKernels:
+    return CpuKernels(library, threads=2)
+
+
+@pytest.mark.parametrize(("mode", "bits", "group"), FORMATS, ids=str)
+@pytest.mark.parametrize(("rows", "groups"), [(1, 1), (7, 3), (67, 18)])
+def test_products_are_those_of_float64(cpu, mode, bits, group, rows, groups):
+    mx.random.seed(rows + bits)
+    matrix = sample(mode, (rows, groups * group), mx.bfloat16 if rows == 7 else mx.float32, bits, group)
+    if rows == 67 and mode == "affine":
+        matrix = type(matrix)(
+            matrix.weight, matrix.scales.astype(mx.float16), matrix.biases.astype(mx.float16), bits, group, mode
+        )
+    x = mx.random.normal((17, matrix.width))
+    truth = np.array(x, np.float64) @ np.array(matrix.plain(), np.float64).T
+    together = np.array(cpu.matmul(x, matrix))
+    assert together.dtype == np.float32 and together.shape == truth.shape
+    assert np.abs(together - truth).max() <= 1e-5 * np.abs(truth).max()
+    for first, count in [(0, 1), (1, 2), (3, 3), (6, 4), (10, 5), (1, 16)]:  # bit by bit: no row knows the others
+        assert np.array_equal(cpu.matmul(x[first : first + count], matrix), together[first : first + count])
+
+
+def test_threads_change_nothing(library):
+    matrix = sample("affine", (531, 256), mx.float32, 4, 32)
+    x = mx.random.normal((5, 256))
+    one = np.array(CpuKernels(library, threads=1).matmul(x, matrix))
+    assert all(np.array_equal(CpuKernels(library, threads=n).matmul(x, matrix), one) for n in (2, 3, 16))
+
+
+def test_every_op_agrees_with_its_reference(library):
+    kernels = Kernels("auto", cpu=CpuKernels(library, threads=2))
+    found = verify_cpu(kernels)
+    assert {result.op for result in found} == {name for name, op in OPS.items() if op.cpu_launch}
+    assert all(result.passed and result.cases >= 8 for result in found), found
+
+
+def test_a_wrong_kernel_is_disabled(library):
+    kernels = Kernels("auto", cpu=CpuKernels(library, threads=1))
+    kernels.cpu.matmul = lambda x, matrix, *rest, **more: mx.zeros((x.shape[0], matrix.rows))
+    assert [result.op for result in verify_cpu(kernels) if not result.passed] == ["qmv"]
+    assert "qmv" in kernels.disabled
+    matrix, x = sample("affine", (8, 64), mx.float32, 4, 32), mx.ones((2, 64))
+    assert mx.allclose(kernels.run(OPS["qmv"], x=x, matrix=matrix), matrix.multiply(x), atol=1e-5)
+
+
+def test_reference_mode_has_no_cpu_kernels(cpu):
+    assert Kernels("reference", cpu=cpu).cpu is None
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def folder(request, tmp_path_factory):
+    """A model whose matrices have 4 and 8 bits, so that some layers are merged and others not."""
+    config = CONFIG | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    if request.param == "qwen3":
+        config |= {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True}
+    arrays = {}
+    for name, array in float_weights(config, seed=5).items():
+        if array.ndim == 1:
+            arrays[name] = mx.array(array)
+            continue
+        bits = 8 if "v_proj" in name or "embed" in name else 4
+        parts = mx.quantize(mx.array(array) * 0.3, group_size=32, bits=bits)
+        arrays |= dict(zip((name, name.replace("weight", "scales"), name.replace("weight", "biases")), parts))
+    return str(write_folder(tmp_path_factory.mktemp(request.param), arrays, config))
+
+
+def answer(folder, prompts, **options):
+    with mlxrt.load(folder, **{"dequantise": False, "deterministic": True, **options}) as engine:
+        done = engine.generate([list(p) for p in prompts], max_tokens=40, temperature=0.0, ignore_eos=True)
+        layers = {type(m) for m in engine.model.modules()}
+        return [c.tokens for c in done], layers, dict(engine.model.kernels.used)
+
+
+def test_tokens_are_those_of_unpacked_weights(folder, library):
+    packed, layers, used = answer(folder, PROMPTS)
+    assert {PackedLinear, PackedEmbedding} <= layers
+    assert {"qmv", "embed_rows", "paged_attention"} <= used.keys()
+    plain, layers, used = answer(folder, PROMPTS, dequantise=True)
+    assert PackedLinear not in layers and not used
+    assert packed == plain
+    alone = [answer(folder, [prompt])[0][0] for prompt in PROMPTS[:2]]
+    assert alone == packed[:2]
+
+
+@pytest.fixture(scope="module")
+def k_quants(tmp_path_factory):
+    """A GGUF file of K-quants, values of another kind than keys, and a folder of the numbers they stand for."""
+    config = CONFIG | {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_attention_heads": 4}
+    config |= {"num_key_value_heads": 2}
+    kinds = {"v_proj": "q6_k", "o_proj": "q5_k", "gate": "q3_k", "up": "q3_k", "down": "q2_k", "embed": "q5_k"}
+    stored, plain = {}, {}
+    mx.random.seed(4)
+    for name, array in float_weights(config, seed=5).items():
+        stored[name] = plain[name] = array
+        if array.ndim == 2:
+            kind = next((k for part, k in kinds.items() if part in name), "q4_k")
+            matrix = sample(kind, array.shape, mx.float32)
+            stored[name], plain[name] = np.array(matrix.weight), np.array(matrix.plain())
+    folder = tmp_path_factory.mktemp("k_quants")
+    return write_gguf(folder / "k.gguf", stored, config), write_folder(folder / "plain", plain, config)
+
+
+def test_k_quants_of_a_file_stay_packed(k_quants, library):
+    file, folder = k_quants
+    with mlxrt.load(str(folder)) as engine:
+        truth = np.array(engine.score(list(range(3, 40, 2))))
+    with mlxrt.load(str(file), dequantise=False) as engine:
+        found = np.array(engine.score(list(range(3, 40, 2))))
+        arrays = engine.model.parameters()
+        kinds = {m.mode for m in engine.model.modules() if isinstance(m, PackedLinear | PackedEmbedding)}
+        held = sum(a.nbytes for _, a in tree_flatten(arrays))
+    assert kinds == set(K_QUANTS)
+    assert held <= 1.02 * file.stat().st_size
+    assert np.abs(found - truth).max() < 1e-5 * np.abs(truth).max()
+    packed, plain = answer(str(file), PROMPTS)[0], answer(str(folder), PROMPTS, dequantise=None)[0]
+    assert packed == plain
+    assert mlxrt.engine.load.open_model(str(file), mlxrt.EngineConfig(dequantise=False)).plan.weights == held
+
+
+def test_damaged_k_quants_are_refused(k_quants, library, tmp_path):
+    from mlxrt.weights import GgufCheckpoint
+
+    file, _ = k_quants
+    tensor = GgufCheckpoint(file).file.tensors["blk.0.attn_q.weight"]
+    data = bytearray(file.read_bytes())
+    data[tensor.offset : tensor.offset + 2] = b"\x00\x7c"  # an infinite scale
+    (tmp_path / "bad.gguf").write_bytes(data)
+    with pytest.raises(mlxrt.BadCheckpoint, match="attn_q"):
+        mlxrt.load(str(tmp_path / "bad.gguf"), dequantise=False)
+
+
+def test_options_that_need_mlx_leave_the_kernels_out(folder, library):
+    for options in ({"kernels": "reference"}, {"compile": True}, {"dtype": "bfloat16"}):
+        assert not answer(folder, PROMPTS[1:2], **options)[2]
+
+
+def test_without_a_compiler_mlx_computes_and_one_line_says_so(folder, monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    monkeypatch.setattr(build, "find_compilers", lambda: iter(()))
+    monkeypatch.setenv("MLXRT_CACHE", str(tmp_path / "cache"))
+    cpu_kernels.locate.cache_clear()
+    said = capture_log()
+    try:
+        assert not answer(folder, PROMPTS[1:2])[2]
+        answer(folder, PROMPTS[1:2])
+    finally:
+        cpu_kernels.locate.cache_clear()
+    lines = [line for line in said if "CPU kernels" in line]
+    assert len(lines) == 1 and "pip install ziglang" in lines[0]
+
+
+def test_libraries_that_are_wrong_get_no_name(monkeypatch, tmp_path):
+    """A compiler that fails, one whose library crashes, and nothing left behind."""
+    crash = "import sys, pathlib; pathlib.Path(sys.argv[sys.argv.index('-o') + 1]).write_bytes(b'')"
+    commands = [(sys.executable, "-c", "import sys; sys.exit('no such flag')"), (sys.executable, "-c", crash)]
+    monkeypatch.setattr(build, "find_compilers", lambda: iter(commands))
+    with pytest.raises(build.BuildError, match=r"does not compile them: no such flag; .*its library is wrong"):
+        build.build(tmp_path / "kernels.so")
+    assert not list(tmp_path.iterdir())
