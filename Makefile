@@ -53,6 +53,7 @@ test-gpu: $(GPU_READY)
 test-all: test $(PEERS)
 	@$(BIN)/python -m tests.long.fuzz_checkpoints --count 2000
 	@$(BIN)/python -m tests.long.fuzz_jang --count 1000
+	@$(BIN)/python -m tests.long.fuzz_server --count 5000
 	@$(BIN)/python tests/text/token_vectors.py
 	@$(BIN)/python tests/long/check_macos_resolve.py
 	@$(BIN)/python -m tests.long.state_machine --programs 3000

@@ -15,9 +15,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
-from .problem import WRITERS, Problem, describe, encode_json, protocol_of
+from h11 import LocalProtocolError
+from starlette.requests import ClientDisconnect
+
+from .problem import CLIENT_LEFT, WRITERS, Problem, describe, encode_json, protocol_of
 
 log = logging.getLogger("mlxrt.server")
 
@@ -70,6 +73,8 @@ class AccessControl:
             problem = describe(error)
             if problem.status == 500:
                 log.exception(f"{request_id}: {scope['method']} {scope['path']}")
+            if problem.status == CLIENT_LEFT:
+                return
             if answer.status is None:
                 await answer.problem(problem, protocol_of(scope["path"]))
             elif not answer.complete:
@@ -95,7 +100,7 @@ class AccessControl:
             raise Problem(
                 403, f"the Host {host[:80]!r} is not this server; allow it with --allow-host", "permission_error"
             )
-        same = origin is not None and host is not None and urlsplit(origin).netloc == host
+        same = origin is not None and host is not None and split_address(origin).netloc == host
         if origin is not None and not same and origin not in self.rules.origins:
             text = f"pages of {origin[:80]!r} may not use this server; allow them with --allow-origin"
             raise Problem(403, text, "permission_error")
@@ -113,7 +118,7 @@ class AccessControl:
             raise too_large(self.rules.max_body)
 
     def _known_host(self, host: str) -> bool:
-        name = urlsplit(f"//{host}").hostname or ""
+        name = split_address(f"//{host}").hostname or ""
         if name == "localhost" or name.endswith(".localhost") or name in self.rules.hosts:
             return True
         try:
@@ -147,6 +152,14 @@ class Body:
         return message
 
 
+def split_address(text: str) -> SplitResult:
+    """The parts of an address; none where it is no address at all."""
+    try:
+        return urlsplit(text)
+    except ValueError:
+        return urlsplit("")
+
+
 def too_large(limit: int) -> Problem:
     return Problem(413, f"the body is larger than {limit} bytes", "request_too_large", "request_too_large")
 
@@ -162,11 +175,16 @@ class Answer:
         self.complete = False
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        status = self.status
         if message["type"] == "http.response.start":
-            self.status = message["status"]
+            status = message["status"]
             message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
         async with asyncio.timeout(SEND_TIMEOUT_S):  # a reader that takes nothing must not hold its memory for ever
-            await self._send(message)
+            try:
+                await self._send(message)
+            except LocalProtocolError as error:  # uvicorn has refused the rest of the body already, and closes
+                raise ClientDisconnect from error
+        self.status = status
         self.complete = message["type"] == "http.response.body" and not message.get("more_body", False)
 
     async def problem(self, problem: Problem, protocol: str) -> None:

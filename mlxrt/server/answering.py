@@ -24,7 +24,7 @@ from ..engine.async_stream import AsyncStream
 from ..engine.output import complete
 from ..engine.request import Completion, Event, Request
 from ..errors import QueueFull
-from .problem import Fields, Problem, describe, describe_full_queue, encode_json
+from .problem import CLIENT_LEFT, Fields, Problem, describe, describe_full_queue, encode_json
 
 log = logging.getLogger("mlxrt.server")
 
@@ -34,7 +34,6 @@ PREPARERS = ThreadPoolExecutor(2, "mlxrt prepare")
 
 KEEP_ALIVE_S = 5.0  # by the clock: proxies and clients give up on a silent stream
 MAX_DEPTH = 200  # of a body's JSON
-CLIENT_LEFT = 499
 TIMEOUT_HEADER = "x-request-timeout"  # seconds; the body's `timeout` goes first
 
 

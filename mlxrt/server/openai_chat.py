@@ -55,6 +55,8 @@ def read_chat(body: Fields, engine: AsyncEngine) -> Call:
     for i, message in enumerate(messages):
         if not isinstance(message, dict):
             raise body.fail(f"messages[{i}]", "expected an object")
+        if message.get("content") is None and message.get("role") in ("user", "system", "developer"):
+            raise body.fail(f"messages[{i}].content", "is required")
     count = body.integer("n", 1, MAX_CHOICES) or 1
     wants, top = body.flag("logprobs"), body.integer("top_logprobs", 0, 20) or 0
     if top and not wants:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.requests import ClientDisconnect
+
 from ..errors import (
     BadRequest,
     BadTemplate,
@@ -23,6 +25,7 @@ from ..errors import (
 )
 
 MAX_RETRY_SECONDS = 60  # clients give up on longer ones
+CLIENT_LEFT = 499  # nobody reads it; it is for the log
 RETRY_SECONDS = 1  # what a client is told to wait for where nothing better is known
 ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -66,6 +69,8 @@ def describe(error: BaseException) -> Problem:
     """The problem behind an exception; 500 only for what is a defect of ours."""
     if isinstance(error, Problem):
         return error
+    if isinstance(error, ClientDisconnect):
+        return Problem(CLIENT_LEFT, "the client has left")
     if isinstance(error, ContextOverflow):
         text = (
             f"This model's maximum context length is {error.limit} tokens. However, your messages resulted in "

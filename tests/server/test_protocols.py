@@ -149,3 +149,49 @@ def test_openai_responses_repeat_what_was_asked(client):
     answer = client.responses.create(model="toy", input="hello", max_output_tokens=4, **asked)
     assert answer.instructions == "be short" and answer.metadata == {"a": "b"}
     assert answer.tools[0].name == "f" and answer.parallel_tool_calls is False
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 11, "top_p": 0.8, "top_k": 40}]
+)
+def test_every_protocol_gives_the_engines_tokens(server, sampling):
+    """Greedy and drawn, whole and streamed. Anthropic's protocol has no seed."""
+    own = server.engine.generate(MESSAGES, max_tokens=24, **sampling)
+    raw = server.engine.generate("hello", max_tokens=24, **sampling)
+    chat = {"model": "toy", "messages": MESSAGES, **sampling}
+    options = {"num_predict": 24, **sampling}
+    asked = [
+        ("/v1/chat/completions", chat | {"max_tokens": 24}, lambda a: a["choices"][0]["message"]["content"], own),
+        ("/v1/completions", sampling | {"prompt": "hello", "max_tokens": 24}, lambda a: a["choices"][0]["text"], raw),
+        ("/v1/responses", sampling | {"input": "hello", "max_output_tokens": 24}, read_response, own),
+        ("/api/chat", {"messages": MESSAGES, "options": options}, lambda a: a["message"]["content"], own),
+        ("/api/generate", {"prompt": "hello", "options": options}, lambda a: a["response"], own),
+        ("/api/generate", {"prompt": "hello", "raw": True, "options": options}, lambda a: a["response"], raw),
+    ]  # fmt: skip
+    if "seed" not in sampling:
+        asked.append(("/v1/messages", chat | {"max_tokens": 24}, lambda a: a["content"][0]["text"], own))
+    for path, given, read, expected in asked:
+        body = {"model": "toy"} | given
+        assert read(server.post(path, body | {"stream": False}).json()) == expected.text, path
+        assert join_stream(server.post(path, body | {"stream": True}).text) == expected.text, path
+
+
+def read_response(answer) -> str:
+    return answer["output"][0]["content"][0]["text"]
+
+
+def join_stream(text: str) -> str:
+    """The text of a stream, whatever its protocol."""
+    found = []
+    for line in text.splitlines():
+        event = json.loads(line.removeprefix("data: ")) if "{" in line else {}
+        delta = event.get("delta")
+        if event.get("choices"):
+            choice = event["choices"][0]
+            found.append(choice.get("text") or choice.get("delta", {}).get("content") or "")
+        elif isinstance(delta, (str, dict)):
+            found.append(delta if isinstance(delta, str) else delta.get("text", ""))
+        else:
+            found.append(event.get("response", "") if isinstance(event.get("response"), str) else "")
+            found.append(event.get("message", {}).get("content") or "" if "done" in event else "")
+    return "".join(found)
