@@ -61,6 +61,8 @@ test-all: test $(PEERS)
 	@$(BIN)/python -m tests.long.scheduler --programs 2000
 	@$(BIN)/python -m tests.long.soak
 	@$(BIN)/python -m tests.long.kill_during_save --saves 200
+	@$(BIN)/python -m tests.long.load_server
+	@$(BIN)/python -m tests.long.check_clients
 	@$(BIN)/python -m pytest -rs -m slow tests
 	@$(BIN)/python -m tests.long.check_parity
 	@$(BIN)/python -m tests.long.check_real_models

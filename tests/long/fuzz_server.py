@@ -16,6 +16,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from mlxrt import EngineConfig
@@ -251,14 +252,12 @@ def exchange(address: tuple[str, int], request: bytes, patience: float = TIMEOUT
     """Everything the server answers until it closes; TimeoutError where it hangs. No more comes after `patience`."""
     with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
         answer = b""
-        try:
+        with suppress(ConnectionResetError, BrokenPipeError):  # it need not read what it refuses
             connection.sendall(request)
             if not select.select([connection], [], [], patience)[0]:  # it may wait for the rest of a body
                 connection.shutdown(socket.SHUT_WR)
             while part := connection.recv(65536):
                 answer += part
-        except (ConnectionResetError, BrokenPipeError):  # it need not read what it refuses
-            pass
         return answer
 
 
