@@ -95,6 +95,6 @@ $(READY): pyproject.toml
 	@touch $@
 
 $(PEERS): $(READY)
-	@echo "installing llama.cpp (xllamacpp), to compare with"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check xllamacpp
+	@echo "installing llama.cpp (xllamacpp), to compare with, and onnx, to read one of the models"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check xllamacpp onnx
 	@touch $@

