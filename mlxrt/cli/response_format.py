@@ -45,7 +45,9 @@ def read_format(args: argparse.Namespace) -> ResponseFormat | None:
 def read_text(path: str, flag: str) -> str:
     try:
         return Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise BadRequest(f"{flag} {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
         raise BadRequest(f"{flag} {path}: {error}") from None
 
 

@@ -22,7 +22,7 @@ from ..cache import LayerState, PrefixCache
 from ..cache.memory import KVPools, apply_kv_options, size_pools
 from ..cache.storage import DiskStore
 from ..config import EngineConfig, nbytes
-from ..errors import BadLogits, BadRequest, EngineClosed, EngineFailed, GrammarFailed, WontFit, is_out_of_memory
+from ..errors import BadLogits, BadRequest, EngineClosed, EngineFailed, GrammarFailed, is_out_of_memory
 from ..kernels import device
 from ..models import CausalLM
 from ..text import Tokenizer
@@ -32,6 +32,7 @@ from .memory import (
     MlxLimits,
     activation_bytes,
     check_buffers,
+    choose_context,
     count_buffers,
     max_chunk_size,
     plan_memory,
@@ -120,12 +121,7 @@ class EngineCore:
         self.disk = self._open_disk(self.prefix_cache) if self.prefix_cache is not None and config.disk_cache else None
 
     def _context_length(self) -> int:
-        own, asked, fits = self.model.config.context, self.config.max_context, self.kv_tokens
-        if asked is not None and asked > own:
-            raise BadRequest(f"max_context {asked} is beyond the model's own {own} tokens")
-        if asked is not None and asked > fits:
-            raise WontFit(f"max_context {asked} does not fit: {fits} tokens do; raise kv_memory")
-        return min(asked or own, fits)
+        return choose_context(self.model.config.context, self.config.max_context, self.kv_tokens)
 
     def _limits(self, config: EngineConfig) -> Limits:
         max_step, chunk = min(g.spec.max_step for g in self.pools.groups), self.memory.chunk

@@ -12,7 +12,7 @@ import mlx.nn as nn
 from .. import _openblas as blas
 from ..cache.memory import ExternalKV
 from ..config import EngineConfig
-from ..errors import BadRequest, NoTokenizer
+from ..errors import BadRequest, ContextOverflow, NoTokenizer
 from ..kernels import Kernels, backend, device, make_gpu
 from ..kernels.cuda.module_cache import use_module_folder
 from ..kernels.mlx_defects import ask_for_exact_float32
@@ -89,7 +89,10 @@ class OpenModel:
     def check_prompt(self, request: Request) -> None:
         """Refuse what the chat template does not take or the model's context cannot hold, before a weight is read."""
         if self.tokenizer is not None and request.tokens is None:
-            refuse_beyond_context(len(encode_text(self.tokenizer, request)), self.plan.outline.config.context)
+            n = len(encode_text(self.tokenizer, request))
+            refuse_beyond_context(n, self.plan.outline.config.context)
+            if n >= self.context:
+                raise ContextOverflow(n, self.context)
 
     def load(self, on_event: Callable[[EngineEvent], None] | None = None) -> Engine:
         if device.backend() == "cpu" and blas.slow():

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from ..cache.memory import apply_kv_options
+from ..cache.memory import apply_kv_options, size_pools
 from ..config import EngineConfig, nbytes
-from ..errors import BadRequest, WontFit
+from ..errors import WontFit
 from ..kernels import device
 from ..models import CausalLM, find
 from ..weights import Checkpoint, TensorInfo
@@ -21,7 +21,7 @@ from ..weights.formats.quantized import refuse_methods
 from ..weights.load.assign import check_depth
 from ..weights.random_models import Shape
 from .cpu_kernels import open_cpu_kernels
-from .memory import max_chunk_size, plan_memory, weight_bytes
+from .memory import choose_context, max_chunk_size, plan_memory, weight_bytes
 from .weight_size import check_weights_fit, checkpoint_bytes, is_k_quant_matrix, make_outline, shape_bytes
 
 log = logging.getLogger("mlxrt")
@@ -122,17 +122,20 @@ def plan_shape(shape: Shape, config: EngineConfig) -> LoadPlan:
 def check_plan(plan: LoadPlan, config: EngineConfig) -> None:
     """Refuse options that do not apply to the model, and weights that do not fit."""
     own = plan.outline.config.context
-    if config.max_context is not None and config.max_context > own:
-        raise BadRequest(f"max_context {config.max_context} is beyond the model's own {own} tokens")
+    choose_context(own, config.max_context, own)
     check_memory(plan, config)
 
 
 def check_memory(plan: LoadPlan, config: EngineConfig) -> None:
     specs = apply_kv_options(plan.outline.cache_specs(), config.kv, config.max_kv_size, plan.dtype, quiet=True)
+    limited = config.memory is not None or config.kv_memory is not None  # else what is free decides, after loading
     try:
         check_weights_fit(plan.name, plan.weights, config)
-        if config.memory is not None:
-            plan_memory(plan.outline, specs, config, config.chunk or max_chunk_size(plan.outline), plan.weights)
+        chunk = config.chunk or max_chunk_size(plan.outline)
+        memory = plan_memory(plan.outline, specs, config, chunk, plan.weights) if limited else None
     except WontFit as error:
         packed = f"; packed (dequantise off) they take {plan.packed}" if plan.packed < plan.weights else ""
         raise WontFit(f"{error}{packed}") from None
+    if memory is not None:
+        fits = size_pools(specs, memory.kv, config.max_running).fits
+        choose_context(plan.outline.config.context, config.max_context, fits)

@@ -21,7 +21,7 @@ from mlx.utils import tree_flatten
 
 from ..cache.memory import LayerSpec, Shared
 from ..config import EngineConfig, nbytes
-from ..errors import WontFit, is_out_of_memory
+from ..errors import BadRequest, WontFit, is_out_of_memory
 from ..kernels import device
 from ..models import CausalLM
 
@@ -126,6 +126,15 @@ def plan_memory(
             "smaller model"
         )
     return plan
+
+
+def choose_context(own: int, asked: int | None, fits: int) -> int:
+    """Tokens a sequence may hold, of a model that holds `own` and memory that holds `fits`."""
+    if asked is not None and asked > own:
+        raise BadRequest(f"max_context {asked} is beyond the model's own {own} tokens")
+    if asked is not None and asked > fits:
+        raise WontFit(f"max_context {asked} does not fit: {fits} tokens do; raise kv_memory")
+    return min(asked or own, fits)
 
 
 def fit_chunk_size(

@@ -238,6 +238,12 @@ def test_without_template_or_tokenizer_no_weight_is_read(cli, folder, tmp_path, 
 def test_wrong_kv_and_too_little_memory_read_no_weight(cli, folder, no_weights):
     assert "kv must be one of full" in cli("generate", "-m", folder, "--kv", "q5", "hi").refused(2)
     assert "memory is limited to" in cli("generate", "-m", folder, "--memory", "100K", "hi").refused(1)
+    line = cli("generate", "-m", folder, "--kv-memory", "1K", "hi").refused(1)
+    assert "keys, values and states need" in line and "there are 1024; " in line
+    line = cli("generate", "-m", folder, "--kv-memory", "100K", "--max-context", 4096, "hi").refused(1)
+    assert "max_context 4096 does not fit: " in line
+    line = cli("generate", "-m", folder, "--max-context", 5, "a longer prompt").refused(2)
+    assert "the context holds 5 " in line and "raise max_context" in line
 
 
 def test_a_prompt_beyond_the_model_gets_no_advice_to_raise_max_context(cli, folder):
