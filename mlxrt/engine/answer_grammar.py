@@ -1,6 +1,7 @@
 """The grammar of a request's answer: its response_format, or calls of its tools; from the end of the reasoning on."""
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from ..errors import BadRequest
 from ..text import Tokenizer
 from ..text.grammar import GatedMatcher, GrammarCompiler, GrammarMatcher
+from ..text.lark_rules import literal
 from ..text.parsing.harmony import END_THINKING
 from ..text.parsing.select import HARMONY, REASONING_FORMATS, is_open
 from ..text.response_format import ResponseFormat
@@ -37,7 +39,14 @@ class AnswerGrammars:
         if tools and request.tool_choice not in ("auto", "none"):
             if wanted is not None:
                 raise BadRequest("tool_choice demands a call and response_format an answer; give one of the two")
-            return self._after_reasoning(self._required_calls(request, tools), request, prompt)
+            required, form = self._required_calls(request, tools), self._call_grammar
+            if form is None or form.reasoning is None:
+                return self._after_reasoning(required, request, prompt)
+            if request.thinking_budget is not None:
+                raise BadRequest(
+                    f"tool_choice {request.tool_choice!r:.40} cannot be held together with thinking_budget here"
+                )
+            return required  # its grammar has the reasoning in it
         if wanted is not None:
             return self._after_reasoning(self._compiler.matcher(wanted), request, prompt)
         return self._optional_calls(request, tools) if tools and request.tool_choice == "auto" else None
@@ -59,7 +68,7 @@ class AnswerGrammars:
 
     def _optional_calls(self, request: Request, tools: list[dict[str, Any]]) -> GatedMatcher | None:
         form = self._call_grammar
-        if form is None or not form.begin:
+        if form is None or not form.begin or not form.gated:
             if any(is_strict(tool) for tool in tools) or not request.parallel_tool_calls:
                 kind = self._answers.found.calls
                 log.info(f"calls in the format {kind} are not held to their schemas, nor to one call")
@@ -81,7 +90,7 @@ class AnswerGrammars:
         self, form: CallGrammar, tools: list[dict[str, Any]], from_begin: bool, several: bool = True
     ) -> GrammarMatcher:
         lenient = {tool["function"]["name"]: self._is_lenient(tool) for tool in tools}
-        text = write_call_grammar(form, tools, lenient, self._write_marker, from_begin, several)
+        text = write_call_grammar(form, tools, lenient, self._write_text, from_begin, several)
         return self._compiler.matcher(ResponseFormat("grammar", text))
 
     def _is_lenient(self, tool: Mapping[str, Any]) -> bool:
@@ -93,7 +102,7 @@ class AnswerGrammars:
         assert form is not None
         if form.text not in self._lenient:
             try:
-                self._compiler.matcher(form)
+                self._check_enforced(form, schema)
                 self._lenient[form.text] = ""
             except BadRequest as error:
                 self._lenient[form.text] = str(error)
@@ -103,10 +112,19 @@ class AnswerGrammars:
             raise BadRequest(f"tool {tool['function']['name']} is strict, but its schema cannot be enforced: {reason}")
         return bool(reason)
 
-    def _write_marker(self, text: str) -> str:
-        """A marker in Lark: by its id where it is a special token, which is no text."""
-        id = self._tokenizer.lexer_vocabulary.added.get(text)
-        return f"<[{id}]>" if id is not None and id in self._tokenizer.special_ids else f'"{text}"'
+    def _check_enforced(self, form: ResponseFormat, schema: Mapping[str, Any]) -> None:
+        """BadRequest that names what the calls' format, or a grammar of JSON, cannot hold."""
+        calls = self._call_grammar
+        if calls is not None and calls.unenforced is not None and (left := calls.unenforced(schema)):
+            raise BadRequest(f"calls in the format {self._answers.found.calls} are not held to {', '.join(left)}")
+        self._compiler.matcher(form)
+
+    def _write_text(self, text: str) -> str:
+        """A text in Lark: markers that are special tokens by their ids, since they are no text."""
+        added, special = self._tokenizer.lexer_vocabulary.added, self._tokenizer.special_ids
+        found = sorted((m for m, id in added.items() if id in special and m in text), key=len, reverse=True)
+        parts = re.split(f"({'|'.join(map(re.escape, found))})", text) if found else [text]
+        return " ".join(f"<[{added[part]}]>" if part in found else literal(part) for part in parts if part)
 
     # Reasoning
 
