@@ -8,10 +8,12 @@ import json
 import logging
 import re
 import threading
+import time
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mlxrt")
 
+T = TypeVar("T")
 COMPILE_SECONDS = 10.0
+COMPILING = 3  # formats at a time
 CACHED = 64  # compiled formats kept
 # Characters to put before a text, for vocabularies that mark the start of words; one may merge with the text.
 LEADS = ("x", "\n", "}", "7")
@@ -151,7 +155,7 @@ class GrammarCompiler:
         self._source, self._vocab_size, self._stops = tokenizer, vocab_size, stops
         self._lock = threading.Lock()
         self._compiled: OrderedDict[ResponseFormat, LLMatcher] = OrderedDict()
-        self._worker: ThreadPoolExecutor | None = None
+        self._compiling = threading.Semaphore(COMPILING)
         self._tokenizer: Future[LLTokenizer] | None = None
 
     def matcher(self, wanted: ResponseFormat) -> GrammarMatcher:
@@ -161,25 +165,34 @@ class GrammarCompiler:
             if found is not None:
                 self._compiled.move_to_end(wanted)
                 return GrammarMatcher(found.deep_copy())
-            if self._worker is None:
-                self._worker = ThreadPoolExecutor(1, "mlxrt-grammar")
-                self._tokenizer = self._worker.submit(self._build_tokenizer)
-            assert self._tokenizer is not None
-            tokenizer, worker = self._tokenizer, self._worker
-        made = worker.submit(lambda: compile_format(wanted, tokenizer.result()))
-        tokenizer.result()
-        try:
-            matcher = made.result(COMPILE_SECONDS)
-        except Late:
-            made.cancel()
-            raise BadRequest(
-                f"response_format was not compiled within {COMPILE_SECONDS:g} s; make it smaller or flatter"
-            ) from None
+            if self._tokenizer is None:
+                self._tokenizer = run_in_thread(self._build_tokenizer)
+            tokenizer = self._tokenizer
+        matcher = self._compile(wanted, tokenizer.result())
         with self._lock:
             self._compiled[wanted] = matcher
             while len(self._compiled) > CACHED:
                 self._compiled.popitem(last=False)
             return GrammarMatcher(matcher.deep_copy())
+
+    def _compile(self, wanted: ResponseFormat, tokenizer: "LLTokenizer") -> "LLMatcher":
+        """In a thread, which nothing can stop: a few formats that never end leave others their time."""
+
+        def work() -> "LLMatcher":
+            try:
+                return compile_format(wanted, tokenizer)
+            finally:
+                self._compiling.release()
+
+        until = time.monotonic() + COMPILE_SECONDS
+        try:
+            if not self._compiling.acquire(timeout=COMPILE_SECONDS):
+                raise Late
+            return run_in_thread(work).result(max(until - time.monotonic(), 0.1))
+        except Late:
+            raise BadRequest(
+                f"response_format was not compiled within {COMPILE_SECONDS:g} s; make it smaller or flatter"
+            ) from None
 
     def _build_tokenizer(self) -> "LLTokenizer":
         from llguidance import LLTokenizer, TokenizerWrapper
@@ -187,9 +200,19 @@ class GrammarCompiler:
         view = TokenizerView(self._source, self._vocab_size, self._stops)
         return LLTokenizer(TokenizerWrapper(view), n_vocab=self._vocab_size, eos_token=sorted(self._stops) or None)
 
-    def close(self) -> None:
-        if self._worker is not None:
-            self._worker.shutdown(wait=False, cancel_futures=True)
+
+def run_in_thread(work: Callable[[], T]) -> "Future[T]":
+    """Not of a pool: Python waits for a pool's threads when it exits, and llguidance may take minutes to refuse."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # raised where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="mlxrt-grammar", daemon=True).start()
+    return future
 
 
 def compile_format(wanted: ResponseFormat, tokenizer: "LLTokenizer") -> "LLMatcher":
@@ -208,7 +231,7 @@ def compile_format(wanted: ResponseFormat, tokenizer: "LLTokenizer") -> "LLMatch
 
 def write_grammar(wanted: ResponseFormat) -> str:
     """The format in llguidance's language."""
-    from llguidance import LLMatcher, gbnf_to_lark
+    from llguidance import LLMatcher
 
     text = wanted.text
     overrides: Any = {"whitespace_pattern": WHITE_SPACE}
@@ -220,7 +243,16 @@ def write_grammar(wanted: ResponseFormat) -> str:
         return LLMatcher.grammar_from_regex("|".join(map(escape, json.loads(text))))
     if wanted.kind == "regex":
         return LLMatcher.grammar_from_regex(text)
-    return LLMatcher.grammar_from_lark(gbnf_to_lark.gbnf_to_lark(decode_escapes(text)) if "::=" in text else text)
+    return LLMatcher.grammar_from_lark(convert_gbnf(text) if "::=" in text else text)
+
+
+def convert_gbnf(text: str) -> str:
+    from llguidance import gbnf_to_lark
+
+    try:
+        return gbnf_to_lark.gbnf_to_lark(decode_escapes(text))
+    except (gbnf_to_lark.GbnfToLarkError, LookupError, RecursionError) as error:
+        raise ValueError(f"no GBNF: {first_line(error)}") from None
 
 
 def decode_escapes(gbnf: str) -> str:

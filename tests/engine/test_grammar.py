@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 
 import jsonschema
 import mlx.core as mx
@@ -11,6 +12,7 @@ from mlxrt import BadRequest, Engine, EngineConfig, GrammarFailed, Request, Samp
 from mlxrt.engine import Source
 from mlxrt.engine.answer_grammar import AnswerGrammars
 from mlxrt.engine.request import Finish
+from mlxrt.text import grammar
 from mlxrt.text.grammar import GatedMatcher
 from tests.support.ascii_tokenizer import write_ascii_tokenizer
 from tests.support.state_machine.kinds import memory_for
@@ -129,6 +131,7 @@ def test_formats_that_cannot_be_held_are_refused_before_queueing(make_engine):
         ({"type": "regex", "pattern": "("}, "regex"),
         ({"type": "regex", "pattern": "(?=a)b"}, "regex"),
         ({"type": "grammar", "grammar": "start: other"}, "other"),
+        ({"type": "grammar", "grammar": "root ::= ["}, "GBNF"),
         ({"type": "choice", "choices": []}, "choices"),
         ({"type": "xml"}, "xml"),
         ("json", "dict"),
@@ -139,6 +142,29 @@ def test_formats_that_cannot_be_held_are_refused_before_queueing(make_engine):
                 engine.generate("a", response_format=form)
         assert engine.stats().waiting == engine.stats().running == 0
         assert engine.generate("a", max_tokens=3, response_format={"type": "text"}).tokens
+
+
+def test_formats_that_take_for_ever_to_compile_leave_others_their_time(make_engine, monkeypatch):
+    """llguidance takes minutes to say that the last rule of a long chain is missing."""
+    ended = threading.Event()
+    compile_now = grammar.compile_format
+
+    def compile_slowly(wanted, tokenizer):
+        if "r0" in wanted.text:
+            ended.wait(60)
+        return compile_now(wanted, tokenizer)
+
+    monkeypatch.setattr(grammar, "compile_format", compile_slowly)
+    with make_engine() as engine:
+        engine.generate(ask(1, n=3))
+        monkeypatch.setattr(grammar, "COMPILE_SECONDS", 0.3)
+        for i in range(2):
+            with pytest.raises(BadRequest, match=r"not compiled within 0\.3 s"):
+                engine.generate("x", response_format={"type": "grammar", "grammar": f'start: r0\nr0: "{i}"'})
+        monkeypatch.setattr(grammar, "COMPILE_SECONDS", 60.0)
+        done = engine.generate("x", response_format={"type": "choice", "choices": ["another"]}, max_tokens=9)
+        assert done.text == "another"
+        ended.set()
 
 
 def test_a_callback_that_breaks_the_form_ends_its_request_alone(make_engine):
