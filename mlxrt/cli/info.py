@@ -52,7 +52,7 @@ def describe(name: str, config: EngineConfig, free: int) -> dict[str, Any]:
     checkpoint = open_checkpoint(resolved)
     found["path"] = str(resolved.path)
     found |= describe_model(inspect_checkpoint(checkpoint, config), checkpoint.config, free)
-    return found | {"tokenizer": describe_tokenizer(checkpoint)}
+    return found | {"tokenizer": describe_tokenizer(checkpoint), "answers": describe_answers(checkpoint)}
 
 
 def read_config_only(folder: Path) -> dict[str, Any] | None:
@@ -114,6 +114,20 @@ def describe_tokenizer(checkpoint: "Checkpoint") -> dict[str, Any] | None:
     return {"source": source, "tokens": tokenizer.vocab_size, "chat_template": tokenizer.has_template}
 
 
+def describe_answers(checkpoint: "Checkpoint") -> dict[str, Any] | None:
+    """How the answers of a model with a chat template are read: as its engine does, without flags."""
+    from ..engine.load import find_capabilities
+
+    try:
+        tokenizer = checkpoint.tokenizer()
+    except (NoTokenizer, BadTokenizer, BadTemplate):
+        return None
+    if not tokenizer.has_template:
+        return None
+    form = tokenizer.chat_format.output_format(find_capabilities(checkpoint.config))
+    return {"reasoning_parser": form.reasoning, "tool_parser": form.calls, "tool_parser_guessed": not form.calls_known}
+
+
 def format_info(found: dict[str, Any]) -> Iterator[str]:
     if "model" in found:
         yield from format_section(found["model"]["name"], model_rows(found["model"]))
@@ -152,6 +166,7 @@ def model_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         ("rope", f"{m['rope']['kind']}, theta {m['rope']['theta']:g}" if m["rope"] else "as mlx-lm computes it"),
         ("vocabulary", f"{m['vocab_size']:,}"),
         ("tokenizer", format_tokenizer(m["tokenizer"])),
+        ("answers", format_answers(m.get("answers"))),
         ("context", f"{m['context']:,} tokens"),
         ("KV cache", f"{m['kv_bytes_per_token']:,.0f} bytes per token"),
         *((f"  {group['kind']}", format_group(group)) for group in m["memory"]),
@@ -179,6 +194,13 @@ def format_windows(m: dict[str, Any]) -> str:
     parts = [f"{count} layers see {window} tokens" for window, count in m["windows"].items()]
     full = m["layers"] - sum(m["windows"].values())
     return ", ".join([*([f"{full} layers see everything"] if full else []), *parts])
+
+
+def format_answers(answers: dict[str, Any] | None) -> str:
+    if answers is None:
+        return "plain text"
+    guessed = " (a guess: the template does not tell)" if answers["tool_parser_guessed"] else ""
+    return f"reasoning {answers['reasoning_parser']}, tool calls {answers['tool_parser']}{guessed}"
 
 
 def format_tokenizer(tokenizer: dict[str, Any] | None) -> str:

@@ -26,13 +26,16 @@ class AnswerFormat:
         self._tokenizer, self._capabilities = tokenizer, capabilities
         self._reasoning = check_parser(config.reasoning_parser, "reasoning")
         self._calls = check_parser(config.tool_parser, "tool")
+        self._guess_said = False
 
     @cached_property
     def found(self) -> OutputFormat:
         """The model's formats, by its files and the configuration."""
         assert self._tokenizer is not None
         own = self._tokenizer.chat_format.output_format(self._capabilities)
-        return OutputFormat(self._reasoning or own.reasoning, self._calls or own.calls)
+        return OutputFormat(
+            self._reasoning or own.reasoning, self._calls or own.calls, self._calls is not None or own.calls_known
+        )
 
     @property
     def reasoning_end_ids(self) -> tuple[int, ...]:
@@ -58,9 +61,20 @@ class AnswerFormat:
             return named.build_parser(vocabulary, prompt, None, named.calls != "none", tail, prefix)
         tools = read_tools(request.tools) if request.tool_choice != "none" else None
         as_text = bool(tools) and not tokenizer.chat_format.compile(tools).features.tools
+        if tools and not as_text and not self.found.calls_known:
+            self._say_guess()
         return self.found.build_parser(
             vocabulary, prompt, tool_schemas(tools), bool(tools), tail, prefix, tools_as_text=as_text
         )
+
+    def _say_guess(self) -> None:
+        """The template has tools in a form that none of the parsers reads."""
+        if not self._guess_said:
+            log.warning(
+                "the chat template writes tool calls in a form that is not known; "
+                f"they are read as {self.found.calls}: others stay text, name theirs with tool_parser"
+            )
+        self._guess_said = True
 
     def closing_tokens(self, request: Request) -> tuple[int, ...]:
         """The tokens that end the thinking; BadRequest for a model, or a prompt, without any."""

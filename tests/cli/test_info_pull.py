@@ -24,6 +24,7 @@ def test_figures_of_a_folder(cli, folder):
     assert model["bits"]["attention"]["parameters"] == 2 * (32 * 32 * 2 + 16 * 32 * 2)
     assert (model["layers"], model["context"], model["vocab_size"]) == (2, 4096, 258)
     assert model["tokenizer"] == {"source": "tokenizer.json", "tokens": 258, "chat_template": True}
+    assert model["answers"] == {"reasoning_parser": "none", "tool_parser": "hermes", "tool_parser_guessed": True}
     with mlxrt.load(str(folder)) as engine:
         assert model["kv_bytes_per_token"] * engine.core.node_size == sum(g.nbytes(1) for g in engine.core.pools.groups)
         assert model["longest_context_by_default"] == engine.context == 4096

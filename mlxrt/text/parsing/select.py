@@ -52,6 +52,7 @@ class OutputFormat:
 
     reasoning: str = "none"
     calls: str = "none"
+    calls_known: bool = True  # False: nothing in the files tells how calls are written, Hermes's form is a guess
 
     def build_parser(
         self,
@@ -121,10 +122,11 @@ def find_format(templates: Collection[str], added: Collection[str], declared: Ma
     if known(harmony.CHANNEL) and known(harmony.MESSAGE):
         found = OutputFormat(HARMONY, HARMONY)
     else:
-        found = OutputFormat(find_reasoning(known), find_calls(source, known))
+        calls_found = find_calls(source, known)
+        found = OutputFormat(find_reasoning(known), calls_found or HERMES.name, calls_found is not None)
     reasoning = resolve_name(declared.get("reasoning_parser"), "reasoning", REASONING_PARSERS)
     calls = resolve_name(declared.get("tool_parser"), "tool", TOOL_PARSERS)
-    return OutputFormat(reasoning or found.reasoning, calls or found.calls)
+    return OutputFormat(reasoning or found.reasoning, calls or found.calls, bool(calls) or found.calls_known)
 
 
 def find_reasoning(known) -> str:
@@ -134,8 +136,8 @@ def find_reasoning(known) -> str:
     return "none"
 
 
-def find_calls(source: str, known) -> str:
-    """Hermes's form where nothing else is known: it is what a template without tools is told to use."""
+def find_calls(source: str, known) -> str | None:
+    """None where nothing is known: then it is Hermes's form, which a template without tools is told to use."""
     written = {
         GEMMA4.name: known("<|tool_call>"),
         MINIMAX_M2.name: known("<minimax:tool_call>"),
@@ -146,7 +148,7 @@ def find_calls(source: str, known) -> str:
         HERMES.name: "<tool_call>" in source,
         LLAMA3.name: known("<|python_tag|>"),
     }
-    return next((name for name, found in written.items() if found), HERMES.name)
+    return next((name for name, found in written.items() if found), None)
 
 
 def resolve_name(name: Any, what: str, known: Sequence[str]) -> str | None:
