@@ -77,7 +77,7 @@ BROAD = {
     "mlxrt.cli.chat_tools._run": "a user's tool may raise anything; the model is told",
     "tests.support.fuzz.child.load_all": "what is not ours is the failure that is looked for",
     "tests.support.odd_calls.play": "what is not ours is the failure that is looked for",
-    "mlxrt.text.grammar.run_in_thread": "carried out of a thread and raised by whoever asks for the result",
+    "mlxrt.text.grammar.run": "carried out of a thread and raised by whoever asks for the result",
     "tests.long.mutate_formats.ask": "what is not ours is the failure that is looked for",
     "tests.long.mutate_formats.is_of_form": "what others' parsers raise on forms they do not know, by no common type",
     "tests.long.fuzz_jang.serve": "what is not ours is the failure that is looked for",

@@ -26,7 +26,7 @@ class AnswerFormat:
         self._tokenizer, self._capabilities = tokenizer, capabilities
         self._reasoning = check_parser(config.reasoning_parser, "reasoning")
         self._calls = check_parser(config.tool_parser, "tool")
-        self._guess_said = False
+        self._guess_logged = False
 
     @cached_property
     def found(self) -> OutputFormat:
@@ -62,19 +62,19 @@ class AnswerFormat:
         tools = read_tools(request.tools) if request.tool_choice != "none" else None
         as_text = bool(tools) and not tokenizer.chat_format.compile(tools).features.tools
         if tools and not as_text and not self.found.calls_known:
-            self._say_guess()
+            self._log_guess()
         return self.found.build_parser(
             vocabulary, prompt, tool_schemas(tools), bool(tools), tail, prefix, tools_as_text=as_text
         )
 
-    def _say_guess(self) -> None:
+    def _log_guess(self) -> None:
         """The template has tools in a form that none of the parsers reads."""
-        if not self._guess_said:
+        if not self._guess_logged:
             log.warning(
                 "the chat template writes tool calls in a form that is not known; "
                 f"they are read as {self.found.calls}: others stay text, name theirs with tool_parser"
             )
-        self._guess_said = True
+        self._guess_logged = True
 
     def closing_tokens(self, request: Request) -> tuple[int, ...]:
         """The tokens that end the thinking; BadRequest for a model, or a prompt, without any."""
