@@ -81,8 +81,12 @@ def wait_for_end(page) -> None:
 
 
 def test_a_conversation_on_the_page(served, page):
+    launch = served.engine.core.runner.launch
+    served.slow_down(0.02)  # the page shows the thinking while it goes on
     served.script[:] = [THOUGHT + ANSWER]
     say(page, "Can you answer with Markdown?")
+    page.locator("details.reasoning[open]").wait_for()
+    served.engine.core.runner.launch = launch
     page.wait_for_selector("article.assistant pre")
     wait_for_end(page)
     assert page.locator("article.assistant strong").inner_text() == "Three"

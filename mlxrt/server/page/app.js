@@ -154,6 +154,7 @@ function showReasoning(message) {
   const details = document.createElement("details");
   details.className = "reasoning";
   details.open = Boolean(message.thinking);
+  details.dataset.thinking = details.open;
   const summary = document.createElement("summary");
   summary.textContent = message.thinking ? "Thinking …" : "Thought";
   details.append(summary, line("text", message.reasoning));
@@ -187,8 +188,9 @@ function showTools(message, index) {
 function refresh(index) {
   const old = $("log").children[index];
   const made = showMessage(current.messages[index], index);
-  const open = old?.querySelector("details.reasoning")?.open;
-  if (open !== undefined && made.querySelector("details.reasoning")) made.querySelector("details.reasoning").open = open;
+  const before = old?.querySelector("details.reasoning"), after = made.querySelector("details.reasoning");
+  // As the reader left it; but when the thinking ends it folds.
+  if (before && after && before.dataset.thinking === after.dataset.thinking) after.open = before.open;
   if (old) old.replaceWith(made);
   else $("log").append(made);
   scrollDown(false);
