@@ -48,7 +48,7 @@ async def show_cache(http: HttpRequest) -> Response:
                 "misses": s.misses,
                 "reused_tokens": s.reused_tokens,
                 "evictions": s.evictions,
-                "disk": None if s.disk is None else {"nodes": s.disk.nodes, "bytes": s.disk.bytes},
+                "disk": None if s.disk is None else {"records": s.disk.records, "bytes": s.disk.nbytes},
             }
     return reply({"object": "list", "models": found})
 

@@ -4,14 +4,21 @@ import asyncio
 import ipaddress
 import logging
 import os
+import signal
 import socket
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..errors import BadRequest, MlxrtError
 from .access import AccessControl, AccessRules
 from .app import build_app
 from .served_models import ServedModels
+
+if TYPE_CHECKING:
+    import uvicorn
 
 log = logging.getLogger("mlxrt.server")
 
@@ -109,6 +116,9 @@ class Runner:
             server_header=False,
         )
         server = uvicorn.Server(config)
+        # uvicorn would raise the signal again when it is done, and end the process before the engines are closed.
+        server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
+        self._handle_signals(server)
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         monitoring = asyncio.create_task(self._monitor(server, sock))
         idle = asyncio.create_task(self._models.unload_idle())
@@ -126,6 +136,17 @@ class Runner:
             log.error(f"the server stops: {failed}")
             return 1
         return 0
+
+    def _handle_signals(self, server: "uvicorn.Server") -> None:
+        """The first asks the server to end, a second one to end at once."""
+
+        def stop() -> None:
+            server.force_exit = self._models.stopping
+            self._models.stop()
+
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, stop)
 
     async def _monitor(self, server, sock: socket.socket) -> None:
         """Load the first model, say where it is served, then stop the server when an engine fails or a signal came."""

@@ -11,6 +11,7 @@ turn of a conversation resumes from the disk cache.
 import argparse
 import asyncio
 import json
+import os
 import random
 import signal
 import statistics
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mlxrt.cache.prefix_cache import common_prefix
@@ -44,25 +46,15 @@ class Server:
     """`mlxrt serve` in a process of its own."""
 
     model: str
-    disk: str
+    disk: str | None = None
     flags: tuple[str, ...] = ()
     port: int = 0
     process: subprocess.Popen | None = field(default=None)
 
     def start(self) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "mlxrt",
-            "serve",
-            "-m",
-            f"m={self.model}",
-            "--port",
-            "0",
-            "--disk-cache",
-            self.disk,
-        ]
-        self.process = subprocess.Popen([*command, *self.flags], stderr=subprocess.PIPE, text=True)
+        disk = ["--disk-cache", self.disk] if self.disk is not None else []
+        command = [sys.executable, "-m", "mlxrt", "serve", "-m", f"m={self.model}", "--port", "0"]
+        self.process = subprocess.Popen([*command, *disk, *self.flags], stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         for line in self.process.stderr:
             if "http://" in line:
@@ -76,6 +68,11 @@ class Server:
         assert self.process is not None
         with open(f"/proc/{self.process.pid}/status", encoding="utf-8") as file:
             return next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
+
+    def cpu_seconds(self) -> float:
+        assert self.process is not None
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def stop(self, signal_: int = signal.SIGTERM) -> int:
         assert self.process is not None
@@ -349,10 +346,12 @@ def main() -> int:
         server = Server(args.model, folder)
         server.start()
         try:
-            return asyncio.run(measure(args, server))
+            failed = asyncio.run(measure(args, server))
         finally:
-            if (code := server.stop()) != 0:
-                print(f"the server ended with {code}")
+            code = server.stop()
+        if code != 0:
+            print(f"asked to end, the server ended with {code}")
+        return failed or code != 0
 
 
 if __name__ == "__main__":

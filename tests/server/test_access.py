@@ -115,6 +115,8 @@ def test_isolated_keys_share_no_prefix(tmp_path, disk):
         assert ask_as(server, "another-secret-key") == 0 and ask_as(server, "another-secret-key") > 64
         server.engine.clear_prefix_cache()
         assert (ask_as(server, KEY) > 64) == disk  # each finds its own on disk
+        shown = server.get("/v1/cache", headers={"x-api-key": KEY}).json()["models"]["toy"]["disk"]
+        assert shown["records"] > 0 if disk else shown is None
         warmed = {"model": "toy", "prompt": "something to warm " * 5}
         for key in (KEY, "another-secret-key"):
             server.post("/v1/cache/warm", warmed, headers={"x-api-key": key})
