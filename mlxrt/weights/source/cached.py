@@ -38,8 +38,11 @@ def remove_cached(name: str) -> CachedModel:
             return model
     scan = scan_hub()
     for repo in scan.repos if scan else ():
-        if scan and repo.repo_id == name and repo.repo_type == "model":
-            scan.delete_revisions(*(revision.commit_hash for revision in repo.revisions)).execute()
+        if repo.repo_id == name and repo.repo_type == "model":
+            with writing(
+                repo.repo_path
+            ):  # by its folder: huggingface_hub finds revisions by commit, which copies share
+                shutil.rmtree(repo.repo_path)
             return describe_repo(repo)
     known = list_some([model.name for model in list_cached()])
     raise ModelNotFound(f"no model {name!r} was downloaded; there are: {known}")
