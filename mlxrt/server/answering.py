@@ -85,7 +85,7 @@ def check_depth(body: Any) -> None:
 async def answer(http: HttpRequest, opened: "OpenCall", writer: Writer) -> Response:
     """Answer with a stream or at once; then close the engine's stream and release the model."""
     call, stream, metrics = opened.call, opened.stream, http.app.state.metrics
-    headers = {"x-mlxrt-ignored": ", ".join(call.ignored)[:1000]} if call.ignored else {}
+    headers = {"x-mlxrt-ignored": write_header(", ".join(call.ignored)[:1000])} if call.ignored else {}
     async with opened.leave as leave:
         try:
             ids = await stream.begun()
@@ -154,6 +154,11 @@ class FrameResponse(Response):
                     unfinished -= 1
                     record(event)
             await put(frames if events else writer.keep_alive())
+
+
+def write_header(text: str) -> str:
+    """A client's words in a header, which takes printable ASCII and no line's end."""
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in text)
 
 
 def write_event(writer: Writer, index: int, event: Event) -> bytes:

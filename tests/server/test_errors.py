@@ -50,6 +50,13 @@ def test_fields_without_effect_are_named_in_a_header(server):
     assert answer.status_code == 200 and answer.headers["x-mlxrt-ignored"] == "user, metadata"
 
 
+def test_a_clients_words_in_a_header_are_made_safe(server):
+    body = {"model": "toy", "input": "x", "max_output_tokens": 2, "tools": [{"type": "\U0010ffff\r\nx-forged: 1"}]}
+    answer = server.post("/v1/responses", body)
+    assert answer.status_code == 200 and "x-forged" not in answer.headers
+    assert answer.headers["x-mlxrt-ignored"] == "tools[0] (???x-forged: 1)"
+
+
 def test_the_shape_is_each_protocols_own(server):
     long = [{"role": "user", "content": "x" * 2000}]
     chat = server.post("/v1/chat/completions", GOOD | {"messages": long})
