@@ -1,5 +1,6 @@
 """mlxrt before MLX: it brings the BLAS that MLX then finds."""
 
+import random
 import signal
 
 import pytest
@@ -15,6 +16,17 @@ def hears_ctrl_c():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def seeded_random():
+    """A test draws the same numbers whatever ran before it in its process."""
+    import mlx.core as mx
+    import numpy as np
+
+    mx.random.seed(0)
+    np.random.seed(0)
+    random.seed(0)
 
 
 @pytest.fixture(autouse=True)

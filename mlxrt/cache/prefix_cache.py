@@ -44,6 +44,8 @@ class PrefixCache:
 
     def _root(self, salt: str) -> Node:
         if (root := self._roots.get(salt)) is None:
+            for other in [salt for salt, old in self._roots.items() if not old.children_by_token]:
+                self._roots.pop(other).alive = False  # here, where nobody is about to add to one
             root = self._roots[salt] = Node(None, (), [])
         return root
 
@@ -207,9 +209,6 @@ class PrefixCache:
         if not siblings:
             del parent.children_by_token[node.tokens[0]]
         parent.full_children.pop(node.tokens, None)
-        if parent.parent is None and not parent.children_by_token:  # the last of its salt
-            parent.alive = False
-            self._roots = {salt: root for salt, root in self._roots.items() if root is not parent}
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

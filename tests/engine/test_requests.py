@@ -155,7 +155,7 @@ def test_a_failing_text_ends_its_own_request_only():
     state = engine.core.outputs.states[bad.ids[0]]
 
     class Broken:
-        matched = False
+        matched, matched_stop = False, None
 
         def push(self, text):
             raise ValueError("a matcher of mine")

@@ -128,4 +128,4 @@ def test_a_matrix_in_a_bundle_is_one_input():
     x = mx.random.normal((1, 64))
     y = OPS["qmv"].launch(gpu, x=x, matrix=matrix)
     assert sim.inputs == [2]
-    assert mx.allclose(y, matrix.multiply(x), atol=1e-5)
+    assert mx.allclose(y, matrix.multiply(x), atol=1e-4)
