@@ -44,7 +44,7 @@ from .output import OutputProcessor
 from .process_exit import block_if_exiting, register_steps, track_thread
 from .request import EngineEvent, Finish, Logprobs, Request, keep_error
 from .scheduler import Limits, Scheduler
-from .sequence import Sequence, Slice
+from .sequence import NOTHING_UNCHECKED, Sequence, Slice
 from .stats import Metrics, Stats
 from .threads import FairLock, StepInterrupt, acquire_stream, release_stream
 
@@ -82,7 +82,7 @@ class EngineCore:
         self.outputs = OutputProcessor(self.metrics, on_event)
         self.positions = 0  # tokens run through the model
         self._inflight: list[InflightStep] = []
-        self._unchecked: InflightStep | None = None  # a prefill step whose hidden states may not be finite
+        self._unchecked: list[InflightStep] = []  # prefill steps whose hidden states may not be finite
         self._detached_ids = count(-1, -1)
         self._identity: dict[str, str] | None = None
         self._closed = self._closing = self._stepping = False
@@ -235,9 +235,6 @@ class EngineCore:
 
     def finish(self, seq: Sequence, reason: Finish, error: Exception | None = None, emit: bool = True) -> None:
         """End a request that no token ended; `emit` its last event."""
-        for s in self._unchecked.rows if self._unchecked is not None else ():
-            if s.seq is seq and s.is_chunk:
-                seq.max_cached = min(seq.max_cached, s.start)  # there may be no time to wait for the check
         self.scheduler.finish(seq, reason)
         self.outputs.finish(seq, reason, error, emit)
 
@@ -309,8 +306,8 @@ class EngineCore:
         return progressed
 
     def _step(self, began: float) -> bool:
-        overflowed = self._check_prefill()
         emitted = self._retire_prefill()
+        overflowed = self._check_prefill() if self.allocator.caches_early else 0
         expired = self.scheduler.expire()
         for seq in expired:
             self.finish(seq, Finish.DEADLINE)
@@ -323,8 +320,12 @@ class EngineCore:
         # Launch
         if step:
             self._launched = len(step.slices), step.num_tokens
-            launched = self._unchecked = self.runner.launch(step)
+            launched = self.runner.launch(step)
             self.allocator.end_launch(step)
+            overflowed += self._check_prefill()  # here, where a launched step keeps the device busy meanwhile
+            if launched.finite is not None:
+                self._unchecked.append(launched)
+                mark_unchecked(launched.rows)
             if launched.draw is not None:  # what may come next depends on the tokens before: read them meanwhile
                 while self._inflight:
                     emitted += self._retire(self._inflight.pop(0))
@@ -333,6 +334,8 @@ class EngineCore:
             self.positions += self._launched[1]
             if self.config.deterministic:
                 self.runner.flush()  # the order of sums depends on where keys are stored: always in the pools
+        else:
+            overflowed += self._check_prefill()
         # Process outputs
         if not self._inflight:
             return bool(overflowed or expired or failed or emitted)
@@ -347,37 +350,41 @@ class EngineCore:
         return True
 
     def _check_prefill(self) -> int:
-        """End requests whose prompt overflows, before anything of that step can go to the prefix cache: attention may
-        spread one token's NaN over the tokens before it in the same step, which others' prompts may begin with.
+        """End requests whose prompt overflows; how many they were. Waits for the prefill steps launched so far.
 
-        Waits for a prefill step, as the next one would; a decode step has nothing to check. How many it ended.
+        Nothing of an unchecked chunk goes to the prefix cache: attention may spread one token's NaN over the tokens
+        before it in the same step, which others' prompts may begin with.
         """
-        step, self._unchecked = self._unchecked, None
+        steps, self._unchecked = self._unchecked, []
         ended = 0
-        for s in step.overflows() if step is not None else ():
-            seq = s.seq
-            seq.max_cached = min(seq.max_cached, s.start)
-            if not seq.finish:
-                seq.pending.clear()
-                self.finish(seq, Finish.ERROR, overflow_error(s))
-                ended += 1
+        for step in steps:
+            for s in step.rows:
+                s.seq.unchecked = NOTHING_UNCHECKED
+            for s in step.overflows():
+                seq = s.seq
+                seq.max_cached = min(seq.max_cached, s.start)
+                if not seq.finish:
+                    seq.pending.clear()
+                    self.finish(seq, Finish.ERROR, overflow_error(s))
+                    ended += 1
         return ended
 
     def _retire_prefill(self) -> int:
         """Emit first tokens before the next step is made, where making it would wait for them anyway."""
         emitted = 0
-        if self.runner.graphs is not None and self._inflight and self._inflight[-1].prefill_tokens:
+        newest = self._inflight[-1] if self._inflight else None
+        if self.runner.graphs is not None and newest and newest.prefill_tokens and newest.sampled is not None:
             while self._inflight:
                 emitted += self._retire(self._inflight.pop(0))
         return emitted
 
     def _retire(self, inflight: InflightStep) -> int:
         """Wait for the tokens of a step and emit them; how many they were."""
-        if self._unchecked is not None and inflight.rows is self._unchecked.rows:
-            self._check_prefill()  # its last token may end the request, which caches what it computed
         sampled = inflight.sampled
         if sampled is None:
             return 0
+        if any(step.rows is inflight.rows for step in self._unchecked):
+            self._check_prefill()  # its last token may end the request, which caches what it computed
         tokens, failures, emitted = sampled.host, sampled.failures(), 0
         for i, (s, token) in enumerate(zip(inflight.slices, tokens)):
             seq = s.seq
@@ -538,6 +545,12 @@ class EngineCore:
 def describe_step(rows: int, tokens: int) -> str:
     sequences = f"{rows} sequence{'s' * (rows != 1)}"
     return f"a decode step of {sequences}" if tokens == rows else f"a step of {tokens} tokens of {sequences}"
+
+
+def mark_unchecked(slices: Iterable[Slice]) -> None:
+    for s in slices:
+        if s.is_chunk:
+            s.seq.unchecked = min(s.seq.unchecked, s.start)
 
 
 def overflow_error(s: Slice) -> BadLogits:

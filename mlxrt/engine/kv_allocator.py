@@ -5,7 +5,7 @@ Which sequence may grow, and when, is up to the scheduler.
 
 from collections.abc import Callable, Iterable
 
-from ..cache import LayerState, PrefixCache, SequenceState
+from ..cache import BlockTable, LayerState, PrefixCache, SequenceState
 from ..errors import NoRoom, WontFit
 from .sequence import Sequence, Slice, Step
 
@@ -14,6 +14,8 @@ class KVAllocator:
     def __init__(self, empty: Callable[[], tuple[LayerState, ...]], cache: PrefixCache | None):
         self.empty, self.cache = empty, cache
         self.sparse = any(part.sparse for part in empty())
+        # A window layer frees blocks when its sequence grows: what is to be cached must be known to be finite by then.
+        self.caches_early = cache is not None and any(isinstance(p, BlockTable) and p.window for p in empty())
         self.shortage = ""  # why the last growth that failed did
 
     def grow(self, seq: Sequence, n: int) -> bool:
@@ -60,7 +62,7 @@ class KVAllocator:
         """Put what is known and computed into the prefix cache: full nodes, and with `partial` the rest too."""
         if self.cache is None:
             return
-        known, salt = min(len(seq.tokens), seq.max_cached), seq.request.cache_salt
+        known, salt = seq.cacheable, seq.request.cache_salt
         while seq.checkpoints and seq.checkpoints[0][0].length <= known:
             parts = seq.checkpoints.pop(0)
             seq.stored = self.cache.insert(SequenceState(tuple(seq.tokens[: parts[0].length]), parts), seq.stored, salt)

@@ -276,12 +276,12 @@ class ModelRunner:
 
     def _run_prefill(self, step, tokens, every):
         """Rows of any length, packed: the hidden states and which are finite, before all but the last of each row are
-        left out. Writes the pools, so nothing else may be reading them."""
-        self.synchronize()
+        left out."""
         pools = self.pools
         batch, index = prefill_batch(step, self.groups, [s.start for s in step.slices], 0, len(step.slices))
         batch = batch._replace(every=every)
         hidden, pools.arrays, _ = self.forward(tokens, batch, index, pools.arrays, dict.fromkeys(self.group_of, ()))
+        self.synchronize()  # it writes the pools in place: nothing else may be reading them
         mx.async_eval(pools.arrays)
         finite = all_finite(hidden)
         if every or hidden.shape[0] == len(step.slices):

@@ -129,9 +129,12 @@ class InflightPrefixes:
         return False
 
     def pop_ready(self) -> list[tuple[Sequence, Sequence]]:
-        """(owner, follower) where the owner has computed what its follower waits for. A sequence follows only once."""
+        """(owner, follower) where what the follower waits for is computed and checked. A sequence follows only once."""
         ready = [
-            (owner, seq) for owner, line in self._followers.items() for seq, n in line.items() if owner.length >= n
+            (owner, seq)
+            for owner, line in self._followers.items()
+            for seq, n in line.items()
+            if min(owner.length, owner.unchecked) >= n
         ]
         for _, seq in ready:
             self.unfollow(seq)

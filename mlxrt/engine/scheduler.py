@@ -313,16 +313,13 @@ class Scheduler:
         return self._inflight.follow(seq, len(stored) * cache.node_size)
 
     def _requeue_followers(self) -> None:
-        """Followers whose prefix is computed resume it from the prefix cache.
-
-        One step after it was planned, and not with it: only then is it known that nothing in that step overflowed.
-        """
+        """Followers whose prefix is computed, and known to be finite, resume it from the prefix cache."""
         if self._inflight is None:
             return
         for owner, seq in self._inflight.pop_ready():
             self.allocator.cache_prefix(owner)
             self.waiting.requeue(seq)
-        for owner in tuple(self._prefilled):
+        for owner in [seq for seq in self._prefilled if seq.unchecked >= seq.length]:
             self._release_followers(owner)
 
     def _release_followers(self, owner: Sequence) -> None:

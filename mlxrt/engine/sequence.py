@@ -10,6 +10,8 @@ from typing import Any
 from ..cache.layer_state import LayerState
 from .request import Finish, Request, SamplingParams
 
+NOTHING_UNCHECKED = 1 << 62
+
 
 @dataclass(eq=False)
 class Sequence:
@@ -25,6 +27,7 @@ class Sequence:
     length: int = 0  # tokens inside the parts
     cached: int = 0
     max_cached: int = 1 << 62  # tokens that may go to the prefix cache: what comes after has no finite keys and values
+    unchecked: int = NOTHING_UNCHECKED  # where its first chunk begins that is not known to be finite yet
     finish: Finish | None = None
     # Sampled, still on the device: (tokens of a step, row).
     pending: list[tuple[Any, int]] = field(default_factory=list)
@@ -46,6 +49,11 @@ class Sequence:
 
     def __len__(self) -> int:
         return len(self.tokens) + len(self.pending)
+
+    @property
+    def cacheable(self) -> int:
+        """Tokens that may go to the prefix cache once they are computed."""
+        return min(len(self.tokens), self.max_cached, self.unchecked)
 
     @property
     def params(self) -> SamplingParams:
