@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -33,6 +34,8 @@ COMPILING = 3  # formats at a time
 CACHED = 64  # compiled formats kept
 # Characters to put before a text, for vocabularies that mark the start of words; one may merge with the text.
 LEADS = ("x", "\n", "}", "7")
+AHEAD = 256  # characters of a forced text that are tokenized: llguidance asks again after every token
+UNSETTLED = 8  # tokens before a cut that might be others without it
 META = frozenset("\\.+*?()|[]{}^$#&-~/")  # what a regex gives a meaning
 
 
@@ -54,14 +57,42 @@ class TokenizerView:
         self._leads = [(lead, tokenizer.encode(lead, special=False)) for lead in LEADS]
 
     def __call__(self, text: str) -> list[int]:
-        """Tokens of a text in the middle of an answer: what llguidance forces. They are the text to the byte."""
+        """Tokens of a text in the middle of an answer: what llguidance forces. To the byte they are the text, or the
+        beginning of a long one."""
+        if len(text) <= AHEAD:
+            return self._encode(text)
+        ids = self._encode(text[:AHEAD])
+        return ids[: max(1, len(ids) - UNSETTLED)]
+
+    def _encode(self, text: str) -> list[int]:
         for lead, before in self._leads:
             ids = self._tokenizer.encode(lead + text, special=False)
             rest = ids[len(before) :]
             if ids[: len(before)] == before and self._is_text(rest, text):
                 return rest
         ids = self._tokenizer.encode(text, special=False)
-        return ids if self._is_text(ids, text) else []  # no forced token: every one that fits may be chosen
+        return ids if self._is_text(ids, text) else self._encode_greedily(text.encode())
+
+    def _encode_greedily(self, text: bytes) -> list[int]:
+        """The longest token first, for a text that the tokenizer normalises; ends where no token fits."""
+        ids, at = [], 0
+        while at < len(text):
+            sizes = range(min(self._longest, len(text) - at), 0, -1)
+            found = next((id for n in sizes if (id := self._ids.get(text[at : at + n])) is not None), None)
+            if found is None:
+                break
+            ids.append(found)
+            at += len(self.tokens[found])
+        return ids
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        special = set(self.special_token_ids)
+        return {token: i for i, token in enumerate(self.tokens) if token and i not in special}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._ids), default=0)
 
     def _is_text(self, ids: list[int], text: str) -> bool:
         return b"".join(self.tokens[i] for i in ids) == text.encode()

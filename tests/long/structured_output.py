@@ -103,6 +103,7 @@ def run_schemas(engine: Engine, files: list[Path], tally: Counter, most: int) ->
     for (name, schema, _), done in zip(asked, engine.generate([request for *_, request in asked])):
         tally[f"ended by {done.finish_reason}"] += 1
         if done.finish_reason is not Finish.STOP:
+            print(f"{name} ended by {done.finish_reason}: ... {done.text[-80:]!r}")
             continue
         try:
             validator = jsonschema.validators.validator_for(schema)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mlxrt.text import Tokenizer
-from mlxrt.text.grammar import GrammarCompiler, GrammarMatcher, TokenizerView
+from mlxrt.text.grammar import AHEAD, GrammarCompiler, GrammarMatcher, TokenizerView
 from mlxrt.text.response_format import ResponseFormat
 from tests.support.ascii_tokenizer import write_ascii_tokenizer
 
@@ -30,6 +30,47 @@ def test_forced_tokens_are_their_text(tokenizer, text):
     view = TokenizerView(tokenizer, tokenizer.vocab_size, frozenset())
     ids = view(text)
     assert ids and b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
+
+
+@pytest.mark.parametrize("n", [1, 255, 256, 257, 3000])
+def test_long_forced_texts(tokenizer, monkeypatch, n):
+    """Of a text that has no alternative a bounded part is tokenized at every token: all of it would be quadratic."""
+    text, asked = ("ab7ba }a" * n)[:n], []
+    encode = Tokenizer.encode
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, t, **o: asked.append(len(t)) or encode(self, t, **o))
+    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size, frozenset())
+    assert write_forced(compiler, tokenizer, text) == text.encode()
+    assert 0 < max(asked) <= AHEAD + 1
+
+
+def test_forced_text_that_the_tokenizer_normalises(tmp_path):
+    """Qwen's tokenizers compose characters: what they make of a decomposed one is another text."""
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {text: i for i, text in enumerate([*alphabet, "ca", "caf"])}
+    library = Library(models.BPE(vocab=vocabulary, merges=[("c", "a"), ("ca", "f")]))
+    library.normalizer = normalizers.NFC()
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.decoder = decoders.ByteLevel()
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size, frozenset())
+    for text in ("cafe\u0301 noir", "\u0301", "caf\u00e9"):
+        assert write_forced(compiler, tokenizer, text) == text.encode()
+
+
+def write_forced(compiler: GrammarCompiler, tokenizer: Tokenizer, text: str) -> bytes:
+    """The only answer that a choice of one text leaves."""
+    matcher = compiler.matcher(ResponseFormat.parse({"type": "choice", "choices": [text]}))
+    row, written, ended = np.empty(-(-tokenizer.vocab_size // 32), np.uint32), b"", False
+    while not ended:
+        matcher.fill_mask(row)
+        token = int(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))[0])
+        written += tokenizer.token_bytes(token)
+        ended = matcher.advance(token)
+    return written
 
 
 def test_escaped_characters_of_gbnf(tmp_path):
