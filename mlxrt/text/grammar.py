@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from ..errors import BadRequest, GrammarFailed
+from .regex_dialect import convert_lark, convert_pattern, convert_schema_text
 from .response_format import ResponseFormat
 from .tokenizer import Tokenizer
 from .tool_grammar import WHITE_SPACE
@@ -269,12 +270,12 @@ def write_grammar(wanted: ResponseFormat) -> str:
     if wanted.kind == "json_object":
         return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=overrides)
     if wanted.kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(text, overrides=overrides)
+        return LLMatcher.grammar_from_json_schema(convert_schema_text(text), overrides=overrides)
     if wanted.kind == "choice":
         return LLMatcher.grammar_from_regex("|".join(map(escape, json.loads(text))))
     if wanted.kind == "regex":
-        return LLMatcher.grammar_from_regex(text)
-    return LLMatcher.grammar_from_lark(convert_gbnf(text) if "::=" in text else text)
+        return LLMatcher.grammar_from_regex(convert_pattern(text))
+    return LLMatcher.grammar_from_lark(convert_gbnf(text) if "::=" in text else convert_lark(text))
 
 
 def convert_gbnf(text: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from .lark_rules import LarkRules, literal
 from .parsing.calls import schema_types
+from .regex_dialect import convert_schema
 from .value_grammar import ANNOTATIONS, Notation, ValueWriter, unenforced_keywords
 
 ANY_TEXT = r"/(.|\n)*/"  # up to a special token, which is no text
@@ -176,7 +177,7 @@ CALL_GRAMMARS = {
 
 def json_rule(schema: Any, lenient: bool) -> str:
     options = {"whitespace_pattern": WHITE_SPACE} | ({"lenient": True} if lenient else {})
-    given = dict(schema) if isinstance(schema, Mapping) and schema else {"type": "object"}
+    given = convert_schema(schema) if isinstance(schema, Mapping) and schema else {"type": "object"}
     return f"%json {json.dumps(given | {'x-guidance': options}, ensure_ascii=False)}"
 
 
