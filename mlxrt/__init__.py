@@ -3,10 +3,14 @@
 Each is imported when it is first asked for, so that `import mlxrt` and `mlxrt --help` cost next to nothing.
 """
 
-from importlib import import_module
-from typing import Any
+from . import _interrupt
 
-from . import _openblas
+_interrupt.end_quietly()  # before anything that takes time
+
+from importlib import import_module  # noqa: E402
+from typing import Any  # noqa: E402
+
+from . import _openblas  # noqa: E402
 
 _openblas.preload()  # before MLX, which takes the BLAS that is already loaded
 

@@ -10,6 +10,8 @@ from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
 
+from .. import _interrupt
+
 COMMANDS = {
     "generate": "answer one prompt",
     "chat": "chat with a model in the terminal",
@@ -56,6 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
+        _interrupt.raise_again()
         from .exit_status import run_guarded
     except KeyboardInterrupt:
         print("mlxrt: interrupted", file=sys.stderr)

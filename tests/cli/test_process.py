@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 ENDLESS = ("-n", "3000", "--ignore-eos", "--temp", "1", "--seed", "1")
 CTRL_C = b"\x03"
+ROOT = Path(__file__).parents[2]
 
 
 pytestmark = pytest.mark.usefixtures("hears_ctrl_c")
@@ -33,6 +35,23 @@ def test_ctrl_c_keeps_what_was_generated(folder):
     [timing] = [line for line in err.decode().splitlines() if "prompt tokens" in line]
     assert "stopped" in timing and "seed 1" in timing
     assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize("started", ["module", "script", "library"])
+def test_ctrl_c_while_modules_are_imported(tmp_path, started):
+    """The interrupt comes from inside an import: a stand-in for MLX sends it."""
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / "mlx" / "__init__.py").write_text("")
+    (tmp_path / "mlx" / "core.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)\n")
+    script = tmp_path / "mlxrt"  # what pip writes
+    script.write_text("import sys\nfrom mlxrt.cli import main\nsys.exit(main())\n")
+    how = {"module": ["-m", "mlxrt"], "script": [script], "library": ["-c", "import mlxrt"]}[started]
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run([sys.executable, *how, "--version"], env=environment, capture_output=True, timeout=60)
+    if started == "library":  # a program that imports the package keeps its own handling
+        assert b"KeyboardInterrupt" in done.stderr and b"mlxrt: interrupted" not in done.stderr
+    else:
+        assert (done.returncode, done.stderr) == (130, b"mlxrt: interrupted\n")
 
 
 def test_an_ignored_ctrl_c_stays_ignored(folder):
