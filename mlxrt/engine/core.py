@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -27,6 +26,7 @@ from ..kernels import device
 from ..models import CausalLM
 from ..text import Tokenizer
 from ..weights.identity import FileStamp, identify
+from .check_config import check_disk_cache, check_graphs, disk_folder
 from .kv_allocator import KVAllocator
 from .memory import (
     MlxLimits,
@@ -108,8 +108,7 @@ class EngineCore:
         step_bytes = activation_bytes(model, self.specs, self.memory.chunk, config.max_running, 0)
         self.pools = KVPools(sizing.groups, reserve=step_bytes)
         compiled = device.backend() != "cpu" if config.compile is None else config.compile
-        if config.cuda_graphs and device.backend() != "cuda":
-            raise BadRequest(f"cuda_graphs does not apply: this device is {device.backend()}")
+        check_graphs(config)
         graph_bytes = device.memory()[1] // 16 if config.memory is None else self.memory.total // 32
         graph_bytes = 0 if config.cuda_graphs is False else graph_bytes
         self.runner = ModelRunner(model, self.specs, self.pools, compiled, graph_bytes)
@@ -150,10 +149,9 @@ class EngineCore:
         return self.runner.hidden(self.allocator.step_of(seq, n))
 
     def _open_disk(self, cache: PrefixCache) -> DiskStore:
-        if not all(g.spec.portable for g in self.pools.groups):
-            raise BadRequest("disk_cache does not apply: a model that runs through mlx-lm keeps its memory there")
-        folder, limit = Path(str(self.config.disk_cache)).expanduser().absolute(), nbytes(self.config.disk_cache_bytes)
-        return DiskStore(folder, limit, self.identity(), cache, self.pools, self.runner.flush)
+        check_disk_cache(g.spec for g in self.pools.groups)
+        limit = nbytes(self.config.disk_cache_bytes)
+        return DiskStore(disk_folder(self.config), limit, self.identity(), cache, self.pools, self.runner.flush)
 
     def identity(self) -> dict[str, str]:
         """What a saved state must agree with to be loaded: model, cache kinds, tokenizer."""

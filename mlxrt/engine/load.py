@@ -25,6 +25,7 @@ from ..weights.identity import FileStamp, check_loaded, stamp_files
 from ..weights.random_models import Shape, random_weights
 from ..weights.source.cache_dir import cache_root
 from ..weights.source.resolve import ResolvedModel, resolve
+from .check_config import check_config
 from .cpu_kernels import open_cpu_kernels
 from .engine import Engine, Source, encode_text, refuse_beyond_context
 from .load_plan import (
@@ -116,6 +117,7 @@ class OpenModel:
 
 def open_model(name: str, config: EngineConfig) -> OpenModel:
     """Find a model and read its headers. What cannot run is refused before a weight is read."""
+    check_config(config)
     resolved = resolve(str(name), revision=config.revision, offline=config.offline, token=config.token)
     if resolved.shape is not None:
         plan = plan_shape(resolved.shape, config)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from ..cache.memory import apply_kv_options, size_pools
+from ..cache.memory import Shared, apply_kv_options, size_pools
 from ..config import EngineConfig, nbytes
 from ..errors import WontFit
 from ..kernels import device
@@ -20,6 +20,7 @@ from ..weights import Checkpoint, TensorInfo
 from ..weights.formats.quantized import refuse_methods
 from ..weights.load.assign import check_depth
 from ..weights.random_models import Shape
+from .check_config import check_disk_cache
 from .cpu_kernels import open_cpu_kernels
 from .memory import choose_context, max_chunk_size, plan_memory, weight_bytes
 from .weight_size import check_weights_fit, checkpoint_bytes, is_k_quant_matrix, make_outline, shape_bytes
@@ -123,6 +124,8 @@ def check_plan(plan: LoadPlan, config: EngineConfig) -> None:
     """Refuse options that do not apply to the model, and weights that do not fit."""
     own = plan.outline.config.context
     choose_context(own, config.max_context, own)
+    if config.disk_cache is not None:
+        check_disk_cache(spec for spec in plan.outline.cache_specs() if not isinstance(spec, Shared))
     check_memory(plan, config)
 
 

@@ -10,6 +10,7 @@ from mlxrt.config import KV_KINDS
 from mlxrt.engine import load as loading
 from mlxrt.engine.load import open_model
 from mlxrt.engine.memory import weight_bytes
+from mlxrt.errors import NoKernel
 from mlxrt.weights.random_models import published_configs
 from tests.support.tiny_files import CONFIG, float_weights, write_folder, write_gguf
 
@@ -98,6 +99,10 @@ def test_weights_stay_packed_where_the_limit_is_too_low_for_plain_ones(files):
     [
         ({"max_context": 20000}, "max_context 20000 is beyond the model's own 64 tokens"),
         ({"max_kv_size": 8}, "max_kv_size must be above 8 tokens"),
+        ({"cuda_graphs": True}, "cuda_graphs does not apply: this device is cpu"),
+        ({"reasoning_parser": "x"}, "reasoning_parser must be one of none, think"),
+        ({"tool_parser": "x"}, "tool_parser must be one of none, hermes"),
+        ({"disk_cache": "/dev/null/folder"}, "disk_cache /dev/null/folder cannot be used"),
     ],
 )
 def test_options_that_do_not_apply_are_refused_first(files, unread, options, reason):
@@ -109,3 +114,10 @@ def test_unknown_kv_kinds_are_refused_by_the_config():
     assert tuple(KV) == KV_KINDS
     with pytest.raises(BadRequest, match=r"kv must be one of full, paged, q8, .*, not 'q5'"):
         EngineConfig(kv="q5")
+
+
+def test_what_this_machine_cannot_do_is_refused_before_a_model_is_looked_for():
+    with pytest.raises(NoKernel, match="kernels='strict' needs a GPU"):
+        mlxrt.load("no/such-model", kernels="strict")
+    with pytest.raises(BadRequest, match="cuda_graphs does not apply"):
+        mlxrt.load("no/such-model", cuda_graphs=True)

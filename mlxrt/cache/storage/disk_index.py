@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...errors import BadRequest
@@ -22,6 +22,25 @@ EVICT_TO = 0.95  # of the limit: sorting all files by age is not repeated for ev
 LRU_STEP = 1000  # ns between the records of one text: its end counts as older, so it is evicted first
 
 
+@contextmanager
+def refuse_folder(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BadRequest(f"disk_cache {root} cannot be used: {error.strerror}; name another folder") from None
+
+
+def write_mark(root: Path) -> None:
+    write_json_once(root / MARK, {"mlxrt": "disk store", "format": "1"})
+
+
+def prepare_root(root: Path) -> None:
+    """Create the folder of all models where it is missing; refuse one that cannot be written."""
+    with refuse_folder(root):
+        root.mkdir(parents=True, exist_ok=True)
+        write_mark(root)
+
+
 class DiskIndex:
     def __init__(self, root: Path, digest: str, identity: Mapping[str, str], limit: int):
         self.root, self.folder, self.limit = root, root / digest, limit
@@ -30,17 +49,15 @@ class DiskIndex:
         self.nbytes = 0  # of all models
         self._sizes: dict[Path, int] = {}
         self._mtimes: dict[Path, int] = {}  # of folders
-        try:
+        with refuse_folder(root):
             self.prepare()
             remove_partial_files(self.folder)
             self.refresh()
-        except OSError as error:
-            raise BadRequest(f"disk_cache {self.root} cannot be used: {error.strerror}; name another folder") from None
 
     def prepare(self) -> None:
         """Create the folder where it is missing."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json_once(self.root / MARK, {"mlxrt": "disk store", "format": "1"})
+        write_mark(self.root)
         write_json_once(self.folder / IDENTITY, self._identity)
 
     def __len__(self) -> int:
