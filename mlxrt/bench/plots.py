@@ -56,7 +56,7 @@ def plots(report: Report) -> Iterator["Axes"]:
         yield plot_by_length(memory, "Peak memory by context", colours)
     if compared := [f for f in report.figures if any(not p.startswith(f"{OURS} ") for p in f.ratios)]:
         yield plot_ratios(compared, colours)
-    for suite, title in (("decode", "Time between tokens"), ("batch", "First token in a batch")):
+    for suite, title in (("decode", "Time between tokens, wall time"), ("batch", "First token in a batch, wall time")):
         if timed := [f for f in report.figures if f.suite == suite and f.percentiles]:
             yield plot_percentiles(timed[-1], f"{title}, {timed[-1].case}", colours)
     if placed := [f for f in report.figures if "intensity" in f.at]:

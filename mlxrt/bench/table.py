@@ -1,5 +1,6 @@
 """A report as text: one line a figure with ratios, intervals and the share of the roofline, then what went wrong."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from .result import OURS, Figure, Report
@@ -82,13 +83,22 @@ def format_row(f: Figure, names: list[str]) -> str:
 
 
 def format_ratio(r: Ratio) -> str:
-    mark = {"faster": "+", "slower": "-", "same": "=", "unsure": "?"}[r.conclusion]
     level = "" if r.level >= 0.94 else f" ({r.level:.0%})"
-    return f"{mark}{r}{level}"
+    return f"{r}{level} {r.conclusion}"
+
+
+def format_headline(report: Report) -> Iterator[str]:
+    """One sentence for each peer: in how many figures mlxrt is faster."""
+    for peer in (name for name in report.backends if name != OURS):
+        found = Counter(f.ratios[peer].conclusion for f in report.figures if peer in f.ratios)
+        counts = [f"{kind} in {found[kind]}" for kind in ("faster", "slower", "same", "unsure") if found[kind]]
+        if counts:
+            yield f"mlxrt beside {short(peer)}, {found.total()} figures: {', '.join(counts)}"
 
 
 def format_summary(report: Report) -> Iterator[str]:
-    """Token agreement, notes and problems."""
+    """What came out, token agreement, notes and problems."""
+    yield from format_headline(report)
     checked = [(f, f.agreement) for f in report.figures if f.agreement]
     compared = sum(sum(agreement["compared"].values()) for _, agreement in checked)
     equal = sum(sum(agreement["equal"].values()) for _, agreement in checked)

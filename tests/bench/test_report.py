@@ -1,6 +1,7 @@
 """A report goes to JSON and back, becomes a page, is compared and kept; one of another form is refused in a line."""
 
 import json
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -96,6 +97,7 @@ class Closed(HTMLParser):
 def test_page_is_complete_and_needs_nothing_else():
     pytest.importorskip("matplotlib")
     report = made()
+    report.settings["peers"] = None
     report.model["name"] = "<script>alert(1)</script>"
     text = render_html(report)
     seen = Closed()
@@ -103,6 +105,7 @@ def test_page_is_complete_and_needs_nothing_else():
     assert seen.open == [] and seen.count["svg"] >= 5 and seen.count["table"] >= 3
     assert "<script" not in text and "src=" not in text and "http" not in text.replace("http-equiv", "")
     assert "25.0%" in text  # the share of the roofline
+    assert "settings: peers</td><td>by default" in text and "machine: libraries</td><td>mlx 0.32.4" in text
 
 
 def test_page_of_an_interrupted_run_says_so():
@@ -111,8 +114,13 @@ def test_page_of_an_interrupted_run_says_so():
 
 def test_table_names_engines_ratios_and_roofline():
     text = "\n".join(format_report(made()))
-    assert "mlx-lm +1.2" in text and "25.0% of roofline" in text and "12 of 12 answers" in text
+    assert (
+        re.search(r"mlx-lm 1\.2\d\d \[\S+, \S+\] faster", text)
+        and "25.0% of roofline" in text
+        and "12 of 12 answers" in text
+    )
     assert "mlx-lm 8 bit" in text  # kinds are rows
+    assert re.search(r"^mlxrt beside mlx-lm, \d figures: faster in \d", text, re.M)
 
 
 @pytest.mark.parametrize(
