@@ -215,6 +215,16 @@ def test_stop_strings_end_an_answer_and_are_not_shown(engine):
         assert streamed == done.text
 
 
+def test_a_stop_string_that_ends_with_the_last_token_allowed_is_counted_as_stop(engine):
+    free = engine.generate("hello there", max_tokens=30)
+    before, stop = dict(engine.stats().finished), free.text[-2:]
+    last = next(n for n in range(1, 31) if stop in engine.tokenizer.decode(list(free.tokens[:n])))
+    done = engine.generate("hello there", max_tokens=last, stop=stop)
+    after = engine.stats().finished
+    assert len(done.tokens) == last and done.finish_reason == "stop" and done.stop_string == stop
+    assert after["stop"] == before.get("stop", 0) + 1 and after["length"] == before["length"]
+
+
 def test_text_of_a_stream_is_the_text_of_its_tokens(engine, tokenizer):
     done = engine.generate("abc", max_tokens=60, temperature=1.5, seed=4)
     assert done.text == tokenizer.decode(list(done.tokens))
