@@ -168,9 +168,10 @@ def read_message(index: int, message: Mapping[str, Any], features: TemplateFeatu
     found.pop("reasoning_content", None)
     if isinstance(reasoning, str) and reasoning and role == "assistant":
         found["reasoning_content"] = reasoning
-    calls = message.get("tool_calls") or (
-        [{"function": message["function_call"]}] if message.get("function_call") else []
-    )
+    calls = message.get("tool_calls")
+    if calls is not None and not isinstance(calls, (list, tuple)):
+        raise BadRequest(f"message {index}: tool_calls must be a list of calls, not {type(calls).__name__}")
+    calls = calls or ([{"function": message["function_call"]}] if message.get("function_call") else [])
     found.pop("tool_calls", None)
     if calls and role == "assistant":
         found["tool_calls"] = [read_call(index, i, call) for i, call in enumerate(calls)]

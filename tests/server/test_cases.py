@@ -210,6 +210,8 @@ CHAT_CASES = [
     chat("no tools in the list", tools=[]),
     chat("a tool without a function", bad("tools[0]"), 400, tools=[{"type": "function"}]),
     chat("a tool's result", messages=RESULT, tools=TOOLS),
+    chat("tool_calls that are no list", lambda a: "message 1: tool_calls must be a list" in a.error["message"], 400, messages=[*HI, {"role": "assistant", "tool_calls": 5}]),
+    chat("tool_calls as an object", lambda a: "tool_calls must be a list" in a.error["message"], 400, messages=[*HI, {"role": "assistant", "tool_calls": CALLED}]),
     chat("arguments as an object in history", messages=[*HI, {"role": "assistant", "content": "", "tool_calls": [{**CALLED, "function": {"name": "weather", "arguments": {"city": "x"}}}]}, RESULT[-1]], tools=TOOLS),
     chat("reasoning comes apart", lambda a: a.message["reasoning_content"].strip() == "hm hm" and a.message["content"] == "fine", says=THOUGHT, max_tokens=80),
     chat("reasoning is counted", lambda a: a.json["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0, says=THOUGHT, max_tokens=80),
