@@ -48,7 +48,9 @@ class RoPE(nn.Module):
         """What a kernel needs to apply it: fields of a QKVLayout."""
         r = self._rope
         periods = mx.array(default_periods(r.theta, r.dim), mx.float32) if self._periods is None else self._periods
-        return {"inv_freq": r.scale / periods, "magnitude": r.magnitude}
+        inv_freq = r.scale / periods
+        mx.eval(inv_freq)  # here: steps may run on another thread, which cannot evaluate what this one left lazy
+        return {"inv_freq": inv_freq, "magnitude": r.magnitude}
 
 
 def read_rope(raw: Mapping[str, Any], dim: int, context: int, *, partial: bool = False) -> RopeParams:

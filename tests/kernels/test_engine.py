@@ -1,5 +1,8 @@
 """Whole answers with the kernels in the path, run by the simulator, and with one of them wrong."""
 
+import json
+from concurrent.futures import ThreadPoolExecutor
+
 import mlx.core as mx
 import pytest
 
@@ -97,6 +100,17 @@ def test_a_short_request_beside_a_long_one(folder, on_gpu):
     tokens, kernels = both()
     assert tokens == plain and not sim.errors()
     assert "paged_attention" in kernels.used and not kernels.fallbacks
+
+
+def test_cpu_kernels_compute_on_another_thread_than_the_one_that_loaded(folder):
+    """As AsyncEngine and the server do; with frequencies of a scaled RoPE, which are computed when it loads."""
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    here, engine = answer(folder)
+    assert engine.core.runner.model.kernels.cpu is None or "paged_attention" in engine.core.runner.model.kernels.used
+    with mlxrt.load(str(folder), dequantise=False) as engine, ThreadPoolExecutor(1) as pool:
+        assert pool.submit(engine.generate, PROMPT, max_tokens=6).result().tokens == here
 
 
 WRONG = [
