@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
+import time
 import traceback
 from collections.abc import Callable
+from urllib.request import urlopen
 
 URL, MODEL = os.environ["MLXRT_URL"], os.environ.get("MLXRT_MODEL", "smollm2")
 QUESTION = "What is the capital of France? Answer in one word."
@@ -15,6 +18,7 @@ SCHEMA = {
     "required": ["name"],
     "additionalProperties": False,
 }
+STORY = "Tell me a very long story about a ship and its crew, with many chapters."
 TOOL = {"type": "function", "function": {"name": "visit", "description": "visit a city", "parameters": SCHEMA}}
 
 
@@ -34,4 +38,15 @@ def raises(kind: type[Exception], call: Callable[[], object]) -> bool:
         call()
     except kind:
         return True
+    return False
+
+
+def becomes_idle(limit_s: float = 30.0) -> bool:
+    """Does the server stop computing: the client has left."""
+    until = time.monotonic() + limit_s
+    while time.monotonic() < until:
+        metrics = urlopen(f"{URL}/metrics").read().decode()
+        if not any(map(float, re.findall(r"^vllm:num_requests_(?:running|waiting)\S* (\S+)$", metrics, re.M))):
+            return True
+        time.sleep(0.1)
     return False

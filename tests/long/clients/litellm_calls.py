@@ -1,10 +1,11 @@
 """LiteLLM, through three protocols."""
 
 # ruff: noqa: B023  a call is made at once
+import gc
 import json
 
 import litellm
-from calls import MODEL, QUESTION, SCHEMA, TOOL, URL, check, raises
+from calls import MODEL, QUESTION, SCHEMA, STORY, TOOL, URL, becomes_idle, check, raises
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
 PROTOCOLS = {
@@ -12,6 +13,19 @@ PROTOCOLS = {
     "anthropic": {"model": f"anthropic/{MODEL}", "api_base": URL, "api_key": "unused-key"},
     "ollama_chat": {"model": f"ollama_chat/{MODEL}", "api_base": URL},
 }
+
+
+def leave_stream(**options) -> bool:
+    messages = [{"role": "user", "content": STORY}]
+    stream = litellm.completion(**options, messages=messages, max_tokens=2000, stream=True)
+    next(iter(stream))
+    inner = stream.completion_stream
+    inner.close() if hasattr(inner, "close") else None
+    del stream, inner
+    gc.collect()
+    return becomes_idle()
+
+
 for name, options in PROTOCOLS.items():
     given = {**options, "messages": MESSAGES, "max_tokens": 20, "num_retries": 0}
     check(f"{name}: completion", lambda: "Paris" in litellm.completion(**given).choices[0].message.content)
@@ -22,20 +36,30 @@ for name, options in PROTOCOLS.items():
     check(f"{name}: usage", lambda: litellm.completion(**given).usage.completion_tokens > 0)
     check(
         f"{name}: NotFoundError",
-        lambda: raises(Exception, lambda: litellm.completion(**given | {"model": options["model"] + "x"})),
+        lambda: raises(
+            litellm.exceptions.OpenAIError if name == "ollama_chat" else litellm.NotFoundError,
+            lambda: litellm.completion(**given | {"model": options["model"] + "x"}),
+        ),
     )
-    tools = given | {"tools": [TOOL], "tool_choice": "required", "max_tokens": 60}
-    if name != "ollama_chat":
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}
+    check(
+        f"{name}: response_format",
+        lambda: json.loads(
+            litellm.completion(**given | {"max_tokens": 60}, response_format=form).choices[0].message.content
+        )["name"],
+    )
+    tools = given | {"tools": [TOOL], "max_tokens": 60}
+    if name == "ollama_chat":  # its protocol cannot force a call
+        check(f"{name}: tools are offered", lambda: litellm.completion(**tools).choices[0].message)
+    else:
         check(
             f"{name}: tools",
-            lambda: json.loads(litellm.completion(**tools).choices[0].message.tool_calls[0].function.arguments)["name"],
+            lambda: json.loads(
+                litellm.completion(**tools, tool_choice="required").choices[0].message.tool_calls[0].function.arguments
+            )["name"],
         )
+    check(f"{name}: a stream that is left", lambda: leave_stream(**options, num_retries=0))
 given = {**PROTOCOLS["openai"], "messages": MESSAGES, "max_tokens": 30, "num_retries": 0}
-form = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}
-check(
-    "openai: response_format",
-    lambda: json.loads(litellm.completion(**given, response_format=form).choices[0].message.content)["name"] == "Paris",
-)
 check(
     "openai: text completion",
     lambda: (
