@@ -61,7 +61,7 @@ class EngineConfig:
     dtype: str | None = option(
         None, "compute in float32, bfloat16 or float16 (default: float32 on CPU, else the checkpoint's)"
     )
-    dequantise: bool | None = option(None, "dequantise weights at load (default: on a CPU when memory allows)")
+    dequantise: bool | None = option(None, "dequantise weights at load (default: on a CPU without kernels for them)")
     reasoning_parser: str | None = option(
         None, "format of the model's reasoning: think, mistral, gemma4, harmony or none (default: by its files)"
     )

@@ -34,9 +34,9 @@ from .load_plan import (
     check_plan,
     compute_dtype,
     is_packed,
-    keeps_k_quants,
     plan_checkpoint,
     plan_shape,
+    uses_cpu_kernels,
 )
 from .memory import refuse_overflow
 from .options import EngineOptions, spell_out
@@ -106,7 +106,10 @@ class OpenModel:
             model = self._build()
         files = check_loaded(self.stamps, self.checkpoint.files()) if self.checkpoint is not None else ()
         source = replace(self.source, files=files)
-        return Engine(model, adapt_config(self.config, model), self.tokenizer, source, on_event)
+        engine = Engine(model, adapt_config(self.config, model), self.tokenizer, source, on_event)
+        if device.backend() == "cpu":
+            device.release_cache()
+        return engine
 
     def _build(self) -> CausalLM:
         if self.checkpoint is not None:
@@ -156,9 +159,10 @@ def build_model(checkpoint: Checkpoint, config: EngineConfig, dequantise: bool |
     on_cpu = device.backend() == "cpu"
     dtype = DTYPES[config.dtype] if config.dtype else (mx.float32 if on_cpu else None)
     unpack = plan_checkpoint(checkpoint, config).dequantise if dequantise is None else dequantise
+    by_kernels = not unpack and on_cpu and uses_cpu_kernels(checkpoint, config)
     if isinstance(checkpoint, GgufCheckpoint):
-        checkpoint.keep_k_quants = not unpack and keeps_k_quants(checkpoint, config)
-    model = build(checkpoint, dtype=dtype, dequantise=unpack)
+        checkpoint.keep_k_quants = by_kernels
+    model = build(checkpoint, dtype=dtype, dequantise=unpack, keep_scales=by_kernels)
     if on_cpu and is_packed(checkpoint):
         how = "unpacked to" if unpack else "kept packed, computed in"
         log.info(f"{checkpoint.name}: weights {how} {config.dtype or 'float32'} on the CPU (option dequantise)")

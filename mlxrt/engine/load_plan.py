@@ -17,13 +17,14 @@ from ..errors import WontFit
 from ..kernels import device
 from ..models import CausalLM, find
 from ..weights import Checkpoint, TensorInfo
+from ..weights.formats.jang.labels import read_labels
 from ..weights.formats.quantized import refuse_methods
 from ..weights.load.assign import check_depth
 from ..weights.random_models import Shape
 from .check_config import check_disk_cache
 from .cpu_kernels import open_cpu_kernels
 from .memory import choose_context, max_chunk_size, plan_memory, weight_bytes
-from .weight_size import check_weights_fit, checkpoint_bytes, is_k_quant_matrix, make_outline, shape_bytes
+from .weight_size import check_weights_fit, checkpoint_bytes, cpu_kernels_read, make_outline, shape_bytes
 
 log = logging.getLogger("mlxrt")
 
@@ -78,19 +79,29 @@ def plan_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> LoadPlan:
     plain = weight_bytes(outline)
     if not is_packed(checkpoint):
         return LoadPlan(checkpoint.name, outline, False, plain, plain)
-    packed = checkpoint_bytes(checkpoint, outline.dtype, False, keeps_k_quants(checkpoint, config))
+    on_cpu = uses_cpu_kernels(checkpoint, config)
+    packed = checkpoint_bytes(checkpoint, outline.dtype, False, on_cpu)
     plan = LoadPlan(checkpoint.name, outline, True, plain, packed)
     if config.dequantise is None:
-        unpacks = device.backend() == "cpu" and unpacked_fits(plan, config)
+        stays = device.backend() != "cpu" or (on_cpu and cpu_kernels_read(checkpoint) and not has_labels(checkpoint))
+        unpacks = not stays and unpacked_fits(plan, config)
     else:
         unpacks = config.dequantise
     return plan if unpacks else replace(plan, dequantise=False, weights=packed)
 
 
-def keeps_k_quants(checkpoint: Checkpoint, config: EngineConfig) -> bool:
-    """Whether the K-quants of a GGUF file stay as they are, should its weights stay packed: CPU kernels read them."""
-    found = not config.dequantise and any(map(is_k_quant_matrix, checkpoint.sizes().values()))
-    return found and not find(checkpoint.config).is_adapter and open_cpu_kernels(config) is not None
+def uses_cpu_kernels(checkpoint: Checkpoint, config: EngineConfig) -> bool:
+    """Whether CPU kernels compute packed matrices, should they stay packed."""
+    return not config.dequantise and not find(checkpoint.config).is_adapter and open_cpu_kernels(config) is not None
+
+
+def has_labels(checkpoint: Checkpoint) -> bool:
+    """Of JANG, which may say that a matrix is rotated, or of another quantiser, whose matrices are repacked."""
+    quantization = checkpoint.config.get("quantization_config")
+    other = (
+        isinstance(quantization, dict) and "quantization" not in checkpoint.config and "quant_method" in quantization
+    )
+    return read_labels(checkpoint.config) is not None or other
 
 
 def unpacked_fits(plan: LoadPlan, config: EngineConfig) -> bool:

@@ -19,6 +19,7 @@ from ..cache.memory.slices import ArrayCache, bucket
 from ..kernels.cuda.graph import Driver
 from ..models import CausalLM
 from .batch import decode_batch, draw_batch, input_tokens, prefill_batch, step_of_tail
+from .cpu_step import StepRecorder, Tails
 from .cuda_graph import CudaGraphRunner, UnsampledStep
 from .logits import LogitsView
 from .sampler import (
@@ -115,6 +116,10 @@ class ModelRunner:
         self.decode_fn = mx.compile(self.decode_step) if self.compiled else self.decode_step
         self.sample_fn = mx.compile(self.sample_step) if self.compiled else self.sample_step
         self.logits_fn = mx.compile(self.logits_step) if self.compiled else self.logits_step
+        if model.kernels.cpu is not None and all(g.spec.pages for g in self.groups):
+            tails = Tails()
+            record = lambda step: StepRecorder(step, model, self.group_of, tails)  # noqa: E731
+            self.decode_fn, self.sample_fn = record(self.decode_step), record(self.sample_step)
         self.lm_head = mx.compile(model.logits) if self.compiled else model.logits
         self.graphs = self._open_graphs(graph_bytes) if self.compiled and graph_bytes != 0 else None
         self.waits = 0  # steps that had to wait for the device

@@ -5,6 +5,7 @@ device that is full in the middle of loading leaves little to say.
 """
 
 import re
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -15,13 +16,15 @@ from mlx.utils import tree_flatten
 from ..config import EngineConfig, nbytes
 from ..errors import WontFit
 from ..kernels import device
-from ..kernels.ops.quantized import K_QUANTS
+from ..kernels.ops.quantized import CPU_BITS, K_QUANTS
 from ..models import CausalLM, find
 from ..models.config import suppress_reports
 from ..weights import Checkpoint, TensorInfo
 from ..weights.formats.gguf.tensors import PACKED
+from ..weights.formats.quantized import AFFINE_GROUPS
 from ..weights.random_models import Shape, is_quantizable
 
+FLOATS = ("F32", "F16", "BF16")
 KEPT = ("U32", "I32", "U16", "U8", "I8", *PACKED)  # dtypes of packed tensors: loaded as they are
 AFFINE = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}  # of them, those with scales that are cast -> bits
 UNPACKED_BYTES = 2  # of a weight whose stored type is unpacked at load and no dtype was asked for
@@ -62,31 +65,55 @@ def shape_bytes(shape: Shape, dtype: mx.Dtype) -> int:
     return sum(array.nbytes for array in parameters(make_shape_outline(shape, dtype)).values())
 
 
-def checkpoint_bytes(
-    checkpoint: Checkpoint, dtype: mx.Dtype | None, dequantise: bool, keep_k_quants: bool = False
-) -> int:
-    """`dtype` None: floats stay as they are stored. `keep_k_quants`: so do matrices of K-quants."""
+def checkpoint_bytes(checkpoint: Checkpoint, dtype: mx.Dtype | None, dequantise: bool, on_cpu: bool = False) -> int:
+    """`dtype` None: floats stay as they are stored. `on_cpu`: CPU kernels compute packed matrices, which stay so."""
     family = find(checkpoint.config)
     if dequantise and not family.is_adapter:
         return count_parameters(build_skeleton(checkpoint.config)) * (dtype or mx.float16).size
+    sizes = checkpoint.sizes()
     used = (
-        info
-        for name, info in checkpoint.sizes().items()
+        (name, info)
+        for name, info in sizes.items()
         if not any(re.search(pattern, name) for pattern, _ in family.IGNORED_TENSORS)
     )
-    return sum(info.nbytes if keep_k_quants and is_k_quant_matrix(info) else loaded_bytes(info, dtype) for info in used)
+    return sum(
+        loaded_bytes(info, None, on_cpu=True) if on_cpu and is_cpu_matrix(name, sizes) else loaded_bytes(info, dtype)
+        for name, info in used
+    )
 
 
-def is_k_quant_matrix(info: TensorInfo) -> bool:
-    """Whether CPU kernels read the blocks of a GGUF tensor as they are."""
-    return info.dtype.lower() in K_QUANTS and len(info.shape) == 2
+def is_cpu_matrix(name: str, sizes: Mapping[str, TensorInfo]) -> bool:
+    """Whether a tensor is a packed matrix that CPU kernels read, or its scales or biases."""
+    info = sizes[name]
+    if info.dtype in AFFINE or info.dtype.lower() in K_QUANTS:
+        return len(info.shape) == 2
+    stem, _, part = name.rpartition(".")
+    if part not in ("weight", "scales", "biases"):
+        return False
+    weight, *scales = (sizes.get(f"{stem}.{part}") for part in ("weight", "scales", "biases"))
+    if weight is None or weight.dtype != "U32" or len(weight.shape) != 2:
+        return False
+    if not all(s is not None and s.dtype in FLOATS and s.dtype == scales[0].dtype for s in scales):  # type: ignore[union-attr]
+        return False
+    words, groups = weight.shape[1], scales[0].shape[-1]  # type: ignore[union-attr]
+    return any(32 * words == bits * groups * group for bits in CPU_BITS for group in AFFINE_GROUPS)
 
 
-def loaded_bytes(info: TensorInfo, dtype: mx.Dtype | None) -> int:
+def cpu_kernels_read(checkpoint: Checkpoint) -> bool:
+    """Whether CPU kernels read all packed matrices; types of GGUF that nothing reads do not count."""
+    sizes = checkpoint.sizes()
+    others = [name for name, info in sizes.items() if info.dtype not in FLOATS and not is_cpu_matrix(name, sizes)]
+    unpacked = ("IQ", "TQ")
+    return not any(len(sizes[name].shape) != 2 or not sizes[name].dtype.startswith(unpacked) for name in others)
+
+
+def loaded_bytes(info: TensorInfo, dtype: mx.Dtype | None, on_cpu: bool = False) -> int:
     """Bytes of a tensor once loaded: floats are cast, types that MLX has no kernel for are dequantised."""
     if info.dtype in AFFINE:
         return packed_bytes(prod(info.shape), AFFINE[info.dtype], dtype)
-    if info.dtype in KEPT or (dtype is None and info.dtype in ("F32", "F16", "BF16")):
+    if info.dtype.lower() in K_QUANTS and dtype is None and on_cpu:
+        return info.nbytes
+    if info.dtype in KEPT or (dtype is None and info.dtype in FLOATS):
         return info.nbytes
     return prod(info.shape) * (UNPACKED_BYTES if dtype is None else dtype.size)
 

@@ -84,7 +84,10 @@ class CausalLM(KernelModule):
 
     def constants(self) -> list[mx.array]:
         """Every array of its modules, parameters or not, and the buffers they are packed into."""
-        found = [v for module in self.modules() for v in (*module.values(), *vars(module).values())]
+        modules = self.modules()
+        found = [v for module in modules for v in (*module.values(), *vars(module).values())]
+        layouts = [layout for module in modules if (layout := getattr(module, "layout", None)) is not None]
+        found += [a for layout in layouts for a in layout.arrays().values()]
         bundles = self.kernels.gpu.constant_buffers if self.kernels.gpu is not None else []
         return [v for v in found if isinstance(v, mx.array)] + bundles
 

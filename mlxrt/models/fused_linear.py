@@ -111,7 +111,7 @@ def plain_linear(linear: nn.Module, x: mx.array, *, dequantize: bool) -> mx.arra
 
 def embed(table: nn.Module, tokens: mx.array, kernels: Kernels, dtype: mx.Dtype, scale: float = 1.0) -> mx.array:
     """Rows of an embedding table, times `scale`."""
-    if kernels.gpu is not None and isinstance(table, nn.QuantizedEmbedding):
+    if isinstance(table, PackedEmbedding) or (kernels.gpu is not None and isinstance(table, nn.QuantizedEmbedding)):
         return kernels.run(embed_rows, tokens=tokens, matrix=matrix_of(table), dtype=dtype, scale=scale)
     y = table(tokens)
     return y if scale == 1.0 else y * scale  # a Python float: rounded to the dtype of the weights

@@ -1,26 +1,13 @@
 /* Decode attention over a paged KV cache, float32: norms of the heads, RoPE, the new token into the tail, softmax, values.
  *
  * A row's sums are taken key by key in the order of positions: they depend on nothing but the row. */
+#include "calls.h"
 #include "threads.h"
-#include "vector.h"
 #include <math.h>
 #include <stdlib.h>
 
 typedef struct {
-    const float *qkv;         /* [rows, heads + new heads, dim] */
-    const float *pool;        /* [blocks, 2 kv heads, size, dim], keys' heads first */
-    float *tail;              /* [rows, 2 kv heads, tail size, dim]; gets the new token */
-    const int32_t *table;     /* [rows, blocks of a row] */
-    const int32_t *row_range; /* [rows, 3] position of the table's first slot, of the tail's first slot, tokens in the tail */
-    const float *q_norm, *k_norm, *inv_freq, *sinks; /* or NULL */
-    float *out;               /* [rows, heads, dim] */
-    int64_t rows, heads, kv_heads, dim, pool_blocks, size, row_blocks, tail_size, pairs, window, new_heads;
-    float eps, magnitude, scale, softcap;
-    int32_t v_norm, tied;
-} attention;
-
-typedef struct {
-    const attention *a;
+    const attention_call *a;
     const float *turns; /* [rows, 2, pairs] cosines and sines of the row's position */
     int failed;
 } attention_job;
@@ -43,18 +30,23 @@ static void rotate(float *x, const float *turn, float magnitude, int64_t pairs) 
     }
 }
 
-static void prepare_head(const attention *a, const float *from, const float *norm, const float *turn, float *to) {
+static void prepare_head(const attention_call *a, const float *from, const float *norm, const float *turn, float *to) {
     memcpy(to, from, (size_t)a->dim * sizeof *to);
     if (norm) norm_head(to, norm, a->eps, a->dim);
     if (a->inv_freq) rotate(to, turn, a->magnitude, a->pairs);
 }
 
-/* Key or value `head` of the row at a position; NULL if the row does not hold it. */
-static const float *slot_of(const attention *a, int64_t row, int64_t head, int64_t position) {
+/* Keys or values of `head` from a position on that lie side by side; how many of `count` there are. NULL: positions that
+ * the row does not hold. */
+static const float *run_of(const attention_call *a, int64_t row, int64_t head, int64_t position, int64_t count, int64_t *length) {
     const int32_t *range = a->row_range + 3 * row;
-    if (position >= range[1])
+    if (position >= range[1]) {
+        *length = count;
         return a->tail + ((row * 2 * a->kv_heads + head) * a->tail_size + position - range[1]) * a->dim;
-    const int64_t slot = position - range[0];
+    }
+    const int64_t slot = position - range[0], tail = range[1] - position, full = a->size - slot % a->size;
+    *length = count < tail ? count : tail;
+    if (*length > full) *length = full;
     if (slot < 0 || slot >= a->row_blocks * a->size) return NULL;
     const int64_t block = a->table[row * a->row_blocks + slot / a->size];
     if (block < 0 || block >= a->pool_blocks) return NULL;
@@ -67,8 +59,28 @@ INLINE float dot(const float *x, const float *y, int64_t dim) {
     return sum(s);
 }
 
+/* The scores of a query and `run` keys; NULL: none of them counts. */
+static void score_run(const float *query, const float *key, int64_t run, int64_t dim, float *scores) {
+    for (int64_t i = 0; i < run; i++) scores[i] = key ? dot(query, key + i * dim, dim) : -INFINITY;
+}
+
+/* out += weights x values; C vectors of a head at a time stay in registers. */
+INLINE void add_columns(const float *weights, const float *value, int64_t run, int64_t dim, float *out, const int C) {
+    floats sums[4];
+    for (int c = 0; c < C; c++) sums[c] = load(out + 16 * c);
+    for (int64_t i = 0; i < run; i++)
+        for (int c = 0; c < C; c++) sums[c] = multiply_add(all(weights[i]), load(value + i * dim + 16 * c), sums[c]);
+    for (int c = 0; c < C; c++) store(out + 16 * c, sums[c]);
+}
+
+static void add_run(const float *weights, const float *value, int64_t run, int64_t dim, float *out) {
+    int64_t k = 0;
+    for (; k + 64 <= dim; k += 64) add_columns(weights, value + k, run, dim, out + k, 4);
+    for (; k < dim; k += 16) add_columns(weights, value + k, run, dim, out + k, 1);
+}
+
 /* Scores of one query to weights; what is left of the sum is the sink's. */
-static void softmax(const attention *a, float *scores, int64_t count, int64_t head) {
+static void softmax(const attention_call *a, float *scores, int64_t count, int64_t head) {
     float most = a->sinks ? a->sinks[head] : -INFINITY, total = 0;
     for (int64_t t = 0; t < count; t++) {
         if (a->softcap > 0) scores[t] = tanhf(scores[t] / a->softcap) * a->softcap;
@@ -82,7 +94,7 @@ static void softmax(const attention *a, float *scores, int64_t count, int64_t he
 /* The queries of one key head of one row. */
 static void attend_head(void *given, int index) {
     attention_job *j = given;
-    const attention *a = j->a;
+    const attention_call *a = j->a;
     const int64_t row = index / a->kv_heads, kv = index % a->kv_heads, each = a->heads / a->kv_heads, dim = a->dim;
     const int32_t *range = a->row_range + 3 * row;
     const int64_t last = (int64_t)range[1] + range[2], near = a->window ? last - a->window + 1 : 0;
@@ -110,28 +122,23 @@ static void attend_head(void *given, int index) {
         prepare_head(a, in + (kv * each + h) * dim, a->q_norm, turn, q);
         for (int64_t i = 0; i < dim; i++) q[i] *= a->scale;
     }
-    for (int64_t t = 0; t < count; t++) {
-        const float *key = slot_of(a, row, kv, first + t);
-        for (int64_t h = 0; h < each; h++) scores[h * count + t] = key ? dot(query + h * dim, key, dim) : -INFINITY;
+    for (int64_t t = 0, run; t < count; t += run) {
+        const float *key = run_of(a, row, kv, first + t, count - t, &run);
+        for (int64_t h = 0; h < each; h++) score_run(query + h * dim, key, run, dim, scores + h * count + t);
     }
     for (int64_t h = 0; h < each; h++) softmax(a, scores + h * count, count, kv * each + h);
     float *out = a->out + (row * a->heads + kv * each) * dim;
     memset(out, 0, (size_t)(each * dim) * sizeof *out);
-    for (int64_t t = 0; t < count; t++) {
-        const float *value = slot_of(a, row, a->kv_heads + kv, first + t);
-        for (int64_t h = 0; value && h < each; h++) {
-            const floats weight = all(scores[h * count + t]);
-            for (int64_t k = 0; k < dim; k += 16)
-                store(out + h * dim + k, multiply_add(weight, load(value + k), load(out + h * dim + k)));
-        }
+    for (int64_t t = 0, run; t < count; t += run) {
+        const float *value = run_of(a, row, a->kv_heads + kv, first + t, count - t, &run);
+        for (int64_t h = 0; value && h < each; h++) add_run(scores + h * count + t, value, run, dim, out + h * dim);
     }
     free(query);
 }
 
-/* 0; 1: no memory. */
-int mlxrt_attention(const attention *a, int threads) {
+int run_attention(const attention_call *a, int threads) {
     float *turns = malloc((size_t)(a->rows * 2 * a->pairs + 1) * sizeof *turns);
-    if (!turns) return 1;
+    if (!turns) return NO_MEMORY;
     int64_t work = 0;
     for (int64_t row = 0; row < a->rows; row++) {
         const float position = (float)(a->row_range[3 * row + 1] + a->row_range[3 * row + 2]);
@@ -144,5 +151,5 @@ int mlxrt_attention(const attention *a, int threads) {
     attention_job j = {a, turns, 0};
     parallel_for(work < 1 << 17 ? 1 : threads, (int)(a->rows * a->kv_heads), attend_head, &j);
     free(turns);
-    return j.failed;
+    return j.failed ? NO_MEMORY : 0;
 }

@@ -8,6 +8,7 @@ its own runs the check, so that a library that crashes is never opened by the ca
 
 import contextlib
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -17,6 +18,8 @@ import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+
+log = logging.getLogger("mlxrt")
 
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=gnu11", "-shared", "-fPIC", "-ffp-contract=off", "-fno-math-errno")
@@ -83,6 +86,7 @@ def build(path: Path) -> Path:
     """Compile with the first compiler whose library passes the check, then give it its name."""
     reasons = []
     for command in find_compilers():
+        log.info(f"compiling the CPU kernels for this machine, once ({path.parent})")
         handle, partial = tempfile.mkstemp(suffix=".so.partial", dir=path.parent)
         os.close(handle)
         try:

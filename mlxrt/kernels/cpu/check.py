@@ -4,17 +4,10 @@ import ctypes
 import sys
 
 import numpy as np
+from calls import CallList, MatmulCall, Matrix, open_library
 
 TOLERANCE = 1e-5
 K_QUANTS = {"Q2_K": (1, 84, 80), "Q3_K": (2, 110, 108), "Q4_K": (3, 144, 0), "Q5_K": (4, 176, 0), "Q6_K": (5, 210, 208)}
-
-
-class Matrix(ctypes.Structure):
-    _fields_ = tuple((n, ctypes.c_void_p) for n in ("weight", "scales", "biases")) + tuple(
-        (n, t)
-        for t, names in ((ctypes.c_int64, "rows width row_bytes"), (ctypes.c_int32, "format bits group scale_type"))
-        for n in names.split()
-    )
 
 
 def make_affine(rng, rows, width, bits, group):
@@ -43,20 +36,7 @@ def make_k_quant(rng, rows, width, name):
 
 def check(path: str) -> str | None:
     """The first difference found."""
-    matmul = ctypes.CDLL(path).mlxrt_matmul
-    pointer = ctypes.c_void_p
-    matmul.argtypes = [
-        pointer,
-        pointer,
-        ctypes.c_int64,
-        pointer,
-        ctypes.c_float,
-        pointer,
-        ctypes.c_int,
-        pointer,
-        pointer,
-    ]
-    matmul.argtypes.append(ctypes.c_int)
+    library = open_library(path)
     rng = np.random.default_rng(0)
     made = [(f"{b} bit group {g}", make_affine(rng, 37, 9 * g, b, g)) for b in (2, 3, 4, 5, 6, 8) for g in (32, 64)]
     made += [(name, make_k_quant(rng, 37, 768, name)) for name in K_QUANTS]
@@ -65,9 +45,8 @@ def check(path: str) -> str | None:
         right = x.astype(np.float64) @ values.T
         for columns in (1, 2, 3, 4, 9):
             y = np.full((columns, matrix.rows), np.nan, np.float32)
-            at = (x.ctypes.data, columns, None, 0.0, None, 0, None, y.ctypes.data)
-            if matmul(ctypes.addressof(matrix), *at, 2):
-                return f"{label}: refused"
+            at = {"matrix": ctypes.addressof(matrix), "x": x.ctypes.data, "y": y.ctypes.data, "columns": columns}
+            CallList([MatmulCall(**at)]).run(library, 2)
             error = np.abs(y - right[:columns]).max() / np.abs(right).max()
             if not error <= TOLERANCE:
                 return f"{label} x{columns}: off by {error:.3g} of the largest value"

@@ -1,10 +1,13 @@
-"""The compiled CPU kernels by ctypes: products with packed matrices, and rows of them.
+"""The compiled CPU kernels: an op's arrays in, its arrays out.
 
 Arrays are read where MLX has them; nothing is copied but what comes out. A call computes at once, so its inputs are
-evaluated first: these kernels are no part of MLX's graphs.
+evaluated first: these kernels are no part of MLX's graphs. While a step is recorded, its calls are kept with the arrays
+they read and made (recorded.py).
 """
 
 import ctypes
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,41 +15,21 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-FORMATS = {"affine": 0, "q2_k": 1, "q3_k": 2, "q4_k": 3, "q5_k": 4, "q6_k": 5}
+from .calls import (
+    FORMATS,
+    ArgmaxCall,
+    Arguments,
+    AttentionCall,
+    CallList,
+    EmbedCall,
+    MatmulCall,
+    Matrix,
+    NormCall,
+    open_library,
+)
+
 SCALE_TYPES = {mx.float32: 0, mx.float16: 1, mx.bfloat16: 2}
-GATES = {None: 0, "silu": 1}
-ERRORS = {1: "no memory for the product", 2: "a format that the library does not read"}
-
-
-class Matrix(ctypes.Structure):
-    """`matrix` of packed.h."""
-
-    _fields_ = (
-        ("weight", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("biases", ctypes.c_void_p),
-        ("rows", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-        ("row_bytes", ctypes.c_int64),
-        ("format", ctypes.c_int32),
-        ("bits", ctypes.c_int32),
-        ("group", ctypes.c_int32),
-        ("scale_type", ctypes.c_int32),
-    )
-
-
-class Attention(ctypes.Structure):
-    """`attention` of attention.c."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in "qkv pool tail table row_range q_norm k_norm inv_freq sinks out".split()),
-        *(
-            (name, ctypes.c_int64)
-            for name in "rows heads kv_heads dim pool_blocks size row_blocks tail_size pairs window new_heads".split()
-        ),
-        *((name, ctypes.c_float) for name in "eps magnitude scale softcap".split()),
-        *((name, ctypes.c_int32) for name in "v_norm tied".split()),
-    )
+ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "clamped": 3}
 
 
 @dataclass(frozen=True)
@@ -58,19 +41,26 @@ class Pinned:
     arrays: tuple[mx.array, ...]
 
 
-def pointer_to(array: mx.array | None) -> Any:
-    """Where an array's numbers lie, evaluated and without gaps; None for None. Holds the array."""
-    if array is None:
-        return None
+@dataclass(frozen=True)
+class MadeCall:
+    """A call that was computed; by the names of its arguments, the arrays it read and those it made."""
+
+    arguments: Arguments
+    inputs: Mapping[str, mx.array]
+    outputs: Mapping[str, mx.array]
+
+
+def hold_memory(array: mx.array) -> Any:
+    """An array's numbers where they lie, evaluated and without gaps, as an object that keeps them there."""
     view = memoryview(array)  # type: ignore[arg-type]  # evaluates it
     if not view.c_contiguous:
         view = memoryview(mx.contiguous(array))  # type: ignore[arg-type]
     return ctypes.c_char.from_buffer(view)
 
 
-def address_of(array: mx.array | None) -> Any:
-    """The same as an argument of a C function, which holds the array for the call."""
-    return None if array is None else ctypes.byref(pointer_to(array))
+def address_of(array: mx.array) -> int:
+    """Where its numbers lie, as long as somebody holds the array."""
+    return ctypes.addressof(hold_memory(array))
 
 
 class CpuKernels:
@@ -79,19 +69,40 @@ class CpuKernels:
     name = "cpu"
 
     def __init__(self, path: Path, threads: int):
-        library = ctypes.CDLL(str(path))
         self.path, self.threads = path, threads
-        pointer, long = ctypes.c_void_p, ctypes.c_int64
-        self._matmul, self._unpack_rows = library.mlxrt_matmul, library.mlxrt_unpack_rows
-        self._matmul.argtypes = [
-            pointer, pointer, long, pointer, ctypes.c_float, pointer, ctypes.c_int, pointer, pointer, ctypes.c_int
-        ]  # fmt: skip
-        self._unpack_rows.argtypes = [pointer, pointer, long, ctypes.c_float, pointer]
-        self._attention = library.mlxrt_attention
-        self._attention.argtypes = [pointer, ctypes.c_int]
-        library.mlxrt_vector_name.restype = ctypes.c_char_p
-        self.vectors = library.mlxrt_vector_name().decode()
+        self.library = open_library(str(path))
+        self.vectors = self.library.mlxrt_vector_name().decode()
         self._pinned: dict[int, Pinned] = {}
+        self._made: list[MadeCall] | None = None
+
+    @contextmanager
+    def recording(self) -> Iterator[list[MadeCall]]:
+        """The calls made inside, with all their arrays: none of them can take another's place in memory."""
+        made: list[MadeCall] = []
+        self._made = made
+        try:
+            yield made
+        finally:
+            self._made = None
+
+    def run(self, calls: CallList) -> None:
+        calls.run(self.library, self.threads)
+
+    def _call(
+        self, arguments: Arguments, inputs: Mapping[str, mx.array | None], outputs: Mapping[str, np.ndarray]
+    ) -> list[mx.array]:
+        """Run one call over these arrays; its outputs."""
+        read = {name: array for name, array in inputs.items() if array is not None}
+        held = {name: hold_memory(array) for name, array in read.items()}
+        for name, memory in held.items():
+            setattr(arguments, name, ctypes.addressof(memory))
+        for name, buffer in outputs.items():
+            setattr(arguments, name, buffer.ctypes.data)
+        self.run(CallList([arguments]))
+        made = [mx.array(buffer) for buffer in outputs.values()]
+        if self._made is not None:
+            self._made.append(MadeCall(arguments, read, dict(zip(outputs, made))))
+        return made
 
     def pin(self, matrix: Any) -> Pinned:
         """The matrix (a QuantizedMatrix) for C; made once."""
@@ -104,7 +115,7 @@ class CpuKernels:
         # Python has no bfloat16: its bits are looked at as integers.
         raw = [a.view(mx.uint16) if a.dtype == mx.bfloat16 else a for a in arrays]
         mx.eval(raw)
-        at = [ctypes.addressof(pointer_to(a)) for a in raw] + [None] * (3 - len(arrays))
+        at = [address_of(a) for a in raw] + [None] * (3 - len(arrays))
         row_bytes = matrix.weight.shape[1] * matrix.weight.itemsize
         kind = SCALE_TYPES[arrays[1].dtype] if len(arrays) > 1 else 0
         shape = (matrix.rows, matrix.width, row_bytes, FORMATS[matrix.mode], matrix.bits, matrix.group, kind)
@@ -120,19 +131,18 @@ class CpuKernels:
         norm: mx.array | None = None,
         eps: float = 0.0,
         bias: mx.array | None = None,
-        gate: str | None = None,
+        activation: str | None = None,
+        pair: bool = False,
+        times: mx.array | None = None,
         residual: mx.array | None = None,
+        softcap: float | None = None,
     ) -> mx.array:
-        """gate(matrix @ RMSNorm(x) + bias) + residual; a gate takes the first half of the outputs times the second."""
-        pinned, rows = self.pin(matrix), x.shape[0]
-        y = np.empty((rows, matrix.rows // 2 if gate else matrix.rows), np.float32)
-        at = [address_of(a) for a in (x, norm, bias, residual)]
-        raise_error(
-            self._matmul(
-                pinned.address, at[0], rows, at[1], eps, at[2], GATES[gate], at[3], y.ctypes.data, self.threads
-            )
-        )
-        return mx.array(y)
+        """The op qmv for any number of rows of x."""
+        rows, outputs = x.shape[0], matrix.rows // 2 if pair else matrix.rows
+        call = MatmulCall(matrix=self.pin(matrix).address, columns=rows, eps=eps, softcap=softcap or 0.0, pair=pair)
+        call.activation = ACTIVATIONS[activation]
+        inputs = {"x": x, "norm": norm, "bias": bias, "times": times, "residual": residual}
+        return self._call(call, inputs, {"y": np.empty((rows, outputs), np.float32)})[0]
 
     def attend(
         self,
@@ -146,34 +156,47 @@ class CpuKernels:
     ) -> tuple[mx.array, mx.array]:
         """(out [R, heads * dim], the tail with the new token) of a QKVLayout and Pages, both float32."""
         table, row_range = (a if a.dtype == mx.int32 else a.astype(mx.int32) for a in (pages.table, pages.row_range))
-        given = (qkv, pages.pool, pages.tail, table, row_range, layout.q_norm, layout.k_norm, layout.inv_freq, sinks)
-        held = [pointer_to(a) for a in given]
-        at: list[int | None] = [None if p is None else ctypes.addressof(p) for p in held]
         rows, dim, heads = qkv.shape[0], layout.head_dim, layout.num_heads
-        tail, out = np.array(pages.tail), np.empty((rows, heads * dim), np.float32)
-        at[2] = tail.ctypes.data
         pool_blocks, _, size, _ = pages.pool.shape
-        pairs = 0 if layout.inv_freq is None else layout.inv_freq.shape[0]
-        new_heads = qkv.shape[1] // dim - heads
-        call = Attention(
-            *at, out.ctypes.data, rows, heads, layout.num_kv_heads, dim, pool_blocks, size, table.shape[1],
-            tail.shape[2], pairs, window or 0, new_heads, layout.eps, layout.magnitude, scale, softcap or 0.0,
-            layout.v_norm, layout.tied,
+        call = AttentionCall(
+            rows=rows, heads=heads, kv_heads=layout.num_kv_heads, dim=dim, pool_blocks=pool_blocks, size=size,
+            row_blocks=table.shape[1], tail_size=pages.tail.shape[2],
+            pairs=0 if layout.inv_freq is None else layout.inv_freq.shape[0], window=window or 0,
+            new_heads=qkv.shape[1] // dim - heads, eps=layout.eps, magnitude=layout.magnitude, scale=scale,
+            softcap=softcap or 0.0, v_norm=layout.v_norm, tied=layout.tied,
         )  # fmt: skip
-        raise_error(self._attention(ctypes.addressof(call), self.threads))
-        return mx.array(out), mx.array(tail) if new_heads else pages.tail
+        inputs = {"qkv": qkv, "pool": pages.pool, "table": table, "row_range": row_range, "sinks": sinks}
+        inputs |= {"q_norm": layout.q_norm, "k_norm": layout.k_norm, "inv_freq": layout.inv_freq}
+        outputs = {"out": np.empty((rows, heads * dim), np.float32)}
+        if not call.new_heads:
+            return self._call(call, inputs | {"tail": pages.tail}, outputs)[0], pages.tail
+        out, tail = self._call(call, inputs, outputs | {"tail": np.array(pages.tail)})
+        return out, tail
 
-    def unpack_rows(self, matrix: Any, rows: mx.array, scale: float = 1.0) -> mx.array:
-        """[N, width]: these rows of the matrix, times `scale`."""
-        wanted = np.array(rows, np.int64).reshape(-1)
-        if wanted.size and not 0 <= wanted.min() <= wanted.max() < matrix.rows:
-            wanted = wanted.clip(0, matrix.rows - 1)  # MLX reads beyond its arrays; nobody looks at such rows
-        y = np.empty((wanted.size, matrix.width), np.float32)
-        pinned = self.pin(matrix)
-        raise_error(self._unpack_rows(pinned.address, wanted.ctypes.data, wanted.size, scale, y.ctypes.data))
-        return mx.array(y)
+    def embed(self, matrix: Any, tokens: mx.array, scale: float = 1.0) -> mx.array:
+        """[N, width]: the rows of the matrix that the tokens name, times `scale`."""
+        call = EmbedCall(matrix=self.pin(matrix).address, count=tokens.size, scale=scale)
+        wanted = tokens if tokens.dtype == mx.uint32 else tokens.astype(mx.uint32)
+        return self._call(call, {"tokens": wanted}, {"y": np.empty((tokens.size, matrix.width), np.float32)})[0]
 
+    def add_norm(
+        self,
+        x: mx.array,
+        weight: mx.array,
+        eps: float,
+        residual: mx.array | None = None,
+        scalar: mx.array | float | None = None,
+    ) -> mx.array:
+        """The op of this name."""
+        held = scalar if isinstance(scalar, mx.array) else None
+        scale = 1.0 if scalar is None or isinstance(scalar, mx.array) else scalar
+        call = NormCall(rows=x.shape[0], width=x.shape[1], eps=eps, scale=scale)
+        inputs = {"x": x, "weight": weight, "residual": residual, "scalar": held}
+        return self._call(call, inputs, {"y": np.empty(x.shape, np.float32)})[0]
 
-def raise_error(status: int) -> None:
-    if status:
-        raise RuntimeError(f"CPU kernels: {ERRORS.get(status, status)}")
+    def argmax(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        """The op of this name."""
+        rows, width = x.shape
+        outputs = {"tokens": np.empty((rows,), np.uint32), "status": np.empty((rows, 2), np.uint32)}
+        tokens, status = self._call(ArgmaxCall(rows=rows, width=width), {"x": x}, outputs)
+        return tokens, status

@@ -1,31 +1,29 @@
-/* Rows of x times packed matrices, in float32: norm before; bias, gate and residual after.
+/* Rows of x times packed matrices, in float32: norm before; bias, activation, residual and softcap after.
  *
- * A product is sixteen sums of every sixteenth weight, added in one order. That order depends on nothing else: not on how
- * many rows of x are multiplied together, not on threads, not on the machine. Few rows of x are multiplied while weights
+ * A product is sixteen sums of every sixteenth weight, added in one order. That order depends on the format alone, and on
+ * the instructions there are: not on how many rows of x are multiplied together, not on threads. Few rows of x are multiplied while weights
  * are unpacked; for more of them a tile of the matrix is unpacked first. */
-#include "packed.h"
+#include "calls.h"
 #include "threads.h"
 #include <math.h>
 #include <stdlib.h>
 
-enum { UNPACKED_ROWS = 32, DIRECT_COLUMNS = 4, NO_GATE = 0, SILU = 1 };
+enum { UNPACKED_ROWS = 32, DIRECT_COLUMNS = 4 };
 
 typedef struct {
+    const matmul_call *call;
     const matrix *a;
-    const float *x; /* [columns, width] */
-    const float *bias, *residual; /* [rows], [columns, outputs] or NULL */
-    float *y;                     /* [columns, outputs] */
-    int64_t columns, outputs;     /* outputs: half of the rows with a gate */
-    int64_t chunk;                /* outputs of a task */
-    int gate;
-    int failed; /* no memory */
+    const float *x;           /* [columns, width], after the norm */
+    int64_t columns, outputs; /* outputs: half of the rows of a pair */
+    int64_t chunk;            /* outputs of a task */
+    int failed;               /* no memory */
 } job;
 
 /* R rows from `row` times C columns, into y[column * stride + row]. */
 INLINE void multiply_rows(
     const matrix *a, const int format, const int bits, const int R, const int C, int64_t row, const float *x, float *y, int64_t stride) {
     const uint8_t *end = a->weight + a->rows * a->row_bytes;
-    const int each = chunks_of_group(a, format), most = groups_of_span(format);
+    const int each = chunks_of_group(a, format), most = groups_of_span(format), step = chunks_together(format);
     int64_t left = groups_of_row(a, format);
     floats acc[4][4];
     span s[4];
@@ -35,48 +33,64 @@ INLINE void multiply_rows(
         const int groups = left < most ? (int)left : most;
         for (int r = 0; r < R; r++) open_span(a, format, bits, row + r, n, groups, &s[r]);
         for (int g = 0, i = 0; g < groups; g++) {
-            floats scale[4], bias[4];
-            for (int r = 0; r < R; r++) scale[r] = all(s[r].scale[g]), bias[r] = all(s[r].bias[g]);
-            for (int e = 0; e < each; e++, i++, x += 16)
-                for (int r = 0; r < R; r++) {
-                    floats w = multiply_add(chunk_codes(&s[r], format, bits, i, end), scale[r], bias[r]);
-                    for (int c = 0; c < C; c++) acc[r][c] = multiply_add(w, load(x + c * a->width), acc[r][c]);
-                }
+            group_values values[4];
+            for (int r = 0; r < R; r++) values[r] = open_group(&s[r], format, bits, g);
+            for (int e = 0; e < each; e += step, i += step)
+                for (int k = 0; k < step; k++, x += 16)
+                    for (int r = 0; r < R; r++) {
+                        floats w = chunk_values(&s[r], format, bits, i, k, values[r], end);
+                        for (int c = 0; c < C; c++) acc[r][c] = multiply_add(w, load(x + c * a->width), acc[r][c]);
+                    }
         }
     }
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) y[c * stride + r] = sum(acc[r][c]);
 }
 
-/* Row `row` of the matrix as floats. */
+/* Row `row` of the matrix as floats, in the order in which products read it. */
 INLINE void unpack_row(const matrix *a, const int format, const int bits, int64_t row, float *to) {
     const uint8_t *end = a->weight + a->rows * a->row_bytes;
-    const int each = chunks_of_group(a, format), most = groups_of_span(format);
+    const int each = chunks_of_group(a, format), most = groups_of_span(format), step = chunks_together(format);
     int64_t left = groups_of_row(a, format);
     for (int64_t n = 0; left > 0; n++, left -= most) {
         const int groups = left < most ? (int)left : most;
         span s;
         open_span(a, format, bits, row, n, groups, &s);
-        for (int g = 0, i = 0; g < groups; g++)
-            for (int e = 0; e < each; e++, i++, to += 16)
-                store(to, multiply_add(chunk_codes(&s, format, bits, i, end), all(s.scale[g]), all(s.bias[g])));
+        for (int g = 0, i = 0; g < groups; g++) {
+            const group_values values = open_group(&s, format, bits, g);
+            for (int e = 0; e < each; e += step, i += step)
+                for (int k = 0; k < step; k++, to += 16) store(to, chunk_values(&s, format, bits, i, k, values, end));
+        }
     }
 }
 
-#define DIRECT(name, F, B, R, C) \
-    static void name##_##C(const matrix *a, int64_t first, int64_t end, const float *x, float *y, int64_t stride) { \
+/* The matrix with what a function was made for: compilers then know how long its loops are. */
+INLINE matrix as_made_for(const matrix *a, int group, int scale_type) {
+    matrix known = *a;
+    if (group) known.group = group, known.scale_type = scale_type;
+    return known;
+}
+
+#define DIRECT(name, F, B, G, T, R, C) \
+    static void name##_##C(const matrix *given, int64_t first, int64_t end, const float *x, float *y, int64_t stride) { \
+        const matrix known = as_made_for(given, G, T), *a = &known; \
         int64_t row = first; \
         for (; row + R <= end; row += R) multiply_rows(a, F, B, R, C, row, x, y + row - first, stride); \
         for (; row < end; row++) multiply_rows(a, F, B, 1, C, row, x, y + row - first, stride); \
     }
-#define FORMAT(name, F, B) \
-    DIRECT(name, F, B, 4, 1) DIRECT(name, F, B, TILE_ROWS, 2) DIRECT(name, F, B, TILE_ROWS, 4) \
-    static void name##_unpack(const matrix *a, int64_t row, float *to) { unpack_row(a, F, B, row, to); }
+#define FORMAT(name, F, B, G, T) \
+    DIRECT(name, F, B, G, T, 4, 1) DIRECT(name, F, B, G, T, TILE_ROWS, 2) DIRECT(name, F, B, G, T, TILE_ROWS, 4) \
+    static void name##_unpack(const matrix *given, int64_t row, float *to) { \
+        const matrix known = as_made_for(given, G, T), *a = &known; \
+        unpack_row(a, F, B, row, to); \
+    }
 #define K_QUANTS(DO) DO(Q2_K) DO(Q3_K) DO(Q4_K) DO(Q5_K) DO(Q6_K)
-FORMAT(affine4, AFFINE, 4)
-FORMAT(affine8, AFFINE, 8)
-FORMAT(affine, AFFINE, a->bits)
-#define ONE(F) FORMAT(F##_, F, 0)
+FORMAT(affine4_32, AFFINE, 4, 32, FLOAT16)
+FORMAT(affine8_32, AFFINE, 8, 32, FLOAT16)
+FORMAT(affine4, AFFINE, 4, 0, 0)
+FORMAT(affine8, AFFINE, 8, 0, 0)
+FORMAT(affine, AFFINE, a->bits, 0, 0)
+#define ONE(F) FORMAT(F##_, F, 0, 0, 0)
 K_QUANTS(ONE)
 #undef ONE
 
@@ -85,13 +99,16 @@ typedef struct { direct one, two, four; void (*unpack)(const matrix *, int64_t, 
 
 static const reader *reader_of(const matrix *a) {
 #define AS(name) {name##_1, name##_2, name##_4, name##_unpack}
+    static const reader of_files[] = {AS(affine4_32), AS(affine8_32)}; /* as GGUF has them */
     static const reader narrow = AS(affine4), wide = AS(affine8), other = AS(affine), k_quants[] = {
 #define ONE(F) [F] = AS(F##_),
         K_QUANTS(ONE)
 #undef ONE
     };
-    if (a->format == AFFINE) return a->bits == 4 ? &narrow : a->bits == 8 ? &wide : &other;
-    return &k_quants[a->format];
+    if (a->format != AFFINE) return &k_quants[a->format];
+    if (a->bits != 4 && a->bits != 8) return &other;
+    if (a->group == 32 && a->scale_type == FLOAT16) return &of_files[a->bits == 8];
+    return a->bits == 4 ? &narrow : &wide;
 }
 
 /* Whether this library reads it. What is not checked here the caller computes from the arrays' shapes. */
@@ -162,76 +179,100 @@ static float *scratch(int64_t count) {
     return kept;
 }
 
+/* Gated MLPs: what an activation makes of a gate, and of the other half. */
+static float activate(int activation, float gate, float up) {
+    switch (activation) {
+    case SILU: return gate / (1 + expf(-gate)) * up;
+    case GELU: return 0.5f * gate * (1 + tanhf(0.7978845608f * (gate + 0.044715f * gate * gate * gate))) * up;
+    case CLAMPED:
+        gate = fminf(gate, 7), up = fminf(fmaxf(up, -7), 7);
+        return gate / (1 + expf(-1.702f * gate)) * (up + 1);
+    }
+    return gate;
+}
+
 static void run_chunk(void *given, int index) {
     job *j = given;
+    const matmul_call *c = j->call;
     const int64_t first = index * j->chunk, end = first + j->chunk < j->outputs ? first + j->chunk : j->outputs, n = end - first;
     const int64_t room = j->columns > DIRECT_COLUMNS ? UNPACKED_ROWS * j->a->width : 0;
-    float *tile = scratch(room + (j->gate ? j->columns * n : 0)), *up = tile + room;
+    float *tile = scratch(room + (c->pair ? j->columns * n : 0)), *up = tile + room;
     if (!tile) {
         j->failed = 1; /* every task writes the same */
         return;
     }
-    multiply_range(j, first, end, tile, j->y + first, j->outputs);
-    if (j->gate) multiply_range(j, j->outputs + first, j->outputs + end, tile, up, n);
-    for (int64_t c = 0; c < j->columns; c++) {
-        float *y = j->y + c * j->outputs + first;
-        if (j->bias)
-            for (int64_t i = 0; i < n; i++) y[i] += j->bias[first + i];
-        if (j->gate)
-            for (int64_t i = 0; i < n; i++) {
-                const float u = j->bias ? up[c * n + i] + j->bias[j->outputs + first + i] : up[c * n + i];
-                y[i] = y[i] / (1 + expf(-y[i])) * u;
-            }
-        if (j->residual)
-            for (int64_t i = 0; i < n; i++) y[i] += j->residual[c * j->outputs + first + i];
+    multiply_range(j, first, end, tile, c->y + first, j->outputs);
+    if (c->pair) multiply_range(j, j->outputs + first, j->outputs + end, tile, up, n);
+    for (int64_t column = 0; column < j->columns; column++) {
+        const int64_t at = column * j->outputs + first;
+        float *y = c->y + at;
+        if (c->bias)
+            for (int64_t i = 0; i < n; i++) y[i] += c->bias[first + i];
+        if (c->pair)
+            for (int64_t i = 0; i < n; i++)
+                y[i] = activate(c->activation, y[i], up[column * n + i] + (c->bias ? c->bias[j->outputs + first + i] : 0));
+        else if (c->activation)
+            for (int64_t i = 0; i < n; i++) y[i] = activate(c->activation, y[i], c->times ? c->times[at + i] : 1);
+        if (c->residual)
+            for (int64_t i = 0; i < n; i++) y[i] += c->residual[at + i];
+        if (c->softcap > 0)
+            for (int64_t i = 0; i < n; i++) y[i] = tanhf(y[i] / c->softcap) * c->softcap;
     }
 }
 
-/* RMSNorm: to = x / sqrt(mean(x^2) + eps) * weight. */
-static void norm_row(const float *x, const float *weight, float eps, int64_t width, float *to) {
-    floats squares = zeros();
-    for (int64_t k = 0; k < width; k += 16) squares = multiply_add(load(x + k), load(x + k), squares);
-    const floats factor = all(1 / sqrtf(sum(squares) / (float)width + eps));
-    for (int64_t k = 0; k < width; k += 16) store(to + k, multiply(multiply(load(x + k), factor), load(weight + k)));
+typedef struct {
+    const float *from;
+    float *to;
+    int64_t width;
+} order_job;
+
+static void order_row(void *given, int row) {
+    const order_job *j = given;
+    for (int64_t k = row * j->width; k < (row + 1) * j->width; k += 32) order_columns(j->from + k, j->to + k);
 }
 
-typedef struct { const float *x, *weight; float eps, *to; int64_t width; } norm_job;
-static void run_norm(void *given, int row) {
-    const norm_job *j = given;
-    norm_row(j->x + row * j->width, j->weight, j->eps, j->width, j->to + row * j->width);
-}
-
-/* 0; 1: no memory; 2: a format that this library has no reader for. x is [columns, width], y [columns, outputs]. */
-int mlxrt_matmul(const matrix *a, const float *x, int64_t columns, const float *norm, float eps, const float *bias, int gate,
-                 const float *residual, float *y, int threads) {
-    if (!is_readable(a)) return 2;
-    float *normed = NULL;
-    if (norm) {
-        if (!(normed = malloc((size_t)(columns * a->width) * sizeof *normed))) return 1;
-        norm_job n = {x, norm, eps, normed, a->width};
-        parallel_for(columns < 16 ? 1 : threads, (int)columns, run_norm, &n);
-        x = normed;
+/* x after the norm and in the order of the matrix's codes: c->x itself, or `own`, which has room for it. */
+static const float *prepare_columns(const matmul_call *c, int threads, float *own) {
+    const float *x = c->x;
+    if (c->norm) {
+        run_norm(&(norm_call){c->x, c->norm, NULL, NULL, own, c->columns, c->a->width, c->eps, 1}, threads);
+        x = own;
     }
-    job j = {a, x, bias, residual, y, columns, gate ? a->rows / 2 : a->rows, 0, gate, 0};
+    if (!uses_table(c->a->format, c->a->bits)) return x;
+    order_job j = {x, own, c->a->width};
+    parallel_for(c->columns < ROWS_TO_SHARE ? 1 : threads, (int)c->columns, order_row, &j);
+    return own;
+}
+
+int run_matmul(const matmul_call *c, int threads) {
+    const matrix *a = c->a;
+    if (!is_readable(a)) return UNREADABLE;
+    float *own = NULL;
+    if ((c->norm || uses_table(a->format, a->bits)) && !(own = malloc((size_t)(c->columns * a->width) * sizeof *own)))
+        return NO_MEMORY;
+    job j = {c, a, prepare_columns(c, threads, own), c->columns, c->pair ? a->rows / 2 : a->rows, 0, 0};
     const int64_t tasks = 8 * threads; /* a thread that was interrupted leaves its share to the others */
     j.chunk = (j.outputs / tasks + 15) / 16 * 16;
     if (j.chunk < 16) j.chunk = 16;
     parallel_for(threads, (int)((j.outputs + j.chunk - 1) / j.chunk), run_chunk, &j);
-    free(normed);
-    return j.failed;
+    free(own);
+    return j.failed ? NO_MEMORY : 0;
 }
 
-/* Rows of the matrix by their numbers, times `scale`: [count, width]. */
-int mlxrt_unpack_rows(const matrix *a, const int64_t *rows, int64_t count, float scale, float *y) {
-    if (!is_readable(a)) return 2;
-    const reader *read = reader_of(a);
-    for (int64_t i = 0; i < count; i++) {
-        float *to = y + i * a->width;
-        read->unpack(a, rows[i], to);
-        if (scale != 1)
-            for (int64_t k = 0; k < a->width; k++) to[k] *= scale;
-    }
+/* A number beyond the matrix reads its last row, as rows that idle may have one: nobody looks at them. */
+static void embed_row(void *given, int index) {
+    const embed_call *c = given;
+    const matrix *a = c->a;
+    float *to = c->y + index * a->width;
+    reader_of(a)->unpack(a, c->tokens[index] < a->rows ? c->tokens[index] : a->rows - 1, to);
+    if (uses_table(a->format, a->bits))
+        for (int64_t k = 0; k < a->width; k += 32) restore_columns(to + k);
+    if (c->scale != 1)
+        for (int64_t k = 0; k < a->width; k++) to[k] *= c->scale;
+}
+
+int run_embed(const embed_call *c, int threads) {
+    if (!is_readable(c->a)) return UNREADABLE;
+    parallel_for(c->count < ROWS_TO_SHARE ? 1 : threads, (int)c->count, embed_row, (void *)c);
     return 0;
 }
-
-const char *mlxrt_vector_name(void) { return VECTOR_NAME; }

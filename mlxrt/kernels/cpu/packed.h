@@ -25,6 +25,8 @@ typedef struct {
 INLINE int chunks_of_group(const matrix *a, int format) {
     return format == AFFINE ? a->group / 16 : format == Q4_K || format == Q5_K ? 2 : 1;
 }
+/* Chunks that every group of the format has a multiple of. */
+INLINE int chunks_together(int format) { return format == AFFINE || format == Q4_K || format == Q5_K ? 2 : 1; }
 INLINE int64_t groups_of_row(const matrix *a, int format) {
     return format == AFFINE ? a->width / a->group : format == Q4_K || format == Q5_K ? a->width / 32 : a->width / 16;
 }
@@ -74,7 +76,8 @@ INLINE void open_span(const matrix *a, int format, int bits, int64_t row, int64_
         const int unit = a->scale_type == FLOAT32 ? 4 : 2;
         const int64_t first = (row * groups_of_row(a, format) + 16 * s) * unit;
         to->at = p + 16 * s * a->group * bits / 8;
-        if (groups == 16) { /* compilers know the count: vectors */
+        const int64_t size = a->rows * groups_of_row(a, format) * unit;
+        if (first + 16 * unit <= size) { /* compilers know the count: vectors. Those beyond the row are not used */
             read_floats(a->scales + first, a->scale_type, 16, to->scale);
             read_floats(a->biases + first, a->scale_type, 16, to->bias);
         } else {
@@ -135,5 +138,24 @@ INLINE floats chunk_codes(const span *s, int format, int bits, int i, const uint
         break;
     }
     return from_bytes(to_bytes(v));
+}
+
+/* What a code of a group stands for: scale * code + bias, or a table of it where one instruction looks sixteen up. */
+typedef struct {
+    floats scale, bias;
+} group_values;
+
+INLINE int uses_table(int format, int bits) { return HAS_LOOKUP && format == AFFINE && bits == 4; }
+
+INLINE group_values open_group(const span *s, int format, int bits, int g) {
+    group_values v = {all(s->scale[g]), all(s->bias[g])};
+    if (uses_table(format, bits)) v.scale = multiply_add(counting(), v.scale, v.bias);
+    return v;
+}
+
+/* The weights of chunk i + k of a span; k is 0 or 1, i even where both occur. */
+INLINE floats chunk_values(const span *s, int format, int bits, int i, int k, group_values v, const uint8_t *end) {
+    if (uses_table(format, bits)) return look_up(s->at + 8 * i, k, v.scale);
+    return multiply_add(chunk_codes(s, format, bits, i + k, end), v.scale, v.bias);
 }
 #endif

@@ -55,6 +55,7 @@ INLINE floats all(float x) { return _mm512_set1_ps(x); }
 INLINE floats load(const float *p) { return _mm512_loadu_ps(p); }
 INLINE void store(float *p, floats v) { _mm512_storeu_ps(p, v); }
 INLINE floats multiply(floats a, floats b) { return _mm512_mul_ps(a, b); }
+INLINE floats add(floats a, floats b) { return _mm512_add_ps(a, b); }
 INLINE floats multiply_add(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE floats from_bytes(bytes b) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(b)); }
 INLINE floats from_codes(bytes b, int bits) {
@@ -69,6 +70,31 @@ INLINE float sum(floats v) {
     return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
 }
 
+#define HAS_LOOKUP 1
+INLINE floats counting(void) { return _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0); }
+/* 32 codes of four bits lie in four words of eight. Words are shifted side by side, each by its lane's own count: lane
+ * 4s + w of the first half has code 8w + s, of the second half code 8w + 4 + s. `table`: what a code stands for; of an index
+ * the low four bits count. */
+INLINE floats look_up(const uint8_t *p, int half, floats table) {
+    const __m512i words = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p));
+    const __m512i first = _mm512_set_epi32(12, 12, 12, 12, 8, 8, 8, 8, 4, 4, 4, 4, 0, 0, 0, 0);
+    const __m512i second = _mm512_set_epi32(28, 28, 28, 28, 24, 24, 24, 24, 20, 20, 20, 20, 16, 16, 16, 16);
+    return _mm512_permutexvar_ps(_mm512_srlv_epi32(words, half ? second : first), table);
+}
+/* 32 numbers in that order, which may be written where they are; and back. */
+INLINE void order_columns(const float *from, float *to) {
+    const __m512 a = _mm512_loadu_ps(from), b = _mm512_loadu_ps(from + 16);
+    const __m512i first = _mm512_set_epi32(27, 19, 11, 3, 26, 18, 10, 2, 25, 17, 9, 1, 24, 16, 8, 0);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(4));
+    _mm512_storeu_ps(to, _mm512_permutex2var_ps(a, first, b));
+    _mm512_storeu_ps(to + 16, _mm512_permutex2var_ps(a, second, b));
+}
+INLINE void restore_columns(float *x) {
+    float kept[32];
+    memcpy(kept, x, sizeof kept);
+    for (int i = 0; i < 32; i++) x[i] = kept[i % 8 / 4 * 16 + i % 4 * 4 + i / 8];
+}
+
 #elif defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
 #define VECTOR_NAME "AVX2"
@@ -81,6 +107,7 @@ INLINE floats all(float x) { return (floats){_mm256_set1_ps(x), _mm256_set1_ps(x
 INLINE floats load(const float *p) { return (floats){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 INLINE void store(float *p, floats v) { _mm256_storeu_ps(p, v.a), _mm256_storeu_ps(p + 8, v.b); }
 INLINE floats multiply(floats a, floats b) { return (floats){_mm256_mul_ps(a.a, b.a), _mm256_mul_ps(a.b, b.b)}; }
+INLINE floats add(floats a, floats b) { return (floats){_mm256_add_ps(a.a, b.a), _mm256_add_ps(a.b, b.b)}; }
 INLINE floats multiply_add(floats a, floats b, floats c) {
     return (floats){_mm256_fmadd_ps(a.a, b.a, c.a), _mm256_fmadd_ps(a.b, b.b, c.b)};
 }
@@ -119,6 +146,7 @@ INLINE floats zeros(void) { return all(0); }
 INLINE floats load(const float *p) { floats r; EACH(vld1q_f32(p + 4 * i)); }
 INLINE void store(float *p, floats v) { for (int i = 0; i < 4; i++) vst1q_f32(p + 4 * i, v.v[i]); }
 INLINE floats multiply(floats a, floats b) { floats r; EACH(vmulq_f32(a.v[i], b.v[i])); }
+INLINE floats add(floats a, floats b) { floats r; EACH(vaddq_f32(a.v[i], b.v[i])); }
 INLINE floats multiply_add(floats a, floats b, floats c) { floats r; EACH(vfmaq_f32(c.v[i], a.v[i], b.v[i])); }
 INLINE floats from_bytes(bytes b) {
     uint16x8_t low = vmovl_u8(vget_low_u8(b)), high = vmovl_high_u8(b);
@@ -157,6 +185,7 @@ INLINE floats zeros(void) { return all(0); }
 INLINE floats load(const float *p) { floats r; EACH(p[i]); }
 INLINE void store(float *p, floats v) { memcpy(p, v.v, 64); }
 INLINE floats multiply(floats a, floats b) { floats r; EACH(a.v[i] * b.v[i]); }
+INLINE floats add(floats a, floats b) { floats r; EACH(a.v[i] + b.v[i]); }
 INLINE floats multiply_add(floats a, floats b, floats c) { floats r; EACH(fmaf(a.v[i], b.v[i], c.v[i])); }
 INLINE floats from_bytes(bytes b) { floats r; EACH((float)b.v[i]); }
 INLINE floats from_codes(bytes b, int bits) {
@@ -174,6 +203,14 @@ INLINE float sum(floats v) {
     return v.v[0];
 }
 #undef EACH
+#endif
+
+#ifndef HAS_LOOKUP
+#define HAS_LOOKUP 0
+INLINE floats counting(void) { return zeros(); }
+INLINE floats look_up(const uint8_t *p, int half, floats table) { return (void)p, (void)half, table; }
+INLINE void order_columns(const float *from, float *to) { (void)from, (void)to; }
+INLINE void restore_columns(float *x) { (void)x; }
 #endif
 
 /* Bytes as one would write them in C; what compilers make of it is one instruction each. */

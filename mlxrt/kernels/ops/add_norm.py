@@ -47,3 +47,23 @@ def launch(gpu, x, weight, eps, residual=None, scalar=None):
     constants["RES"] = residual is not None
     constants["TIMES"] = bits_of(1.0 if scalar is None or held is not None else scalar)
     return gpu(ADD_NORM, inputs, x.shape[0], SIZE, [(x.shape, x.dtype)], **constants)[0]
+
+
+def cpu_unsupported(x, weight, residual=None, scalar=None, **rest) -> str | None:
+    given = [a for a in (x, weight, residual, scalar) if isinstance(a, mx.array)]
+    if other := {a.dtype for a in given} - {mx.float32}:
+        return f"arrays of {other.pop()}"
+    return f"{x.ndim} dimensions, rows of {x.shape[-1]} numbers" if x.ndim != 2 or x.shape[-1] % 16 else None
+
+
+def cpu_cases() -> Iterator[Case]:
+    for rows, width in ((1, 16), (3, 48), (2, 576), (17, 64), (40, 256), (1, 2048)):
+        mx.random.seed(width)
+        arrays = {name: mx.random.normal((rows, width)) for name in (("x", "residual") if rows % 2 else ("x",))}
+        arrays["weight"] = mx.random.normal((width,))
+        yield Case(f"[{rows}, {width}]", arrays, {"eps": 1e-5, "scalar": 0.3 if rows > 2 else None})
+
+
+@add_norm.cpu_kernel(unsupported=cpu_unsupported, cases=cpu_cases)
+def launch_cpu(cpu, **arguments):
+    return cpu.add_norm(**arguments)

@@ -47,3 +47,12 @@ def launch(gpu, x):
     outputs = [((rows,), mx.uint32), ((rows, 2), mx.uint32)]
     tokens, status = gpu(ARGMAX, [x], rows, SIZE, outputs, T=x.dtype, V=vocab)
     return tokens, status
+
+
+def cpu_unsupported(x) -> str | None:
+    return f"{x.ndim} dimensions of {x.dtype}" if x.dtype != mx.float32 or x.ndim != 2 else None
+
+
+@argmax.cpu_kernel(unsupported=cpu_unsupported, cases=lambda: iter(()))
+def launch_cpu(cpu, x):
+    return cpu.argmax(x)

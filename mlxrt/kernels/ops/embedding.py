@@ -72,4 +72,4 @@ def cpu_cases() -> Iterator[Case]:
 
 @embed_rows.cpu_kernel(unsupported=cpu_unsupported, cases=cpu_cases)
 def launch_cpu(cpu, tokens, matrix, dtype, scale=1.0):
-    return cpu.unpack_rows(matrix, tokens, scale)
+    return cpu.embed(matrix, tokens, scale)

@@ -165,6 +165,7 @@ def cpu_cases() -> Iterator[Case]:
         ("q4_k", 0, 32, 37, 768, 3, {"bias": True}),
         ("q4_k", 0, 32, 33, 256, 21, {"norm": True, "eps": 1e-6, "activation": "silu", "pair": True}),
         ("q5_k", 0, 32, 7, 512, 4, {"activation": "gelu", "times": True}),
+        ("affine", 4, 32, 66, 96, 3, {"bias": True, "activation": "clamped", "pair": True}),
         ("q6_k", 0, 32, 41, 1024, 5, {"softcap": 300.0}),
         ("affine", 4, 32, 70, 608, 40, {"bias": True, "activation": "silu", "pair": True, "residual": True}),
         ("affine", 8, 64, 67, 1088, 17, {"residual": True}),
@@ -175,13 +176,6 @@ def cpu_cases() -> Iterator[Case]:
 
 
 @qmv.cpu_kernel(unsupported=cpu_unsupported, cases=cpu_cases)
-def launch_cpu(
-    cpu, x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=False, times=None, residual=None, softcap=None
-):  # fmt: skip
-    """Any number of rows. What C does not have after a product is left to MLX, to compute when it is needed."""
-    if activation == "silu" and pair and softcap is None:
-        return cpu.matmul(x, matrix, norm, eps, bias, "silu", residual)
-    if activation is None and softcap is None:
-        return cpu.matmul(x, matrix, norm, eps, bias, None, residual)
-    y = cpu.matmul(x, matrix, norm, eps, bias)
-    return apply_epilogue(y, activation, pair, times, residual, softcap)
+def launch_cpu(cpu, x, matrix, **arguments):
+    """Any number of rows."""
+    return cpu.matmul(x, matrix, **arguments)

@@ -68,7 +68,10 @@ class QuantizedMatrix:
             return x @ self.weight.swapaxes(-1, -2)
         if self.lut_matrix is not None:
             return self.lut_matrix.multiply(x).astype(x.dtype)
-        return mx.quantized_matmul(x, self.weight, self.scales, self.biases, True, self.group, self.bits, self.mode)
+        scales, biases = self.scales, self.biases
+        if biases is not None and scales.dtype != x.dtype:  # MLX wants one dtype
+            scales, biases = scales.astype(x.dtype), biases.astype(x.dtype)
+        return mx.quantized_matmul(x, self.weight, scales, biases, True, self.group, self.bits, self.mode)
 
     def plain(self) -> mx.array:
         """The dense matrix, float32."""

@@ -113,8 +113,8 @@ def without_formats(arrays: Arrays, formats: Mapping[str, WeightFormat]) -> Arra
     return {name: array for name, array in arrays.items() if name not in parts}
 
 
-def assign(model: CausalLM, arrays: Arrays, dtype: mx.Dtype) -> None:
-    """Check names, dtypes and shapes, then set the model's parameters."""
+def assign(model: CausalLM, arrays: Arrays, dtype: mx.Dtype, keep: frozenset[str] = frozenset()) -> None:
+    """Check names, dtypes and shapes, then set the model's parameters. `keep`: those that are not cast."""
     parameters: dict[str, Any] = dict(tree_flatten(model.parameters()))
     if missing := sorted(parameters.keys() - arrays.keys()):
         raise BadCheckpoint(f"the checkpoint has no tensor for {list_names(missing)} of the model")
@@ -126,7 +126,7 @@ def assign(model: CausalLM, arrays: Arrays, dtype: mx.Dtype) -> None:
     cast = {
         name: array.astype(mx.float32 if fp32.search(name) else dtype) if array.dtype in FLOATS else array
         for name, array in arrays.items()
-        if not name.endswith(KEEP_DTYPE)
+        if not name.endswith(KEEP_DTYPE) and name not in keep
     }
     ready = arrays | cast
     model.update(tree_unflatten(list(ready.items())))

@@ -8,6 +8,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ...errors import quote
+from ...kernels.ops.quantized import CPU_BITS
 from ...models import CausalLM, find
 from ..formats.checkpoint import Checkpoint
 from ..formats.fp8 import has_fp8, unpack_fp8
@@ -34,16 +35,23 @@ log = logging.getLogger("mlxrt")
 HEAD, EMBEDDING = "lm_head.", "embed_tokens."
 
 
-def build(checkpoint: Checkpoint, *, dtype: mx.Dtype | None = None, dequantise: bool = False) -> CausalLM:
-    """The model of a checkpoint with its weights in memory; `dequantise` unpacks quantised matrices."""
+def build(
+    checkpoint: Checkpoint, *, dtype: mx.Dtype | None = None, dequantise: bool = False, keep_scales: bool = False
+) -> CausalLM:
+    """The model of a checkpoint with its weights in memory; `dequantise` unpacks quantised matrices.
+
+    `keep_scales`: those of affine matrices stay as they are stored, for kernels that read them with any activations.
+    """
     family = find(checkpoint.config)
     refuse_methods(checkpoint.config)
     if family.is_adapter:
         return build_mlx_lm(checkpoint, dtype=dtype, dequantise=dequantise)
-    return build_native(family, checkpoint, dtype=dtype, dequantise=dequantise)
+    return build_native(family, checkpoint, dtype, dequantise, keep_scales)
 
 
-def build_native(family: type[CausalLM], checkpoint: Checkpoint, dtype: mx.Dtype | None, dequantise: bool) -> CausalLM:
+def build_native(
+    family: type[CausalLM], checkpoint: Checkpoint, dtype: mx.Dtype | None, dequantise: bool, keep_scales: bool = False
+) -> CausalLM:
     """`build` for one of our own families."""
     config = family.parse(checkpoint.config)
     check_depth(checkpoint, family.rename)
@@ -64,8 +72,20 @@ def build_native(family: type[CausalLM], checkpoint: Checkpoint, dtype: mx.Dtype
     unpacked = formats if dequantise else embeddings_to_unpack(model, formats)
     arrays = dequantize(arrays, unpacked, dtype)
     quantized = {path: fmt for path, fmt in formats.items() if path not in unpacked}
-    assign(model, replace_modules(model, arrays, quantized, dtype), dtype)
+    ready = replace_modules(model, arrays, quantized, dtype)
+    assign(model, ready, dtype, keep=scales_to_keep(model, quantized, ready) if keep_scales else frozenset())
     return model
+
+
+def scales_to_keep(model: nn.Module, formats: Mapping[str, WeightFormat], arrays: Arrays) -> frozenset[str]:
+    """Scales and biases of plain affine matrices that have one dtype."""
+    modules, kept = dict(model.named_modules()), set()
+    for path, fmt in formats.items():
+        names = [f"{path}.scales", f"{path}.biases"]
+        plain = type(modules[path]) is nn.QuantizedLinear or isinstance(modules[path], nn.QuantizedEmbedding)
+        if type(fmt) is MLXFormat and fmt.mode == "affine" and fmt.bits in CPU_BITS and plain:
+            kept |= set(names) if len({arrays[name].dtype for name in names}) == 1 else set()
+    return frozenset(kept)
 
 
 def label_contradictions(hints: Hints, formats: Mapping[str, WeightFormat]) -> Iterable[str]:

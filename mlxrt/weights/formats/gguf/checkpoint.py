@@ -23,6 +23,7 @@ log = logging.getLogger("mlxrt")
 if TYPE_CHECKING:
     from ....text import Tokenizer
 
+MAX_MAPPED = 1 << 26  # bytes of the file that are in memory beside the arrays made of them
 ROPE_FREQS = "rope_freqs.weight"  # llama3's scaling as one factor per RoPE pair
 
 
@@ -59,7 +60,12 @@ class GgufCheckpoint(Checkpoint):
             log.info(f"{self.name}: MLX has no kernel for {types}; dequantising them to float16 on the CPU")
             tensors = track(list(tensors), "dequantising")
         arrays: dict[str, mx.array] = {}
+        mapped = 0
         for tensor in tensors:
+            mapped += tensor.nbytes
+            if mapped > MAX_MAPPED:
+                self.file.release_pages()
+                mapped = 0
             for key, array in convert(tensor, self.rows(tensor), self.keep_k_quants).items():
                 name = self.arch.rename(key)
                 if self.arch.norm_plus_one and name.endswith("norm.weight"):
@@ -67,6 +73,7 @@ class GgufCheckpoint(Checkpoint):
                 if name in arrays:
                     raise BadCheckpoint(f"two tensors of {self.path} are {name}; one of them is {quote(tensor.name)}")
                 arrays[name] = array
+        self.file.release_pages()
         return arrays
 
     def stays(self, tensor: GGUFTensor) -> bool:

@@ -64,6 +64,11 @@ class GGUFFile:
         """The stored bytes of a tensor, not copied."""
         return np.frombuffer(self.data, np.uint8, tensor.nbytes, tensor.offset)
 
+    def release_pages(self) -> None:
+        """Give back the memory of what was read so far: the file is still there to be read again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.data.madvise(mmap.MADV_DONTNEED)
+
 
 class Cursor:
     """A bounds-checked position in the file."""

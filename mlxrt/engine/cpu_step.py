@@ -1,0 +1,203 @@
+"""Decode steps on a CPU as recorded lists of kernel calls, run without MLX and without Python between them.
+
+On a small model half of a token's time went into dispatch: MLX's host side, ctypes, a Python frame for every layer. A
+decode step whose rows stay is the same calls on the same buffers every time, but for tokens, block tables, where the
+rows' tails end, and the pools. So a step is recorded once while it runs, and its list is run again with those replaced.
+
+Only steps that are nothing but our kernels can be recorded: every input of every call is a constant of the model, an
+output of another call, or one of the step's own arrays. Any other step runs as before. Tails are extended in place: a
+call writes the slot of the new token and reads those before it, so whoever holds an older length sees what it saw.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..kernels.cpu.calls import AttentionCall, CallList
+from ..kernels.cpu.library import CpuKernels, MadeCall, address_of
+from ..models import CausalLM
+
+log = logging.getLogger("mlxrt")
+
+Live = dict[int, tuple[mx.array, ...]]
+Step = Callable[..., tuple[tuple[mx.array, ...], Live]]
+Index = list[dict[str, Any]]
+MAX_STEPS = 8  # recorded steps that are kept: one for every number of rows
+
+
+class NotRecordable(Exception):
+    """A step computes something besides our kernels."""
+
+
+class Tails:
+    """The decode tails that recorded steps write in place, by layer, for one number of rows at a time.
+
+    Steps that sample and steps that do not share them: one goes on where another ended.
+    """
+
+    def __init__(self):
+        self._own: dict[int, mx.array] = {}
+
+    def take(self, layer: int, given: mx.array) -> mx.array:
+        """Our tail of the layer, with the given one's content."""
+        own = self._own.get(layer)
+        if own is given:
+            return own
+        if own is None or own.shape != given.shape:
+            own = self._own[layer] = mx.zeros(given.shape, given.dtype)
+            mx.eval(own)
+        np.copyto(np.array(own, copy=False), np.array(given, copy=False))
+        return own
+
+
+@dataclass(frozen=True)
+class AttentionSlot:
+    """An attention call, the layer whose pool and tail it reads, and the layer's group."""
+
+    call: AttentionCall
+    layer: int
+    group: int
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """`tokens`, `ranges`: the step's own buffers, which its calls read. `outputs`: where calls write its result."""
+
+    calls: CallList
+    tokens: np.ndarray
+    ranges: list[np.ndarray]  # of each group
+    attention: list[AttentionSlot]
+    outputs: tuple[np.ndarray, ...]
+    written: frozenset[int]  # layers whose tails grow
+    held: tuple[Any, ...]  # memory that calls name
+
+    def run(self, cpu: CpuKernels, tails: Tails, tokens, index: Index, pools: Live, live: Live):
+        np.copyto(self.tokens, np.array(tokens, copy=False))
+        tables = []
+        for where, own in zip(index, self.ranges, strict=True):
+            np.copyto(own, np.array(where["where"], copy=False))
+            tables.append((address_of(where["table"]), where["table"].shape[1]))
+        after = {i: (tails.take(i, arrays[0]),) if i in self.written else arrays for i, arrays in live.items()}
+        for slot in self.attention:
+            pool = pools[slot.layer][0]
+            slot.call.pool, slot.call.pool_blocks = address_of(pool), pool.shape[0]
+            slot.call.tail = address_of(after[slot.layer][0])
+            slot.call.table, slot.call.row_blocks = tables[slot.group]
+        cpu.run(self.calls)
+        return tuple(mx.array(a) for a in self.outputs), after
+
+
+class StepRecorder:
+    """Called like the step it records: the same arrays in, the same out."""
+
+    def __init__(self, step: Step, model: CausalLM, group_of: dict[int, int], tails: Tails):
+        self._step, self._model, self._group_of, self._tails = step, model, group_of, tails
+        self._recorded: dict[int, RecordedStep | None] = {}  # by the number of rows; None: not recordable
+        self.replays = 0  # steps run from their records
+
+    def __call__(self, tokens, batch, index: Index, pools: Live, live: Live):
+        cpu, rows = self._model.kernels.cpu, tokens.shape[0]
+        assert cpu is not None
+        if rows not in self._recorded:
+            return self._record(cpu, tokens, batch, index, pools, live)
+        if (known := self._recorded[rows]) is None:
+            return self._step(tokens, batch, index, pools, live)
+        self.replays += 1
+        return known.run(cpu, self._tails, tokens, index, pools, live)
+
+    def _record(self, cpu: CpuKernels, tokens, batch, index: Index, pools: Live, live: Live):
+        # Tails of their own, told apart by their addresses: those given may be one array of zeros.
+        own = {i: tuple(mx.contiguous(mx.array(a)) for a in arrays) for i, arrays in live.items()}
+        mx.eval(tokens, own)
+        with cpu.recording() as made:
+            outputs, after = self._step(tokens, batch, index, pools, own)
+        mx.eval(outputs, after)
+        while len(self._recorded) >= MAX_STEPS:
+            del self._recorded[next(iter(self._recorded))]
+        try:
+            reader = StepReader(self._model, self._group_of, tokens, index, pools, own)
+            self._recorded[tokens.shape[0]] = reader.read(made, outputs, after)
+        except NotRecordable as reason:
+            if None not in self._recorded.values():
+                log.info(f"decode steps are computed call by call: {reason}")
+            self._recorded[tokens.shape[0]] = None
+        return outputs, after
+
+
+class StepReader:
+    """Reads the calls of a step that ran: tells by their addresses what every input of every call is."""
+
+    def __init__(self, model: CausalLM, group_of: dict[int, int], tokens, index: Index, pools: Live, live: Live):
+        self.group_of = group_of
+        self.tokens = tokens
+        self.index = index
+        self.constants = {address_of(a): a for a in model.constants() if a.dtype in (mx.float32, mx.uint32)}
+        self.pools = {address_of(arrays[0]): i for i, arrays in pools.items()}
+        self.tails = {address_of(arrays[0]): i for i, arrays in live.items()}
+        self.tables = {address_of(where["table"]): g for g, where in enumerate(index)}
+        self.ranges = {address_of(where["where"]): g for g, where in enumerate(index)}
+        self.made: dict[int, tuple[int, np.ndarray]] = {}  # outputs of calls: bytes, and our buffer
+
+    def read(self, made: list[MadeCall], outputs, after: Live) -> RecordedStep:
+        if not made:
+            raise NotRecordable("no kernel is used")
+        tokens = np.zeros(self.tokens.shape, np.uint32)
+        ranges = [np.zeros(where["where"].shape, np.int32) for where in self.index]
+        own = {address_of(self.tokens): (self.tokens.nbytes, tokens)}
+        own |= {at: (ranges[g].nbytes, ranges[g]) for at, g in self.ranges.items()}
+        attention, written = [], set()
+        for call in made:
+            for name, array in call.inputs.items():
+                at = address_of(array)
+                if isinstance(call.arguments, AttentionCall) and name in ("pool", "table", "tail"):
+                    continue
+                size, buffer = own.get(at) or self.made.get(at) or (0, None)
+                if buffer is not None and size == array.nbytes:
+                    setattr(call.arguments, name, buffer.ctypes.data)
+                elif at not in self.constants or self.constants[at].nbytes != array.nbytes:
+                    raise NotRecordable(f"{name} of {type(call.arguments).__name__} is made by MLX")
+            if isinstance(call.arguments, AttentionCall):
+                slot = self.find_slot(call)
+                attention.append(slot)
+                if "tail" in call.outputs:
+                    written.add(slot.layer)
+                    self.tails[address_of(call.outputs["tail"])] = slot.layer  # read by layers that share it
+            self.add_outputs(call)
+        self.check_tails(after)
+        results = tuple(self.find_output(array) for array in outputs)
+        held = (tokens, ranges, [buffer for _, buffer in self.made.values()], self.constants)
+        calls = CallList([call.arguments for call in made])
+        return RecordedStep(calls, tokens, ranges, attention, results, frozenset(written), held)
+
+    def add_outputs(self, call: MadeCall) -> None:
+        for name, array in call.outputs.items():
+            if name == "tail":
+                continue
+            buffer = np.empty(array.shape, np.uint32 if array.dtype == mx.uint32 else np.float32)
+            self.made[address_of(array)] = array.nbytes, buffer
+            setattr(call.arguments, name, buffer.ctypes.data)
+
+    def find_slot(self, call: MadeCall) -> AttentionSlot:
+        assert isinstance(call.arguments, AttentionCall)
+        layer = self.pools.get(address_of(call.inputs["pool"]))
+        table = self.tables.get(address_of(call.inputs["table"]))
+        if layer is None or table is None or table != self.group_of[layer]:
+            raise NotRecordable("attention reads pages of its own")
+        if "tail" in call.inputs and self.tails.get(address_of(call.inputs["tail"])) != layer:
+            raise NotRecordable("attention reads a tail of its own")
+        return AttentionSlot(call.arguments, layer, table)
+
+    def find_output(self, array: mx.array) -> np.ndarray:
+        size, buffer = self.made.get(address_of(array), (0, None))
+        if buffer is None or size != array.nbytes:
+            raise NotRecordable("its result is made by MLX")
+        return buffer.reshape(array.shape)
+
+    def check_tails(self, after: Live) -> None:
+        """Every layer's tail must be the one that its attention call wrote, or the one it was given."""
+        if any(len(arrays) != 1 or self.tails.get(address_of(arrays[0])) != i for i, arrays in after.items()):
+            raise NotRecordable("a layer keeps something besides keys and values")

@@ -1,0 +1,73 @@
+/* What the library computes: a list of calls, each with its arguments. A decode step is one such list.
+ *
+ * Arrays are float32 and without gaps, if nothing else is said. */
+#ifndef MLXRT_CALLS_H
+#define MLXRT_CALLS_H
+#include "packed.h"
+
+enum { NO_MEMORY = 1, UNREADABLE, UNKNOWN_CALL }; /* errors; UNREADABLE: a matrix that the library has no reader for */
+enum { MATMUL, EMBED, NORM, ATTENTION, ARGMAX };
+enum { NO_ACTIVATION, SILU, GELU, CLAMPED };
+enum { ROWS_TO_SHARE = 16 }; /* fewer are done sooner than another thread wakes up */
+
+/* y = activation(a @ RMSNorm(x) + bias) + residual, capped. A pair's first half is the gate of its second; another gate's
+ * other half is `times`. */
+typedef struct {
+    const matrix *a;
+    const float *x;                              /* [columns, width] */
+    const float *norm, *bias, *times, *residual; /* [width], [rows], [columns, outputs] twice; or NULL */
+    float *y;                                    /* [columns, outputs]: as many as rows, of a pair half of them */
+    int64_t columns;
+    float eps, softcap;
+    int32_t activation, pair;
+} matmul_call;
+
+/* y[i] = row tokens[i] of the matrix, times `scale`. */
+typedef struct {
+    const matrix *a;
+    const uint32_t *tokens;
+    float *y;
+    int64_t count;
+    float scale;
+} embed_call;
+
+/* y = (RMSNorm(x) + residual) * scalar * scale. */
+typedef struct {
+    const float *x, *weight, *residual, *scalar; /* [rows, width], [width], like x or NULL, [1] or NULL */
+    float *y;
+    int64_t rows, width;
+    float eps, scale;
+} norm_call;
+
+typedef struct {
+    const float *qkv;         /* [rows, heads + new heads, dim] */
+    const float *pool;        /* [blocks, 2 kv heads, size, dim], keys' heads first */
+    float *tail;              /* [rows, 2 kv heads, tail size, dim]; gets the new token */
+    const int32_t *table;     /* [rows, blocks of a row] */
+    const int32_t *row_range; /* [rows, 3] position of the table's first slot, of the tail's first slot, tokens in the tail */
+    const float *q_norm, *k_norm, *inv_freq, *sinks; /* or NULL */
+    float *out;               /* [rows, heads, dim] */
+    int64_t rows, heads, kv_heads, dim, pool_blocks, size, row_blocks, tail_size, pairs, window, new_heads;
+    float eps, magnitude, scale, softcap;
+    int32_t v_norm, tied;
+} attention_call;
+
+/* The first of a row's largest numbers; 0 and `bad` if it is not finite. */
+typedef struct {
+    const float *x; /* [rows, width] */
+    uint32_t *tokens; /* [rows] */
+    uint32_t *status; /* [rows, 2] the token, bad */
+    int64_t rows, width;
+} argmax_call;
+
+typedef struct {
+    int32_t kind;
+    const void *arguments;
+} call;
+
+int run_matmul(const matmul_call *c, int threads);
+int run_embed(const embed_call *c, int threads);
+int run_norm(const norm_call *c, int threads);
+int run_attention(const attention_call *c, int threads);
+int run_argmax(const argmax_call *c, int threads);
+#endif

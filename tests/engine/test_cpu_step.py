@@ -1,0 +1,129 @@
+"""Decode steps on a CPU that run from their records: the tokens of steps that MLX runs, whatever the rows do."""
+
+import threading
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+import mlxrt
+from mlxrt.engine.cpu_step import StepRecorder
+from mlxrt.kernels.cpu import build
+
+from ..support.log_lines import capture_log
+from ..support.tiny_files import CONFIG, float_weights, write_folder
+
+pytestmark = pytest.mark.xdist_group("cpu_kernels")  # one worker compiles the library
+
+PROMPTS = [[3, 14, 15, 9, 2, 6], [41, 5], [7, 7, 30, 1, 2, 3, 4, 8, 19, 22, 40], [11], [5, 6, 7]]
+LENGTHS = [40, 7, 70, 33, 1]  # rows leave at different steps; tails are flushed in between
+FAMILIES = {
+    "llama": {},
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True},
+    "gemma2": {
+        "architectures": ["Gemma2ForCausalLM"], "hidden_act": "gelu_pytorch_tanh", "query_pre_attn_scalar": 16,
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 16,
+        "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library() -> Path:
+    try:
+        return build.find_library(Path(build.SOURCES / "__pycache__"))
+    except build.BuildError as error:
+        pytest.skip(f"no CPU kernels here: {error}")
+
+
+def write_model(folder: Path, family: str) -> str:
+    config = CONFIG | {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+    }
+    config |= {"model_type": family, **FAMILIES[family]}
+    arrays = {}
+    weights = float_weights(config, seed=7)
+    if family == "gemma2":
+        for i in range(config["num_hidden_layers"]):
+            norm = weights[f"model.layers.{i}.input_layernorm.weight"]
+            for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm"):
+                weights[f"model.layers.{i}.{name}.weight"] = norm
+        weights.pop("lm_head.weight", None)
+    for name, array in weights.items():
+        if array.ndim == 1:
+            arrays[name] = mx.array(array)
+            continue
+        size = 0.02 if family == "gemma2" and "embed" in name else 0.3  # its logits are capped
+        parts = mx.quantize((mx.array(array) * size).astype(mx.float16), 32, 8 if "embed" in name else 4)
+        arrays |= dict(zip((name, name.replace("weight", "scales"), name.replace("weight", "biases")), parts))
+    return str(write_folder(folder, arrays, config))
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request, tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def replays(engine) -> int:
+    return sum(s.replays for s in (engine.core.runner.decode_fn, engine.core.runner.sample_fn))
+
+
+def answer(folder, recorded: bool, **params) -> list[tuple[int, ...]]:
+    with mlxrt.load(folder) as engine:
+        runner = engine.core.runner
+        assert isinstance(runner.sample_fn, StepRecorder) and isinstance(runner.decode_fn, StepRecorder)
+        if not recorded:
+            runner.sample_fn, runner.decode_fn = runner.sample_step, runner.decode_step
+        requests = [
+            mlxrt.Request(tokens=tuple(p), params=mlxrt.SamplingParams(max_tokens=n, ignore_eos=True, **params))
+            for p, n in zip(PROMPTS, LENGTHS)
+        ]
+        done = engine.generate(requests)
+        assert not recorded or replays(engine) > 50
+        return [c.tokens for c in done]
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 5}], ids=["greedy", "drawn"])
+def test_tokens_are_those_of_steps_that_are_not_recorded(folder, params):
+    assert answer(folder, True, **params) == answer(folder, False, **params)
+
+
+def test_a_step_with_ops_of_mlx_runs_as_before(folder):
+    said = capture_log()
+    with mlxrt.load(folder) as engine:
+        want = engine.generate([PROMPTS[0]], max_tokens=20, temperature=0.0, ignore_eos=True)[0].tokens
+    with mlxrt.load(folder) as engine:
+        inner = engine.model.logits
+        engine.core.runner.model.logits = lambda hidden: inner(hidden) + 0.0  # an op of MLX after the kernels
+        got = engine.generate([PROMPTS[0]], max_tokens=20, temperature=0.0, ignore_eos=True)[0].tokens
+        assert got == want and replays(engine) == 0
+    assert sum("call by call" in line for line in said) == 1
+
+
+def test_engines_on_two_threads_share_the_threads_of_the_kernels(folder):
+    alone = answer(folder, True, temperature=0.0)
+    found: dict[int, list] = {}
+
+    def work(i: int) -> None:
+        found[i] = answer(folder, True, temperature=0.0)
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert found == {0: alone, 1: alone}
+
+
+def test_a_conversation_goes_on_where_it_ended(folder):
+    """The tail that a recorded step wrote in place is what the prefix cache keeps."""
+    with mlxrt.load(folder) as engine:
+        first = engine.generate([PROMPTS[2]], max_tokens=40, temperature=0.0, ignore_eos=True)[0].tokens
+        longer = [*PROMPTS[2], *first, 9, 8]
+        again = engine.generate([longer], max_tokens=20, temperature=0.0, ignore_eos=True)[0]
+        assert again.cached_tokens > 0
+    with mlxrt.load(folder, prefix_cache=False) as engine:
+        assert engine.generate([longer], max_tokens=20, temperature=0.0, ignore_eos=True)[0].tokens == again.tokens
