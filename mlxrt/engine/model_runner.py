@@ -98,6 +98,10 @@ class DecodeTail:
         beyond = {start % TAIL for start in self.start}
         return beyond.pop() if len(beyond) == 1 else 0
 
+    def lacks(self, draws: bool) -> bool:
+        """Whether it began without what the draw op must know: with a prompt's tokens, one in a step."""
+        return draws and self.draws is None and self.used > 0
+
     def continues(self, step: Step) -> bool:
         """Whether the step is the next one of this very batch."""
         at = [(s.seq.id, s.start) for s in step.slices]
@@ -239,16 +243,22 @@ class ModelRunner:
     def run(self, step: Step, decode_fn: DecodeFn | None, every: bool = False) -> Any:
         """What `decode_fn` returns for every row; without it, what `_run_prefill` returns for a step of any kind."""
         rows = tuple(s.seq.id for s in step.slices)
-        pending = self.pools.pending
-        if self.tail and (not step.decode or pending or self.tail.must_flush or not self.tail.continues(step)):
-            self.flush(continues=step.decode and not pending and self.tail.continues(step))
+        pending, draws = self.pools.pending, self._draws(step, decode_fn)
+        if (t := self.tail) and (not step.decode or pending or t.must_flush or not t.continues(step) or t.lacks(draws)):
+            self.flush(continues=step.decode and not pending and t.continues(step))
         if pending:
             self.synchronize()
             self.pools.apply_pending()
         tokens = input_tokens(step, bucket(len(rows)) if decode_fn else 0)
         if decode_fn:
-            return self._run_decode(step, rows, tokens, decode_fn)
+            return self._run_decode(step, rows, tokens, decode_fn, draws)
         return self._run_prefill(step, tokens, every)
+
+    def _draws(self, step: Step, decode_fn: DecodeFn | None) -> bool:
+        """Whether the step itself draws tokens, so that its tail must know how."""
+        if decode_fn is self.logits_fn:
+            return True
+        return decode_fn is self.sample_fn and not all(is_greedy_alone(s.seq) for s in step.slices)
 
     def forward(self, tokens, batch, index, pools, live):
         """The step itself: (hidden, pools, live) from arrays alone."""
@@ -297,16 +307,15 @@ class ModelRunner:
             ends.append(n - 1)
         return hidden[mx.array(ends)], finite
 
-    def _run_decode(self, step, rows, tokens, decode_fn):
+    def _run_decode(self, step, rows, tokens, decode_fn, draws):
         """One token a row, any number of steps in flight."""
         t = self.tail or DecodeTail(rows, [s.start for s in step.slices])
         width = bucket(len(rows))
         t.batch, t.index = decode_batch(step, self.groups, t.start, t.used, width, self.compiled, self.arrays)
         seqs = [s.seq for s in step.slices]
         masked = decode_fn is self.logits_fn
-        if masked or (decode_fn is self.sample_fn and not all(map(is_greedy_alone, seqs))):
+        if draws:
             if t.draws is None:
-                assert t.used == 0, "a row's sampling does not change inside a tail"
                 # The newest token is the step's input: with one step in flight nothing is waited for.
                 late = [self._read_pending(seq, but=1) if is_penalised(seq) else () for seq in seqs]
                 vocab = self.model.config.vocab_size

@@ -7,6 +7,7 @@ import mlxrt
 from mlxrt import Engine, EngineConfig, Request, SamplingParams
 from mlxrt.cache.memory import TAIL, PagedKV, QuantizedKV
 from mlxrt.engine.engine import Source
+from mlxrt.engine.model_runner import ModelRunner
 from tests.support.oracle import logits, truth, truths
 from tests.support.toy_models import KINDS, VOCAB, make
 
@@ -51,6 +52,23 @@ def test_tails_that_are_blocks_and_tails_that_are_not(lengths, codec, monkeypatc
     got = [c.tokens for c in done]
     assert got == truths(model, prompts, TAIL * 2 + 9, got)
     assert (True in wrote) == (len({n % TAIL for n in lengths}) == 1)
+
+
+def test_a_prompt_of_single_tokens_goes_on_to_draw(model, monkeypatch):
+    """Where steps sample for themselves, as on a GPU, the tail of such a prompt does not know how its row draws."""
+    requests = [ask(P, max_tokens=20, temperature=0.9, seed=3, repetition_penalty=1.4), ask(P[:3], max_tokens=20)]
+    answers = []
+    for inside in (False, True):
+        if inside:
+            monkeypatch.setattr(ModelRunner, "_samples_inside", lambda _, step: samples_all(step))
+        with Engine(model, EngineConfig(max_context=256, chunk=1), source=Source("toy")) as engine:
+            answers.append([[engine.generate(one).tokens for one in requests], engine.generate(requests)])
+    assert answers[0][0] == answers[1][0]
+    assert [c.tokens for c in answers[0][1]] == [c.tokens for c in answers[1][1]]
+
+
+def samples_all(step):
+    return step.decode and all(s.samples for s in step.slices)
 
 
 def test_a_drawn_seed_is_reported_and_repeats_the_answer(model):
