@@ -261,17 +261,16 @@ class ModelRunner:
         return decode_fn is self.sample_fn and not all(is_greedy_alone(s.seq) for s in step.slices)
 
     def forward(self, tokens, batch, index, pools, live):
-        """The step itself: (hidden, pools, live) from arrays alone."""
+        """The step itself, from arrays alone: the hidden states and, by layer, the views with what it wrote."""
         index = [dict(arrays) for arrays in index]  # layers share arrays there, for this step only
         views = {i: self.groups[g].spec.view(batch, index[g], pools[i], live[i]) for i, g in self.group_of.items()}
-        hidden = self.model(tokens, [views[i] for i in self.kv_layer])
-        return hidden, {i: v.pool for i, v in views.items()}, {i: v.live for i, v in views.items()}
+        return self.model(tokens, [views[i] for i in self.kv_layer]), views
 
     def decode_step(self, tokens, batch, index, pools, live):
         """One token per row, at the end of its tail. Returns no pools, for it may not write them."""
         batch = batch._replace(positions=batch.start + batch.used)
-        hidden, _, live = self.forward(tokens, batch, index, pools, live)
-        return (hidden,), live
+        hidden, views = self.forward(tokens, batch, index, pools, live)
+        return (hidden,), {i: view.live for i, view in views.items()}
 
     def sample_step(self, tokens, batch, index, pools, live):
         """The same with sampling: the tokens, and what the host reads of them. Unless all rows are plain greedy,
@@ -295,10 +294,13 @@ class ModelRunner:
         pools = self.pools
         batch, index = prefill_batch(step, self.groups, [s.start for s in step.slices], 0, len(step.slices))
         batch = batch._replace(every=every)
-        hidden, pools.arrays, _ = self.forward(tokens, batch, index, pools.arrays, dict.fromkeys(self.group_of, ()))
+        hidden, views = self.forward(tokens, batch, index, pools.arrays, dict.fromkeys(self.group_of, ()))
+        pools.arrays = {i: view.pool for i, view in views.items()}
+        finite = None if every or any(s.samples for s in step.slices) else views[max(views)].finite()
+        finite = all_finite(hidden) if finite is None else finite
+        del views  # they hold every layer's keys and values, gathered
         self.synchronize()  # it writes the pools in place: nothing else may be reading them
         mx.async_eval(pools.arrays)
-        finite = all_finite(hidden)
         if every or hidden.shape[0] == len(step.slices):
             return hidden, finite
         ends, n = [], 0

@@ -106,6 +106,14 @@ class LayerView:
     def positions(self) -> mx.array:
         return self.batch.positions
 
+    def finite(self) -> mx.array | None:
+        """[N] whether what the step stored of each token is finite; None: ask the hidden states.
+
+        In the last layer with a cache this says it of all layers before: a NaN stays in the residual. Layers after it
+        are then not computed at all where a chunk of a prompt samples nothing: 20 of 35 in Gemma 4 E2B.
+        """
+        return None
+
 
 @dataclass(frozen=True)
 class Shared:

@@ -26,6 +26,7 @@ class KVView(LayerView):
         if k is not None:
             self._write(self.spec.codec.encode(k, v))
             self.scratch.clear()
+            self.scratch["new"] = k, v
         params = AttentionParams(scale, self.spec.window, self.spec.keep, softcap, sinks)
         s = self.batch.singles
         out = [self._decode(q[:s], s, params)] if s else []
@@ -45,6 +46,12 @@ class KVView(LayerView):
         """The tail with the step's tokens, as a kernel wrote it."""
         self.live = (tail,)
         self.scratch.clear()
+
+    def finite(self):
+        if "new" not in self.scratch:
+            return None
+        k, v = (mx.isfinite(x).all(axis=(1, 2)) for x in self.scratch["new"])
+        return k & v
 
     def _write(self, new):
         if self.live:
