@@ -9,8 +9,10 @@ from mlxrt.weights.random_models import Shape, random_weights
 from mlxrt.weights.source.cache_dir import cache_root
 
 
-def random_model(shape, dtype=mx.bfloat16, layers=None, kernels="auto"):
-    """A fused model of a shape such as qwen3-8b@4bit; `layers`: a smaller number, or "few" that show every kind."""
+def random_model(shape, dtype=mx.bfloat16, layers=None, kernels="auto", exact=False):
+    """A fused model of a shape such as qwen3-8b@4bit; `layers`: a smaller number, or "few" that show every kind.
+
+    `exact`: the same weights, but computed with in float32."""
     gpu, asked = open_gpu(), Shape.parse(f"shape:{shape}")
     config = asked.config
     if layers is not None:
@@ -18,6 +20,8 @@ def random_model(shape, dtype=mx.bfloat16, layers=None, kernels="auto"):
     family = find(config)
     model = family(family.parse(config))
     random_weights(model, asked.bits, dtype, mode=asked.mode, group_size=asked.group_size)
+    if exact:
+        model.set_dtype(mx.float32)
     model.fuse(Kernels(kernels, gpu))
     mx.eval(model.parameters())
     return model

@@ -1,6 +1,7 @@
 """Every published shape on this device, at its full width with as few layers as show each kind: kernels="strict".
 
-Nothing may run as plain MLX, and logits are those of plain MLX to bfloat16's rounding. GPU_STRICT_SHAPES sets which.
+Nothing may run as plain MLX, and logits are as near to those of float32 as plain MLX's in bfloat16 are: random weights
+make some models chaotic, and rounding alone gives them other logits. GPU_STRICT_SHAPES sets which.
 Shapes with a known gap are compared with what kernels they have, and the report names the gap.
 """
 
@@ -23,12 +24,13 @@ SHAPES = from_environment(
 # Rows of 576, 2,880 and 2,112 elements: the matrix-matrix kernel takes multiples of 128.
 KNOWN_GAPS = ("smollm2-135m", "gpt-oss-20b", "gpt-oss-120b", "gemma4-26b-a4b")
 PROMPT, TOKENS, ROWS = 150, 40, 24
-MAX_ERROR = 0.05  # root mean square of a row, relative to that of its logits
+# Root mean square of a row, relative to that of its logits; or so many times plain MLX's.
+MAX_ERROR, MAX_RATIO = 0.05, 1.3
 
 
-def run(shape, kernels):
+def run(shape, kernels, exact=False):
     """Logits of a prompt in chunks, and greedy tokens of one request and of three."""
-    model = random_model(shape, layers="few", kernels=kernels)
+    model = random_model(shape, layers="few", kernels=kernels, exact=exact)
     prompts = make_prompts(model.config.vocab_size, 3, PROMPT)
     config = EngineConfig(max_context=512, chunk=64, prefix_cache=False, kv_memory="1G", kernels=kernels)
     with Engine(model, config, source=Source(shape)) as engine:
@@ -38,6 +40,12 @@ def run(shape, kernels):
         used = dict(model.kernels.used)
     mx.clear_cache()
     return mx.concatenate(rows), alone, together, used
+
+
+def find_error(rows, right):
+    """The median over rows: rounding sends some tokens to other experts."""
+    errors = mx.sqrt(mx.square(rows - right).mean(axis=-1) / mx.square(right).mean(axis=-1))
+    return mx.sort(errors)[ROWS].item()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -52,9 +60,12 @@ def test_a_published_shape_is_nothing_but_kernels(shape, report):
             raise
         gap = f", but {missing}"
         rows, alone, together, used = run(shape, "auto")
-    expected, *_ = run(shape, "reference")
-    errors = mx.sqrt(mx.square(rows - expected).mean(axis=-1) / mx.square(expected).mean(axis=-1))
-    error = mx.sort(errors)[ROWS].item()  # the median: rounding sends some tokens to other experts
-    report(f"strict {shape}: {sum(used.values())} calls of {len(used)} kernels, logits {error:.1e} off plain MLX{gap}")
-    assert error < MAX_ERROR
+    plain, *_ = run(shape, "reference")
+    right, *_ = run(shape, "reference", exact=True)
+    error, allowed = find_error(rows, right), find_error(plain, right)
+    what = (
+        f"{sum(used.values())} calls of {len(used)} kernels, logits {error:.1e} off float32 (plain MLX {allowed:.1e})"
+    )
+    report(f"strict {shape}: {what}{gap}")
+    assert error < max(MAX_ERROR, MAX_RATIO * allowed)
     assert len(alone) == TOKENS and all(len(t) == TOKENS for t in together)
