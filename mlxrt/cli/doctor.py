@@ -76,10 +76,22 @@ def format_report(found: dict[str, Any]) -> list[str]:
         return [*lines, "", f"no kernel was tried: {reason}; {len(found['ops'])} ops run as plain MLX"]
     width = max((len(op["op"]) for op in found["ops"]), default=2)
     lines += ["", f"{'op':<{width}}  runs as    verdict    cases  error / tolerance"]
-    for op in found["ops"]:
+    tried, untried = split_tried(found["ops"])
+    for op in tried:
         errors = ", ".join(f"{dtype} {'none' if e is None else f'{e:.0%}'}" for dtype, e in op["errors"].items())
         reason = f"  {op['reason']}" if op["reason"] else ""
         row = f"{op['op']:<{width}}  {op['runs']:<9}  {op['verdict']:<9}  {op['cases']:>5}  {errors}{reason}"
         lines.append(row.rstrip())
-    disabled = [op["op"] for op in found["ops"] if op["verdict"] == "disagrees"]
-    return [*lines, "", f"disabled here: {', '.join(disabled)}" if disabled else "nothing disagrees"]
+    disabled = [op["op"] for op in tried if op["verdict"] == "disagrees"]
+    verdict = f"disabled here: {', '.join(disabled)}" if disabled else f"none of the {len(tried)} tried disagrees"
+    skipped = [f"not tried, run as plain MLX: {len(ops)} ops ({reason})" for reason, ops in untried.items()]
+    return [*lines, "", verdict, *skipped]
+
+
+def split_tried(ops: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, list[str]]]:
+    """The ops that were tried, and the names of the others by the reason."""
+    untried: dict[str, list[str]] = {}
+    for op in ops:
+        if op["verdict"] == "not tried":
+            untried.setdefault(op["reason"] or "no case", []).append(op["op"])
+    return [op for op in ops if op["verdict"] != "not tried"], untried
