@@ -18,7 +18,7 @@ def streamed_text() -> str:
 def call_and_answer() -> bool:
     """A forced call, its result, the answer."""
     asked = given | {"tools": [TOOL], "max_tokens": 60}
-    first = messages.create(**asked, tool_choice={"type": "any"})
+    first = messages.create(**asked, tool_choice={"type": "any", "disable_parallel_tool_use": True})
     call = next(block for block in first.content if block.type == "tool_use")
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "It was a fine visit."}
     turns = [*given["messages"], {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
