@@ -161,6 +161,31 @@ def test_readers_are_remembered(name):
     assert {f.kind for f in sim.launches[0].findings} == ({expected} if expected else set())
 
 
+UPDATE = "atomic_fetch_add_explicit(&t[0], 1u, memory_order_relaxed); "
+BESIDE_UPDATES = {
+    "updates only": (UPDATE, set()),
+    "a load": (f"if (i != 63) {UPDATE} else a = atomic_load_explicit(&t[0], memory_order_relaxed);", {"race-wr"}),
+    "a barrier of nothing before the load": (
+        UPDATE + "threadgroup_barrier(mem_flags::mem_none); a = atomic_load_explicit(&t[0], memory_order_relaxed);",
+        {"race-wr"},
+    ),
+    "a barrier before the load": (
+        UPDATE + BARRIER.strip() + " a = atomic_load_explicit(&t[0], memory_order_relaxed);",
+        set(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_UPDATES)
+def test_atomic_loads_beside_updates_are_races(name):
+    body, expected = BESIDE_UPDATES[name]
+    start = "uint i = thread_position_in_threadgroup.x; uint a = 0; threadgroup atomic_uint t[1];"
+    start += " if (i == 0) atomic_store_explicit(&t[0], 0u, memory_order_relaxed); " + BARRIER.strip()
+    sim = Simulator(strict=False)
+    launch(f"{start} {body} out[i] = float(a);", 64, 64, 64, sim)
+    assert {f.kind for f in sim.launches[0].findings} == expected
+
+
 def test_reading_another_threadgroup_s_output_is_a_race():
     sim = Simulator(strict=False)
     launch("uint i = thread_position_in_grid.x; out[i] = 1.0f; if (i == 40) out[i] += out[0];", 64, 32, 64, sim)

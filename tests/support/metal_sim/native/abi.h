@@ -29,7 +29,8 @@ typedef void (*msim_entry_fn)(void** buffers, const msim_attrs* attributes);
 extern "C" {
 void msim_barrier(int threadgroup_wide, unsigned flags, unsigned line, unsigned column);
 msim_snap msim_collective(const void* value, unsigned size, unsigned op, unsigned line, unsigned column);
-void msim_atomic_access(void* address, unsigned size, int write);
+enum { MSIM_LOAD, MSIM_STORE, MSIM_UPDATE };
+void msim_atomic_access(void* address, unsigned size, int access);
 void* msim_threadgroup_memory(const char* name, size_t size, size_t element);
 void msim_note(const char* kind, const char* text, unsigned line);
 unsigned msim_lane();

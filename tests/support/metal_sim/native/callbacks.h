@@ -53,8 +53,13 @@ void* __tsan_memset(void* d, int v, size_t n) {
   if (checking && n) check(d, n, true, false, PC);
   return memset(d, v, n);
 }
-void msim_atomic_access(void* a, unsigned n, int write) {
-  if (checking) check(a, n, write, true, PC);
+// Atomic updates of one element may meet in any order. A load or a store beside them may not: which value it sees, or
+// whether it survives, would depend on that order.
+void msim_atomic_access(void* a, unsigned n, int access) {
+  if (!checking) return;
+  bool update = access == MSIM_UPDATE;
+  if (access != MSIM_STORE) check(a, n, false, update, PC);
+  if (access != MSIM_LOAD) check(a, n, true, update, PC);
 }
 
 // Every data block used here starts with the place in the source.

@@ -16,17 +16,17 @@ typedef atomic<ulong> atomic_ulong;
 #define MSL_RAW __attribute__((no_sanitize("thread"), noinline))
 template <class T>
 MSL_RAW T atomic_load_explicit(const atomic<T>* a, memory_order) {
-  msim_atomic_access((void*)a, sizeof(T), 0);
+  msim_atomic_access((void*)a, sizeof(T), MSIM_LOAD);
   return a->v_;
 }
 template <class T>
 MSL_RAW void atomic_store_explicit(atomic<T>* a, std::type_identity_t<T> x, memory_order) {
-  msim_atomic_access(a, sizeof(T), 1);
+  msim_atomic_access(a, sizeof(T), MSIM_STORE);
   a->v_ = x;
 }
 template <class T>
 MSL_RAW T atomic_exchange_explicit(atomic<T>* a, std::type_identity_t<T> x, memory_order) {
-  msim_atomic_access(a, sizeof(T), 1);
+  msim_atomic_access(a, sizeof(T), MSIM_UPDATE);
   T o = a->v_;
   a->v_ = x;
   return o;
@@ -34,7 +34,7 @@ MSL_RAW T atomic_exchange_explicit(atomic<T>* a, std::type_identity_t<T> x, memo
 template <class T>
 MSL_RAW bool atomic_compare_exchange_weak_explicit(atomic<T>* a, T* e, std::type_identity_t<T> x, memory_order,
                                                    memory_order) {
-  msim_atomic_access(a, sizeof(T), 1);
+  msim_atomic_access(a, sizeof(T), MSIM_UPDATE);
   if (__builtin_memcmp(&a->v_, e, sizeof(T)) == 0) {
     a->v_ = x;
     return true;
@@ -45,8 +45,7 @@ MSL_RAW bool atomic_compare_exchange_weak_explicit(atomic<T>* a, T* e, std::type
 #define MSL_ATOM(name, expr)                                                                        \
   template <class T>                                                                                \
   MSL_RAW T atomic_fetch_##name##_explicit(atomic<T>* a, std::type_identity_t<T> x, memory_order) { \
-    msim_atomic_access(a, sizeof(T), 0);                                                            \
-    msim_atomic_access(a, sizeof(T), 1);                                                            \
+    msim_atomic_access(a, sizeof(T), MSIM_UPDATE);                                                  \
     T o = a->v_;                                                                                    \
     a->v_ = T(expr);                                                                                \
     return o;                                                                                       \
