@@ -203,8 +203,13 @@ STOPS = ("7", "c)", "yes")  # of one request in four that has a form
 
 
 def asked(prompt: tuple[int, ...], n: int, mood: int, seed: int) -> Request:
-    form = FORMS[mood // len(MOODS) % len(FORMS)]
-    options = dict(MOODS[mood % len(MOODS)])
+    form, options = choose_options(mood, seed)
+    return Request(tokens=prompt, response_format=form, params=SamplingParams(max_tokens=n, seed=seed, **options))
+
+
+def choose_options(mood: int, seed: int) -> tuple[dict | None, dict]:
+    """A form, or none, and options of the sampling."""
+    form, options = FORMS[mood // len(MOODS) % len(FORMS)], dict(MOODS[mood % len(MOODS)])
     if form is not None and seed % 4 == 0:
         options["stop"] = STOPS
-    return Request(tokens=prompt, response_format=form, params=SamplingParams(max_tokens=n, seed=seed, **options))
+    return form, options

@@ -10,7 +10,7 @@ from mlxrt.engine.session import Reply
 from mlxrt.errors import BadLogits, BadSnapshot, WontFit
 
 from . import invariants
-from .checker import MOODS
+from .checker import choose_options
 from .stage import Stage
 
 WORDS = ("a", "no", "why?", "aa", "tell me", "é")
@@ -35,8 +35,9 @@ class ConversationOps(Stage):
     def ask(self, session: Session, a: int, b: int, mood: int) -> Reply | None:
         before = list(session.turns)
         try:
-            options = {k: v for k, v in MOODS[mood % len(MOODS)].items() if k != "stop_token_ids"}
-            return session.say(WORDS[a % len(WORDS)], max_tokens=1 + b % 9, seed=a * 64 + b, **options)
+            form, options = choose_options(mood, seed := a * 64 + b)
+            options.pop("stop_token_ids", None)
+            return session.say(WORDS[a % len(WORDS)], max_tokens=1 + b % 9, seed=seed, response_format=form, **options)
         except ContextOverflow:
             invariants.require(session.turns == before, "a question that was too long changed the session")
             self.tally["questions too long"] += 1
@@ -64,6 +65,7 @@ class ConversationOps(Stage):
         self.trace.append("an answer is stopped after its first token")
         self.checker.check(seq, "an answer stopped halfway")
         self.tally["answers stopped halfway"] += len(session.turns) == turns
+        self.tally["answers held to a form stopped halfway"] += seq.request.response_format is not None
 
     def hear(self, session: Session, reply: Reply) -> bool:
         """Take a full answer and check it; False where it failed."""
@@ -80,6 +82,7 @@ class ConversationOps(Stage):
         self.checker.check(seq, "an answer")
         self.checker.check_logprobs(seq, list(said.logprobs), "an answer")
         self.tally["answers"] += 1
+        self.tally["answers of sessions held to a form"] += seq.request.response_format is not None
         self.tally["answers with cached tokens"] += bool(said.cached_tokens)
         self.prompts.append(session.tokens)
         return True

@@ -31,6 +31,7 @@ class Machine(StateOps, ConversationOps):
     def __init__(self, program: Program, checker: Checker, folder: Path):
         super().__init__(program, checker, folder)
         self.asked: list[Asked] = []
+        self.held_answers: list[tuple[int, tuple[int, ...]]] = []  # of a form: tokens of the prompt, and all
 
     def run(self) -> None:
         for name, *numbers in self.program.ops:
@@ -38,6 +39,7 @@ class Machine(StateOps, ConversationOps):
             invariants.check(self.engine)
         self.wind_up()
         self.tally["programs"] += 1
+        self.tally["programs with answers held to a form"] += bool(self.held_answers)
 
     def wind_up(self) -> None:
         """Let everything end, check it, drop it, and see that nothing is left."""
@@ -81,6 +83,7 @@ class Machine(StateOps, ConversationOps):
         self.trace.append(f"submit {seq.id}: {len(prompt)} tokens {list(prompt)}, {n} wanted, mood {mood % 64}")
         self.asked.append(Asked(stream, seq))
         self.tally["submits"] += 1
+        self.tally["requests that part inside an answer held to a form"] += self.parts_inside(prompt)
 
     def do_step(self, a: int, *_: int) -> None:
         for _i in range(1 + a % 9):
@@ -103,8 +106,9 @@ class Machine(StateOps, ConversationOps):
         self.trace.append(f"cancel {one.seq.id} ({state}, {pending} tokens on their way)")
         self.tally[f"cancels of {state} requests"] += 1
         self.tally["cancels with tokens in the air"] += bool(pending)
+        self.tally["cancels of answers held to a form"] += one.seq.request.response_format is not None
         self.checker.check(one.seq, f"cancelled request {one.seq.id}")
-        self.prompts.append(tuple(one.seq.tokens))
+        self.remember(one.seq)
 
     def conclude(self, one: Asked) -> None:
         """Run until a request has ended, and check it."""
@@ -124,7 +128,18 @@ class Machine(StateOps, ConversationOps):
         self.checker.check_logprobs(seq, [e.logprobs for e in events], f"request {seq.id}")
         self.check_end(seq, len(said), reason)
         self.tally["requests with cached tokens"] += bool(seq.cached)
+        self.remember(seq)
+
+    def remember(self, seq: Sequence) -> None:
+        """Later prompts begin like it."""
         self.prompts.append(tuple(seq.tokens))
+        if seq.request.response_format is not None:
+            self.held_answers.append((len(seq.prompt), tuple(seq.tokens)))
+
+    def parts_inside(self, prompt: tuple[int, ...]) -> bool:
+        """Whether a prompt goes back into an answer that was held to a form, and goes on from there otherwise."""
+        common = ((begin, len(tokens), common_length(prompt, tokens)) for begin, tokens in self.held_answers)
+        return any(begin < n < end for begin, end, n in common)
 
     def check_end(self, seq: Sequence, n: int, reason: str | None) -> None:
         if reason == "error":
@@ -166,6 +181,10 @@ class Machine(StateOps, ConversationOps):
         self.tally["restarts"] += 1
         for path in list(self.saved):
             self.restore(path)
+
+
+def common_length(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
 
 
 def explain(program: Program, machine: Machine | None, error: BaseException) -> str:

@@ -59,6 +59,10 @@ EVENTS = (
     "forms completed",
     "forms cut by a stop string",
     "answers held to a form that were preempted",
+    "cancels of answers held to a form",
+    "answers held to a form stopped halfway",
+    "answers of sessions held to a form",
+    "requests that part inside an answer held to a form",
 )
 
 
