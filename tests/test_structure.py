@@ -76,6 +76,7 @@ BROAD = {
     "mlxrt.server.access.__call__": "an answer must come whatever happened; it is logged with its request's id",
     "mlxrt.server.answering._send_all": "the status is out, so the stream itself must tell what went wrong",
     "tests.long.clients.calls.check": "a client may raise anything; it goes into the table",
+    "mlxrt.text.grammar.convert_gbnf": "the converter raises Exception itself for a rule that is not there",
     "mlxrt.text.vocabulary.rust_call": "the Rust library raises Exception itself, and panics as a BaseException",
     "mlxrt.cli.chat_tools.load_functions": "a user's file of tools may raise anything; it is reported",
     "mlxrt.cli.chat_tools._run": "a user's tool may raise anything; the model is told",

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from ..errors import BadRequest, GrammarFailed
+from .grammar_limits import STACK_BYTES, check_lark, check_referred_depth, check_rules
 from .regex_dialect import convert_lark, convert_pattern, convert_schema_text
 from .response_format import ResponseFormat
 from .tokenizer import Tokenizer
@@ -37,6 +38,7 @@ CACHED = 64  # compiled formats kept
 LEADS = ("x", "\n", "}", "7")
 AHEAD = 256  # characters of a forced text that are tokenized: llguidance asks again after every token
 UNSETTLED = 8  # tokens before a cut that might be others without it
+STARTING = threading.Lock()  # of a thread with a stack of its own size: that is a setting of the process
 META = frozenset("\\.+*?()|[]{}^$#&-~/")  # what a regex gives a meaning
 
 
@@ -123,7 +125,7 @@ class GrammarMatcher:
     def _check(self) -> None:
         if self._matcher.is_error():
             raise GrammarFailed(
-                f"the answer cannot be held to its response_format any more: {self._matcher.get_error()}"
+                f"the answer cannot be held to its response_format any more: {first_line(self._matcher.get_error())}"
             )
 
 
@@ -243,15 +245,22 @@ def run_in_thread(work: Callable[[], T]) -> "Future[T]":
         except BaseException as error:  # raised where the result is asked for
             future.set_exception(error)
 
-    threading.Thread(target=run, name="mlxrt-grammar", daemon=True).start()
+    thread = threading.Thread(target=run, name="mlxrt-grammar", daemon=True)
+    with STARTING:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
     return future
 
 
 def compile_format(wanted: ResponseFormat, tokenizer: "LLTokenizer") -> "LLMatcher":
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLParserLimits
 
+    limits = LLParserLimits(verbose_errors=False)  # or every message ends with the parser's state
     try:
-        matcher = LLMatcher(tokenizer, write_grammar(wanted), log_level=0)
+        matcher = LLMatcher(tokenizer, write_grammar(wanted), log_level=0, limits=limits)
     except ValueError as error:
         raise BadRequest(f"response_format of type {wanted.kind}: {first_line(error)}") from None
     if not matcher.is_error():
@@ -270,20 +279,24 @@ def write_grammar(wanted: ResponseFormat) -> str:
     if wanted.kind == "json_object":
         return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=overrides)
     if wanted.kind == "json_schema":
+        check_referred_depth(json.loads(text))
         return LLMatcher.grammar_from_json_schema(convert_schema_text(text), overrides=overrides)
     if wanted.kind == "choice":
         return LLMatcher.grammar_from_regex("|".join(map(escape, json.loads(text))))
     if wanted.kind == "regex":
         return LLMatcher.grammar_from_regex(convert_pattern(text))
-    return LLMatcher.grammar_from_lark(convert_gbnf(text) if "::=" in text else convert_lark(text))
+    lark = convert_gbnf(text) if "::=" in text else convert_lark(text)
+    check_lark(lark)
+    return LLMatcher.grammar_from_lark(lark)
 
 
 def convert_gbnf(text: str) -> str:
     from llguidance import gbnf_to_lark
 
+    check_rules(text.count("::="))  # before, since the converter takes long for many
     try:
         return gbnf_to_lark.gbnf_to_lark(decode_escapes(text))
-    except (gbnf_to_lark.GbnfToLarkError, LookupError, RecursionError) as error:
+    except Exception as error:  # a rule that is not there is a plain Exception
         raise ValueError(f"no GBNF: {first_line(error)}") from None
 
 
@@ -305,4 +318,5 @@ def escape(text: str) -> str:
 
 
 def first_line(error: object) -> str:
-    return " ".join(str(error).split())[:300]
+    text = " ".join(str(error).replace("<non-verbose/>", "").split())
+    return "no token of the vocabulary fits" if text == "NoExtensionBias" else text[:300]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mlxrt import BadRequest
 from mlxrt.text import Tokenizer
 from mlxrt.text.grammar import AHEAD, GrammarCompiler, GrammarMatcher, TokenizerView
 from mlxrt.text.response_format import ResponseFormat
@@ -83,6 +84,13 @@ def test_escaped_characters_of_gbnf(tmp_path):
         compiler.matcher(form), tokenizer, "AAD"
     )
     assert compiler.matcher(ResponseFormat.parse({"type": "grammar", "grammar": r'root ::= "caf\u00E9" | "x"'}))
+
+
+def test_gbnf_without_a_rule_it_names(tmp_path):
+    tokenizer = write_ascii_tokenizer(tmp_path)
+    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size, frozenset({0}))
+    with pytest.raises(BadRequest, match="'nothing' not found"):
+        compiler.matcher(ResponseFormat.parse({"type": "grammar", "grammar": 'root ::= "a" nothing'}))
 
 
 def takes(matcher: GrammarMatcher, tokenizer: Tokenizer, text: str) -> bool:
