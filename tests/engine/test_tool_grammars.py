@@ -1,6 +1,7 @@
 """Required calls in every format: whatever a model likes to write, its call names a tool and fits its schema."""
 
 import random
+from dataclasses import replace
 
 import jsonschema
 import numpy as np
@@ -11,6 +12,7 @@ from mlxrt.engine.answer_format import AnswerFormat
 from mlxrt.engine.answer_grammar import AnswerGrammars
 from mlxrt.text import Tokenizer
 from mlxrt.text.tool_grammar import CALL_GRAMMARS
+from tests.support.agent_tools import AGENTS, NOT_STRICT
 
 MARKERS = {
     "harmony": ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>", "<|call|>", "<|return|>"],
@@ -79,7 +81,9 @@ def make_grammars(tmp_path_factory):
     return make
 
 
-def write_at_random(matcher, tokenizer: Tokenizer, rng: random.Random, most: int = 1500) -> list[int] | None:
+def write_at_random(
+    matcher, tokenizer: Tokenizer, rng: random.Random, most: int = 1500, closing_share: float = 0.4
+) -> list[int] | None:
     """Tokens the matcher allows, until its form is complete; what closes something is chosen more often."""
     row, tokens = np.empty(-(-tokenizer.vocab_size // 32), np.uint32), []
     for _ in range(most):
@@ -87,7 +91,7 @@ def write_at_random(matcher, tokenizer: Tokenizer, rng: random.Random, most: int
         allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")[: tokenizer.vocab_size])
         assert len(allowed), tokenizer.decode(tokens, skip_special=False)
         closing = [t for t in allowed if t in tokenizer.special_ids or tokenizer.token_bytes(int(t)) in b'"]})</\n']
-        token = int(rng.choice(closing if closing and rng.random() < 0.4 else list(allowed)))
+        token = int(rng.choice(closing if closing and rng.random() < closing_share else list(allowed)))
         if token in tokenizer.eos_ids:
             return tokens
         tokens.append(token)
@@ -129,6 +133,39 @@ def test_a_strict_tool_is_refused_for_what_its_format_cannot_hold(make_grammars,
     strict = Request(messages=asked.messages, tools=({**tool, "strict": True},), tool_choice="post")
     with pytest.raises(BadRequest, match=r"post is strict.*pattern"):
         grammars.build(strict, ())
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("calls", ["hermes", "gemma4"])
+def test_tools_of_coding_agents(make_grammars, agent, calls, caplog):
+    """Each of an agent's tools, by its name, and all of them at once; strict ones are enforced whole or refused."""
+    tokenizer, answers, grammars = make_grammars(calls)
+    tools, written = AGENTS[agent], set()
+    asked = Request(messages=({"role": "user", "content": "x"},), tools=tools, tool_choice="required")
+    for seed, choice in enumerate(["required", *(tool["function"]["name"] for tool in tools)]):
+        request = replace(asked, tool_choice=choice)
+        tokens = write_at_random(grammars.build(request, ()), tokenizer, random.Random(seed), 600, closing_share=0.7)
+        if tokens is None:
+            continue
+        parser = answers.build_parser(request, ())
+        made = [s.call for s in [s for t in tokens for s in parser.push(t)] + parser.finish() if s.call is not None]
+        assert made and choice in ("required", made[0].name), tokenizer.decode(tokens)
+        for call in made:
+            assert call.error is None, call
+            [tool] = [t for t in tools if t["function"]["name"] == call.name]
+            if calls == "hermes":
+                jsonschema.validate(call.parsed, tool["function"]["parameters"])
+            written.add(call.name)
+    assert len(written) > len(tools) / 2
+    assert ("propertyNames" in caplog.text) == (agent == "claude code")
+    for tool in tools if calls == "hermes" else ():
+        name = tool["function"]["name"]
+        strict = replace(asked, tools=({**tool, "strict": True},), tool_choice=name)
+        if name in NOT_STRICT:
+            with pytest.raises(BadRequest, match=f"{name} is strict.*propertyNames"):
+                grammars.build(strict, ())
+        else:
+            assert grammars.build(strict, ()) is not None
 
 
 def test_harmony_thinks_before_its_call(make_grammars):
