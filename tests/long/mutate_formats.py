@@ -131,6 +131,8 @@ def run(count: int, seed: int, schemas: Path | None = None, hard: bool = True) -
                 done.ask(odd[i] if i < len(odd) else make_format(rng, bases, odd), i)
                 if i % 100 == 0:
                     done.check_alive()
+                    if hard:
+                        print(f"{i} asked, longest {done.longest[0]:.2f} s, {done.wrong} wrong", flush=True)
             done.check_alive()
             return done, peak_megabytes() - before
 
