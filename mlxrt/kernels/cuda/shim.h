@@ -307,14 +307,16 @@ MULTIPLY4(__half, "f16")
 MULTIPLY4(__nv_bfloat16, "bf16")
 
 // Sixteen right tiles at once: a lane's numbers lie next to each other in one row of x, 32 of them. Column
-// right_col(lane, i) of the tiles begins at x[from[i]], or is zero where it is not live; here both are the same one.
+// right_col(lane, i) of the tiles begins at x[from[i]], or is zero where it is not live; here both are the same one. Of the four
+// lanes of a column only the first `quarters` have numbers.
 template <typename T>
 FN void right16(
-    const T* x, const uint (&from)[2], const bool (&live)[2], uint lane, Tile<T> (&t)[16]
+    const T* x, const uint (&from)[2], const bool (&live)[2], uint quarters, uint lane,
+    Tile<T> (&t)[16]
 ) {
     const uint4* p = (const uint4*)(x + from[0] + (lane & 3u) * 32);
     for (int c = 0; c < 4; c++) {
-        uint4 v = live[0] ? p[c] : make_uint4(0u, 0u, 0u, 0u);
+        uint4 v = live[0] && (lane & 3u) < quarters ? p[c] : make_uint4(0u, 0u, 0u, 0u);
         *(uint*)(&t[4 * c].e[0]) = v.x;
         *(uint*)(&t[4 * c + 1].e[0]) = v.y;
         *(uint*)(&t[4 * c + 2].e[0]) = v.z;

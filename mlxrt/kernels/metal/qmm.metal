@@ -53,7 +53,9 @@
             }
         }
         for (uint k = split * 128; k < uint(K); k += uint(KS) * 128) {
-            uint first_k = k + quarter * 32;
+            // The last part of k may have fewer than four quarters; x counts as zero in the others.
+            uint quarters = K % 128 == 0 ? 4u : metal::min(4u, (uint(K) - k) / 32);
+            uint first_k = k + metal::min(quarter, quarters - 1) * 32;
             Tile<T> left[RT][16];
             #pragma unroll
             for (int r = 0; r < RT; r++) {
@@ -76,7 +78,7 @@
             #pragma unroll
             for (int m = 0; m < MT; m++) {
                 Tile<T> right[16];
-                right16<T>(x + k, x_offset[m], live[m], lane, right);
+                right16<T>(x + k, x_offset[m], live[m], quarters, lane, right);
                 #pragma unroll
                 for (int j = 0; j < 16; j += 2) {
                     #pragma unroll

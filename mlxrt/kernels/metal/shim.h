@@ -99,14 +99,14 @@ FN void multiply4(
 // column right_col(lane, i) begins at x[from[i]], or is zero where it is not live.
 template <typename T>
 FN void right16(
-    const device T* x, const thread uint (&from)[2], const thread bool (&live)[2], uint lane,
-    thread Tile<T> (&t)[16]
+    const device T* x, const thread uint (&from)[2], const thread bool (&live)[2], uint quarters,
+    uint lane, thread Tile<T> (&t)[16]
 ) {
     for (uint i = 0; i < 2; i++) {
         uint k = right_row(lane, i);
         for (uint j = 0; j < 16; j++) {
             t[j].m.thread_elements()[i] =
-                live[i] ? x[from[i] + (k / 2) * 32 + 2 * j + k % 2] : T(0);
+                live[i] && k / 2 < quarters ? x[from[i] + (k / 2) * 32 + 2 * j + k % 2] : T(0);
         }
     }
 }

@@ -63,6 +63,8 @@ def grouped_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (4, 2, 3, 128, 16, "lut", {"bits": 1, "down": True}),
         (20, 1, 5, 256, 24, "affine", {"pair": True, "activation": "silu", "lean": True}),  # some of its columns again
         (40, 1, 4, 128, 40, "mxfp4", {"down": True, "lean": True}),
+        (9, 2, 3, 192, 24, "mxfp4", {"pair": True, "activation": "clamped", "bias": True}),  # half a part at the end
+        (11, 2, 3, 96, 17, "affine", {"down": True}),
     ]
     for rows, k, count, width, outs, mode, extra in shapes:
         mx.random.seed(width + outs)
@@ -103,7 +105,7 @@ def launch_grouped(gpu, x, experts, order, bounds, matrix, each, dtype, activati
     # 252.3 with two tiles of rows); 2,048 779.9, 507.1 (1,174.1, 886.7).
     tiles = 1 if pairs <= 5 else 2 if pairs <= 24 else 4
     row_tiles, row_groups, splits = TILE_CONFIGS[tiles > 1, pair]
-    splits = min(splits, matrix.width // 128)
+    splits = min(splits, math.ceil(matrix.width / 128))
     [y] = gpu(
         QMM,
         [x, *matrix.inputs(), bias, None, order, bounds],

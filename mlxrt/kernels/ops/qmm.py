@@ -37,6 +37,11 @@ def qmm_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("lut", 1, 0, 16, 128, 64, {}),
         ("affine", 4, 64, 4100, 128, 34, {"residual": True}),  # four tiles of rows for a simdgroup
         ("affine", 8, 32, 2056, 128, 33, {"activation": "silu", "pair": True}),
+        # Rows that end within a part of 128: one, two and three quarters of it, and no whole part at all.
+        ("affine", 4, 64, 40, 576, 13, {"residual": True}),
+        ("mxfp4", 4, 32, 24, 352, 9, {"bias": True, "activation": "clamped", "pair": True}),
+        ("lut", 4, 0, 9, 160, 33, {}),
+        ("affine", 8, 32, 11, 32, 6, {}),
     ]
     for shape in shapes:
         case = qmv_case(dtype, *shape)
@@ -55,8 +60,6 @@ def unsupported(x, matrix, **rest) -> str | None:
         return "float32 activations: matrix units take half precision"
     if not matrix.packed:
         return "plain weights"  # MLX's own matmul does those
-    if matrix.width % 128:
-        return f"rows of {matrix.width} numbers, not a multiple of 128"
     return matrix.unsupported(x)
 
 
@@ -111,5 +114,5 @@ def tile_config(profile: DeviceProfile, rows: int, width: int, tiles: int) -> tu
     most = 16 if tiles <= 2 else 8 if row_tiles == 2 or tiles <= 4 else 4
     fits = (profile.threadgroup_memory - CENTROID_BYTES) // (row_tiles * tiles * 256)  # the partial sums of a split
     splits = max(profile.scale(simdgroups) // math.ceil(rows / (8 * row_tiles)), least)
-    splits = min(splits, most, fits, width // 128)
+    splits = min(splits, most, fits, math.ceil(width / 128))
     return row_tiles, 1 << (splits.bit_length() - 1)
