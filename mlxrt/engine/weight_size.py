@@ -26,7 +26,7 @@ from ..weights.random_models import Shape, is_quantizable
 
 FLOATS = ("F32", "F16", "BF16")
 KEPT = ("U32", "I32", "U16", "U8", "I8", *PACKED)  # dtypes of packed tensors: loaded as they are
-AFFINE = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}  # of them, those with scales that are cast -> bits
+AFFINE = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8}  # of them, those with scales that are cast -> bits
 UNPACKED_BYTES = 2  # of a weight whose stored type is unpacked at load and no dtype was asked for
 
 

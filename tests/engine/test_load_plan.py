@@ -14,7 +14,7 @@ from mlxrt.errors import NoKernel
 from mlxrt.weights.random_models import published_configs
 from tests.support.tiny_files import CONFIG, float_weights, write_folder, write_gguf
 
-FILES = ("float32", "bfloat16", "8bit", "4bit", "Q8_0", "Q4_1", "Q4_0", "F16")
+FILES = ("float32", "bfloat16", "8bit", "4bit", "Q8_0", "Q4_1", "Q4_0", "Q5_0", "F16")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Compiles the CPU kernels once for a machine, and checks them before anything uses them.
 
-No compiler is asked of the user: PyPI's `ziglang`, which the `cpu` extra brings, is one; a `cc` of the system also serves.
+A `cc` of the system serves, or PyPI's `ziglang`, a compiler that pip can install; without either MLX computes.
 The library lies beside the sources as byte code does, or in the cache folder where that cannot be written. Its name holds
 a digest of the sources and of the processor: a folder that moved to another machine is compiled again. A process of
 its own runs the check, so that a library that crashes is never opened by the caller.

@@ -1,4 +1,4 @@
-"""GGUF blocks to MLX arrays: Q4_0, Q4_1, Q8_0 and MXFP4 are repacked bit for bit, other types are dequantised."""
+"""GGUF blocks to MLX arrays: Q4_0 to Q8_0 and MXFP4 are repacked bit for bit, other types are dequantised."""
 
 import mlx.core as mx
 import numpy as np
@@ -9,7 +9,7 @@ from .reader import GGUFFile, GGUFTensor
 
 PLAIN = ("F32", "F16", "BF16")
 # Types that fit MLX's affine (group 32) or mxfp4 exactly -> bytes per block of 32.
-PACKED = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34, "MXFP4": 17}
+PACKED = {"Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34, "MXFP4": 17}
 
 
 def stays_packed(tensor: GGUFTensor) -> bool:
@@ -80,8 +80,12 @@ def split_affine(tensor: GGUFTensor, blocks: np.ndarray) -> tuple[np.ndarray, np
     scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
     if tensor.ggml_type == "Q8_0":
         return scales, scales * np.float16(-128), blocks[..., 2:] ^ 0x80  # signed bytes to unsigned
-    if tensor.ggml_type == "Q4_1":
-        return scales, np.ascontiguousarray(blocks[..., 2:4]).view(np.float16)[..., 0], unpack_nibbles(blocks[..., 4:])
+    if tensor.ggml_type in ("Q4_1", "Q5_1"):
+        biases = np.ascontiguousarray(blocks[..., 2:4]).view(np.float16)[..., 0]
+        pack = unpack_nibbles if tensor.ggml_type == "Q4_1" else pack_5_bit
+        return scales, biases, pack(blocks[..., 4:])
+    if tensor.ggml_type == "Q5_0":
+        return scales, scales * np.float16(-16), pack_5_bit(blocks[..., 2:])
     return scales, scales * np.float16(-8), unpack_nibbles(blocks[..., 2:])
 
 
@@ -93,6 +97,16 @@ def unpack_nibbles(packed: np.ndarray) -> np.ndarray:
         values = (pairs >> shift) & 0x0F0F
         out[..., half, :] = (values | values >> 4).astype(np.uint8)  # keeps the low byte
     return out.reshape(packed.shape)
+
+
+def pack_5_bit(packed: np.ndarray) -> np.ndarray:
+    """ggml has the fifth bits of a block before its nibbles; MLX one stream of codes, eight of them in five bytes."""
+    high = np.unpackbits(packed[..., :4], axis=-1, bitorder="little")
+    nibbles = packed[..., 4:]
+    codes = np.concatenate([nibbles & 15, nibbles >> 4], axis=-1) | high << 4
+    eights = codes.reshape(*codes.shape[:-1], 4, 8)
+    words = sum(eights[..., k].astype("<u8") << np.uint64(5 * k) for k in range(8))
+    return np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 8)[..., :5].reshape(*packed.shape[:-1], 20)
 
 
 def dequantize(tensor: GGUFTensor, rows: np.ndarray) -> mx.array:
