@@ -1,10 +1,10 @@
 """The end of a process whose threads have used MLX.
 
-MLX keeps compiled functions per thread, and destroying them takes Python's lock. Before Python 3.13 a thread that asks
-for that lock while the interpreter ends is killed where it stands; inside a C++ destructor, or under a running step,
+MLX keeps compiled functions per thread, and destroying them takes Python's lock. A thread that asks for that lock while
+the interpreter ends is killed where it stands (up to Python 3.13); inside a C++ destructor, or under a running step,
 that aborts the whole process (exit code 134). So at exit no thread may be in the middle of either: running steps
 finish, further ones wait for ever, and threads that have ended for Python are waited for until the system has ended
-them too.
+them too: `join` does so from 3.13 on, but a thread that nobody joins may still be at it.
 """
 
 import atexit
@@ -97,9 +97,8 @@ def end_threads() -> None:
         steps.wake()
     wait_until(lambda: all(steps.stepping in (None, me) for steps in registered), MAX_STEP)
     wait_until(lambda: not (alive() & set(_tracked.values())) - _blocked - {me}, MAX_OUTSIDE)
-    if sys.version_info < (3, 13):
-        ended = [(native, ident) for native, ident in list(_tracked.items()) if ident not in alive()]
-        wait_until(lambda: all(has_ended(*thread) for thread in ended), MAX_ENDING)
+    ended = [(native, ident) for native, ident in list(_tracked.items()) if ident not in alive()]
+    wait_until(lambda: all(has_ended(*thread) for thread in ended), MAX_ENDING)
 
 
 def alive() -> set[int | None]:
