@@ -33,7 +33,7 @@ def check(name: str, call: Callable[[], object]) -> None:
     print(json.dumps(result), flush=True)
 
 
-def raises(kind: type[Exception], call: Callable[[], object]) -> bool:
+def raises(kind: type[Exception] | tuple[type[Exception], ...], call: Callable[[], object]) -> bool:
     try:
         call()
     except kind:
