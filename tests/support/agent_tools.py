@@ -1,4 +1,4 @@
-"""Tools with schemas of the forms that coding agents send: names, types and keywords as captured, texts our own."""
+"""Tools with schemas of the forms that coding agents send: their names, types and keywords, texts our own."""
 
 from typing import Any
 
