@@ -76,6 +76,7 @@ class RecordedStep:
     held: tuple[Any, ...]  # memory that calls name
 
     def run(self, cpu: CpuKernels, tails: Tails, tokens, index: Index, pools: Live, live: Live):
+        mx.eval(pools)  # a flush in the background still reads the tails that are about to be written
         np.copyto(self.tokens, np.array(tokens, copy=False))
         tables = []
         for where, own in zip(index, self.ranges, strict=True):

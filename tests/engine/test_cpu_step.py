@@ -7,6 +7,7 @@ import mlx.core as mx
 import pytest
 
 import mlxrt
+from mlxrt.cache.memory import PagedKV
 from mlxrt.engine.cpu_step import StepRecorder
 from mlxrt.kernels.cpu import build
 
@@ -84,6 +85,19 @@ def answer(folder, recorded: bool, **params) -> list[tuple[int, ...]]:
         done = engine.generate(requests)
         assert not recorded or replays(engine) > 50
         return [c.tokens for c in done]
+
+
+def test_a_flush_that_is_late_reads_what_its_tail_held(folder, monkeypatch):
+    """Flushes are computed in the background, and the next step begins its tails in the same memory."""
+    expected = answer(folder, recorded=False)
+    flush, slow = PagedKV.flush, mx.ones((900, 900))
+
+    def flush_late(spec, pool, live, *rest):
+        zero = (slow @ slow @ slow)[0, 0] * 0
+        return flush(spec, pool, tuple(t + zero for t in live), *rest)
+
+    monkeypatch.setattr(PagedKV, "flush", flush_late)
+    assert answer(folder, recorded=True) == expected
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 5}], ids=["greedy", "drawn"])
