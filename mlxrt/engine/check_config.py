@@ -11,9 +11,10 @@ from ..kernels import Kernels, device
 from ..text.parsing.select import check_parser
 
 
-def check_config(config: EngineConfig) -> None:
+def check_config(config: EngineConfig, backend: str) -> None:
+    """`backend`: what kernels are made for."""
     check_graphs(config)
-    if device.backend() == "cpu":
+    if backend == "cpu":
         Kernels(config.kernels)  # strict needs a GPU
     check_parser(config.reasoning_parser, "reasoning")
     check_parser(config.tool_parser, "tool")

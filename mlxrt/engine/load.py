@@ -120,7 +120,7 @@ class OpenModel:
 
 def open_model(name: str, config: EngineConfig) -> OpenModel:
     """Find a model and read its headers. What cannot run is refused before a weight is read."""
-    check_config(config)
+    check_config(config, backend())
     resolved = resolve(str(name), revision=config.revision, offline=config.offline, token=config.token)
     if resolved.shape is not None:
         plan = plan_shape(resolved.shape, config)

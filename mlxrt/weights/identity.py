@@ -72,11 +72,14 @@ def differing_field(saved: Mapping[str, str], here: Mapping[str, str]) -> str | 
     return next((field for field in (*here, *found) if found.get(field) != here.get(field)), None)
 
 
+SETTINGS = {"dtype": "the same model and settings (dtype, and dequantise: packed or unpacked weights)"}
+
+
 def check_same(path: Path, saved: dict[str, str], here: dict[str, str]) -> None:
     if field := differing_field(saved, here):
         raise BadSnapshot(
             f"{path} was saved with another {field} ({str((MISSING | saved).get(field))[:60]!r}, here "
-            f"{str(here.get(field))[:60]!r}); restore it with the same model and settings"
+            f"{str(here.get(field))[:60]!r}); restore it with {SETTINGS.get(field, 'the same model and settings')}"
         )
 
 
