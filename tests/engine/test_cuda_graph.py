@@ -105,6 +105,7 @@ def test_steps_of_many_rows_are_nothing_but_kernels(name):
     assert {"qmm", "add_norm"} <= set(kernels.used) and ("moe_grouped" in kernels.used) == ("a3b" in name)
 
 
+@pytest.mark.slow  # most of it is compiling; the GPU tests have random programs, too
 def test_requests_that_come_and_go(engines):
     """Rows of another number, of another length, of a prompt that is known."""
     longer = [i % 40 for i in range(130)]

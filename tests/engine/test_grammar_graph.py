@@ -1,5 +1,7 @@
 """Steps of rows with a grammar that are launched as graphs give the tokens of steps that MLX launches."""
 
+import pytest
+
 import mlxrt
 from mlxrt.engine import cuda_graph
 from mlxrt.engine import load as loader
@@ -30,6 +32,7 @@ ROUNDS = [
 ]
 
 
+@pytest.mark.slow  # most of it is compiling
 def test_graphs_stop_for_the_mask(folder, monkeypatch):  # noqa: F811
     monkeypatch.setattr(cuda_graph, "WARMUP_STEPS", 1)
     monkeypatch.setattr(loader, "backend", lambda: "metal")
