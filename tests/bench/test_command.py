@@ -30,6 +30,7 @@ def two_rounds(monkeypatch):
     monkeypatch.setattr("mlxrt.bench.run.StoppingRule", partial(StoppingRule, max_rounds=2))
 
 
+@pytest.mark.slow
 def test_suites_against_mlx_lm(cli, two_rounds, folder, tmp_path):
     out = tmp_path / "a.json"
     asked = ("decode", "prefix", "batch", "nosuch", "-m", folder, "--peer", "mlx-lm", "--json", out)
@@ -51,6 +52,7 @@ def test_suites_against_mlx_lm(cli, two_rounds, folder, tmp_path):
     assert "second turn, 16" in result.out and "<svg" in page.read_text()
 
 
+@pytest.mark.slow
 def test_serving_suite_against_mlx_lm(cli, two_rounds, folder, tmp_path):
     out = tmp_path / "a.json"
     result = cli("bench", "serving", "-m", folder, "--peer", "mlx-lm", "--json", out, *FAST)
