@@ -234,6 +234,8 @@ class EngineCore:
     def finish(self, seq: Sequence, reason: Finish, error: Exception | None = None, emit: bool = True) -> None:
         """End a request that no token ended; `emit` its last event."""
         self.scheduler.finish(seq, reason)
+        if not self.busy:
+            self._unchecked.clear()  # nobody steps any more to look at them, and those they are of have ended
         self.outputs.finish(seq, reason, error, emit)
 
     def abort(self, id: int, wait: bool = True) -> None:
