@@ -187,7 +187,7 @@ def prepare_model(model: CausalLM, config: EngineConfig) -> CausalLM:
     verify_on_first_use(kernels, folder)
     model.fuse(kernels)
     if cpu is not None and (count := pack_modules(model, kernels)):
-        log.info(f"{count} packed matrices are computed by {cpu.vectors} kernels with {cpu.threads} threads")
+        log.info(f"{count} packed matrices are computed by {cpu.vectors} kernels, threads: {cpu.threads}")
     if device.backend() == "cpu":
         transpose_weights(model)
     mx.eval(model.parameters())
