@@ -61,6 +61,7 @@ test-all: test $(PEERS)
 	@$(BIN)/python -m tests.long.scheduler --programs 2000
 	@$(BIN)/python -m tests.long.soak
 	@$(BIN)/python -m tests.long.kill_during_save --saves 200
+	@$(BIN)/python -m tests.long.check_exits
 	@$(BIN)/python -m tests.long.load_server
 	@$(BIN)/python -m tests.long.check_clients
 	@$(BIN)/python -m pytest -rs -m slow tests

@@ -40,6 +40,7 @@ from .load_plan import (
 )
 from .memory import refuse_overflow
 from .options import EngineOptions, spell_out
+from .process_exit import track_thread
 from .request import EngineEvent, Request
 
 log = logging.getLogger("mlxrt")
@@ -120,6 +121,7 @@ class OpenModel:
 
 def open_model(name: str, config: EngineConfig) -> OpenModel:
     """Find a model and read its headers. What cannot run is refused before a weight is read."""
+    track_thread()  # it has used MLX even if no engine comes of it
     check_config(config, backend())
     resolved = resolve(str(name), revision=config.revision, offline=config.offline, token=config.token)
     if resolved.shape is not None:

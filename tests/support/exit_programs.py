@@ -1,7 +1,8 @@
 """Small programs that use an engine and end in one way each: `python -m tests.support.exit_programs WAY`.
 
-The threads that step compile a function whose result takes long to die: MLX destroys it when a thread ends, and a
-process that ends at the same moment aborts. So one run shows what a real model shows in one run of two.
+The model is a toy, or the one that MLXRT_EXIT_MODEL names. The threads that step compile a function whose result takes
+long to die: MLX destroys it when a thread ends, and a process that ends at the same moment aborts. So one run shows
+what a real model shows in one run of two.
 """
 
 import asyncio
@@ -12,13 +13,16 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+# isort: off
+from mlxrt import AsyncEngine, Engine, Request, SamplingParams, load  # before MLX: it brings the BLAS
 import mlx.core as mx
+# isort: on
 
-from mlxrt import AsyncEngine, Engine, Request, SamplingParams
 from tests.support.toy_models import make
 
 KEPT = []  # to the end of the process
 PROMPT = tuple(range(12))
+REAL_MODEL = "MLXRT_EXIT_MODEL"
 
 
 class SlowToDie:
@@ -41,7 +45,7 @@ def request(n: int = 3) -> Request:
 
 
 def engine() -> Engine:
-    return Engine(make("wf"))
+    return load(model) if (model := os.environ.get(REAL_MODEL)) else Engine(make("wf"))
 
 
 def ctrl_c() -> None:
@@ -96,6 +100,15 @@ async def scores_in_a_thread() -> None:
         await asyncio.to_thread(e.engine.generate, request())
 
 
+async def cannot_load() -> None:
+    await asyncio.to_thread(load_too_large)
+
+
+def load_too_large() -> None:
+    compiled(mx.ones(4))
+    load("shape:qwen3-8b", memory="1G")
+
+
 # Without
 
 
@@ -143,10 +156,20 @@ def has_daemon_threads() -> None:
 # What each has to end with: an exit code, or the signal that a shell would see.
 ENDINGS = {
     "returns": 0, "raises": 1, "exits": 3, "is_interrupted": -signal.SIGINT, "leaves_streams_unread": 0,
-    "never_closes": 0, "never_closes_while_running": 0, "scores_in_a_thread": 0,
+    "never_closes": 0, "never_closes_while_running": 0, "scores_in_a_thread": 0, "cannot_load": 1,
     "returns_sync": 0, "raises_sync": 1, "exits_sync": 3, "is_interrupted_sync": -signal.SIGINT,
     "has_threads": 0, "has_daemon_threads": 0,
 }  # fmt: skip
+
+
+def judge(way: str, code: int, stderr: bytes) -> str:
+    """What is wrong with a process that ended so; empty when nothing is."""
+    if code != ENDINGS[way]:
+        return f"exit code {code}, not {ENDINGS[way]}: {stderr.decode()}"
+    if b"terminate called" in stderr or (code == 0 and stderr) or (code < 0 and b"KeyboardInterrupt" not in stderr):
+        return f"exit code {code}, but: {stderr.decode()}"
+    return ""
+
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background job would ignore it
