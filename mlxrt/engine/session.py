@@ -319,6 +319,8 @@ def read_new_messages(x: str | Mapping[str, Any] | Sequence[Mapping[str, Any]]) 
         return (dict(x),)
     if isinstance(x, (list, tuple)) and x and all(isinstance(m, Mapping) for m in x):
         return tuple(dict(m) for m in x)
+    if isinstance(x, (list, tuple)) and not x:
+        raise BadRequest("say something: the list of messages is empty")
     if not isinstance(x, str):
         raise BadRequest(f"say takes a text or messages, not {type(x).__name__}")
     if not x:

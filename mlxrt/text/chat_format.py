@@ -1,6 +1,7 @@
 """A model's chat format: its template, what the template can express, and how the model's answers are written."""
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ log = logging.getLogger("mlxrt")
 
 SWITCHES = ("enable_thinking", "thinking")  # variables that turn thinking on and off, of one template or another
 RESERVED = ("messages", "tools", "add_generation_prompt")
+MAX_WARNINGS = 32
 PROBE = [{"role": "user", "content": "qzuserqz"}]
 
 
@@ -46,6 +48,7 @@ class ChatFormat:
         self.templates: Mapping[str, str] = vocabulary.templates
         self._compiled: dict[str, CompiledTemplate] = {}
         self._tools_as_text = False  # said once
+        self._without_effect: set[str] = set()  # variables this was said of
 
     def use_builtin(self) -> None:
         """Where the files have no template, take the built-in one of a family with these special tokens."""
@@ -133,6 +136,7 @@ class ChatFormat:
             log.info("the chat template takes no tools: they are described in the system message, in Hermes's form")
         normal = normalise_messages(check_messages(messages), features, known, chosen.source)
         variables = self._variables(known if features.tools else None, thinking, options)
+        self._warn_without_effect(options or {}, chosen.source)
         if features.tools == "xml_tools":
             variables.setdefault("xml_tools", known)
         (safe, given), found = self.guard.protect((normal, variables))
@@ -148,6 +152,15 @@ class ChatFormat:
                 f"thinking={thinking!r} and template_options {twice[0]}={show(given[twice[0]])} contradict"
             )
         return {"documents": None} | switches | given | {"tools": tools}
+
+    def _warn_without_effect(self, options: Mapping[str, Any], source: str) -> None:
+        """Say once of each variable that the template does not read it; names come from clients, so of some only."""
+        for name in options:
+            if re.search(rf"\b{re.escape(name)}\b", source) or name in self._without_effect:
+                continue
+            if len(self._without_effect) < MAX_WARNINGS:
+                self._without_effect.add(name)
+                log.warning(f"template option {show(name)} has no effect: the chat template does not read it")
 
     @cached_property
     def encode_guarded(self):

@@ -141,6 +141,14 @@ def test_a_stream_of_one_request_has_its_completion():
             _ = added.completion
 
 
+@pytest.mark.parametrize(
+    ("said", "why"), [("", "the text is empty"), ([], "the list of messages is empty"), (7, "int")]
+)
+def test_what_cannot_be_said_is_refused_for_its_own_reason(said, why):
+    with Engine(spoken("gemma"), tokenizer=tokenizer()) as engine, pytest.raises(BadRequest, match=why):
+        engine.session().say(said)
+
+
 def test_a_reply_tells_how_far_it_came():
     with Engine(spoken("gemma"), tokenizer=tokenizer()) as engine:
         session = engine.session(max_tokens=3)

@@ -161,3 +161,17 @@ def test_template_options_reach_the_template(make):
     assert tokenizer.render([USER], template_options=options) == "hi high [1] today"
     with pytest.raises(BadRequest, match="messages"):
         tokenizer.render([USER], template_options={"messages": []})
+
+
+def test_template_options_without_effect_are_told_once(make, caplog):
+    tokenizer = make("{{ messages[0].content }}{{ effort }}")
+    with caplog.at_level("WARNING", "mlxrt"):
+        for _ in range(2):
+            assert tokenizer.render([USER], template_options={"effort": 1, "eff": 2, "a\nb": 3}) == "hi1"
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        f"template option {name!r} has no effect: the chat template does not read it" for name in ("eff", "a\nb")
+    ]
+    with caplog.at_level("WARNING", "mlxrt"):
+        tokenizer.render([USER], template_options={f"x{i}": i for i in range(100)})
+    assert len(caplog.records) == 32
