@@ -98,7 +98,7 @@ def convert(
 def check_space(folder: Path, plans: list[TensorPlan]) -> None:
     """Refuse a disk that is too small before the first tensor is read."""
     there = next(place for place in (folder.absolute().parent, *folder.absolute().parents) if place.is_dir())
-    need = sum(math.prod(plan.shape) * plan.encoding.bits // 8 for plan in plans)
+    need = int(sum(math.prod(plan.shape) * plan.encoding.stored_bits / 8 for plan in plans))
     if (free := shutil.disk_usage(there).free) < need:
         raise BadRequest(f"{folder} needs about {need} bytes, its disk has {free} free; free space or choose another")
 

@@ -33,6 +33,13 @@ class Encoding:
     group_size: int = 64
     mode: str = "affine"  # of affine and copied ones
 
+    @property
+    def stored_bits(self) -> float:
+        """Per weight, with the scales and biases of its group."""
+        if self.kind not in ("affine", "copied"):
+            return self.bits
+        return self.bits + (32 if self.mode == "affine" else 8) / self.group_size
+
 
 PLAIN = Encoding("plain")
 

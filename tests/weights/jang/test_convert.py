@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file
 
 import mlxrt
 from mlxrt.cli import main
+from mlxrt.errors import BadRequest
 from mlxrt.models.quantized.lut_linear import LUTEncoding
 from mlxrt.weights import FolderCheckpoint
 from mlxrt.weights.convert import convert
@@ -170,6 +172,16 @@ def test_existing_folder_is_left_alone(moe, tmp_path):
     (tmp_path / "out").mkdir()
     with pytest.raises(mlxrt.MlxrtError, match="exists"):
         convert.convert(FolderCheckpoint(moe), tmp_path / "out", Recipe("jang"))
+
+
+@pytest.mark.parametrize("recipe", [Recipe("mlx", bits=4, group=32), Recipe("mlx"), Recipe("mlx", bits=16)])
+def test_a_disk_without_space_for_every_tensor_is_refused_at_once(recipe, moe, tmp_path, monkeypatch):
+    made = written(moe, tmp_path / "out", recipe)
+    size = sum(array.nbytes for array in made.values())
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=size - 1))
+    with pytest.raises(BadRequest, match=f"needs about {size} bytes, its disk has {size - 1} free"):
+        convert.convert(FolderCheckpoint(moe), tmp_path / "again", recipe)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
 def test_tiers(moe):
