@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.support.exit_programs import ENDINGS, judge
+from tests.support.exit_programs import ENDINGS, find_fault
 
 QUICK = ("returns", "is_interrupted", "never_closes_while_running", "has_threads", "has_daemon_threads")
 
@@ -14,4 +14,4 @@ QUICK = ("returns", "is_interrupted", "never_closes_while_running", "has_threads
 def test_a_process_ends_with_its_own_exit_code(way):
     command = [sys.executable, "-m", "tests.support.exit_programs", way]
     done = subprocess.run(command, capture_output=True, timeout=120, check=False)
-    assert judge(way, done.returncode, done.stderr) == ""
+    assert find_fault(way, done.returncode, done.stderr) == ""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mlxrt.weights.source.alias import ALIASES, fetch_alias
 from mlxrt.weights.source.cache_dir import cache_root
-from tests.support.exit_programs import ENDINGS, REAL_MODEL, judge
+from tests.support.exit_programs import ENDINGS, REAL_MODEL, find_fault
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +40,7 @@ def run_program(python: Path, way: str, model: str | None) -> str:
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | ({REAL_MODEL: model} if model else {})
     command = [python, "-m", "tests.support.exit_programs", way]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, timeout=300, check=False)
-    return judge(way, done.returncode, done.stderr)
+    return find_fault(way, done.returncode, done.stderr)
 
 
 def check_python(python: Path, runs: int, real_runs: int) -> bool:

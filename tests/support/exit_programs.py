@@ -162,7 +162,7 @@ ENDINGS = {
 }  # fmt: skip
 
 
-def judge(way: str, code: int, stderr: bytes) -> str:
+def find_fault(way: str, code: int, stderr: bytes) -> str:
     """What is wrong with a process that ended so; empty when nothing is."""
     if code != ENDINGS[way]:
         return f"exit code {code}, not {ENDINGS[way]}: {stderr.decode()}"
