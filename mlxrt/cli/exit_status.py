@@ -23,10 +23,10 @@ def run_guarded(work: Callable[[], int]) -> int:
     except MlxrtError as error:
         print_error(str(error))
         return error.exit_code
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] != "mlx":
+    except ImportError:
+        if (fault := find_backend_fault()) is None:
             raise
-        print_error(f"{NO_BACKEND} ({error})")
+        print_error(f"{NO_BACKEND} ({fault})")
         return FAILED
     except KeyboardInterrupt:
         print_error("interrupted")
@@ -46,6 +46,15 @@ def run_guarded(work: Callable[[], int]) -> int:
             raise
         print_error(f"the device is out of memory ({error}); use a smaller model or a smaller kv_memory")
         return FAILED
+
+
+def find_backend_fault() -> ImportError | None:
+    """Why MLX cannot be imported, if it cannot. An error that names neither mlx nor a backend may come of it."""
+    try:
+        import mlx.core  # noqa: F401
+    except ImportError as error:
+        return error
+    return None
 
 
 def prepare_streams() -> str | None:

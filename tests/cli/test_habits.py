@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -115,10 +116,12 @@ def test_a_shell_completes_commands_and_flags(tmp_path):
         assert wanted in (tmp_path / "words").read_text().split()
 
 
-def test_a_missing_backend_is_one_line(tmp_path):
-    """A module that shadows MLX and cannot be imported."""
+@pytest.mark.parametrize("file", ["__init__.py", f"core{EXTENSION_SUFFIXES[0]}"])
+def test_a_missing_backend_is_one_line(file, tmp_path):
+    """Something that shadows MLX: nothing inside, or a library that cannot be loaded, as mlx has it without mlx-cpu."""
     (tmp_path / "mlx").mkdir()
     (tmp_path / "mlx" / "__init__.py").write_text("")
+    (tmp_path / "mlx" / file).write_text("")
     program = "import sys; from mlxrt.cli import main; sys.exit(main(sys.argv[1:]))"
     shell = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(mlxrt.__file__).parents[1]}"}
 
