@@ -40,6 +40,7 @@ MAX_TOKENS = 2048  # of an answer, unless -n says otherwise: who reads it can st
 HELP = """/retry            answer the last question again
 /set NAME VALUE   set a sampling option, such as temperature 0.7; alone it lists them
 /tools FILE.py    let the model call the functions of a file, each call only after your yes; /tools off ends it
+/system TEXT      begin a new conversation with this system message; alone it shows the present one
 /context          show how full the context is, and the summary of turns that are gone
 /undo [N]         remove the last question and answer, or the last N
 /clear            remove everything but the system message
@@ -150,9 +151,10 @@ class Chat:
         self.session = engine.session(system, on_overflow, **options)
         self.use_functions([f for f in options.get("tools") or () if callable(f)])
         self.question: str | None = None  # the last one, answered or not
+        self.answered_with: dict[str, Any] | None = None  # the options of the last answer that was not stopped
         self.commands = {
             "/retry": self.retry, "/set": self.set, "/undo": self.undo, "/clear": self.clear, "/save": self.save,
-            "/load": self.load, "/tools": self.set_tools, "/context": self.context,
+            "/load": self.load, "/tools": self.set_tools, "/system": self.set_system, "/context": self.context,
             "/stats": self.stats, "/help": self.help, "/?": self.help,
         }  # fmt: skip
 
@@ -193,6 +195,7 @@ class Chat:
         done = printer.completion()
         if done.tokens:
             self.session = session
+            self.answered_with = dict(self.options) if done.finish_reason != "cancelled" else None
             self.describe(done)
         else:
             note(STOPPED)
@@ -213,7 +216,8 @@ class Chat:
         asked = find_questions(other)
         if asked and asked[-1][1] == self.question:
             other.rewind(len(other.turns) - asked[-1][0])
-            if not self.options.get("temperature") or self.options.get("seed") is not None:
+            drawn = self.options.get("temperature") and self.options.get("seed") is None
+            if self.options == self.answered_with and not drawn:
                 note("the answer will be the same: /set temperature 0.7, or another seed, to change it")
         self.answer(other, self.question)
 
@@ -256,6 +260,12 @@ class Chat:
         refuse_argument(rest, "/clear")
         self.session = self.engine.session(self.system, self.on_overflow, **self.options)
         note("the conversation is empty")
+
+    def set_system(self, rest: str) -> None:
+        if rest:
+            self.system = rest
+            self.clear("")
+        note(f"system message: {self.system}" if self.system else "there is no system message; /system TEXT gives one")
 
     def save(self, rest: str) -> None:
         path = parse_path(rest, "/save")

@@ -40,7 +40,7 @@ def test_retry_asks_the_last_question_again(cli, folder):
     result = chat(cli, folder, "/retry", "hello", "again", "/retry", "other")
     first, second, third = answers(folder, "hello", "again", "other")
     assert result.out == f"{first}\n{second}\n{second}\n{third}\n"
-    assert "there is no question to ask again" in result.err and "the answer will be the same" in result.err
+    assert "there is no question to ask again" in result.err and result.err.count("the answer will be the same") == 1
 
 
 def test_set_changes_the_options_of_the_answers_that_follow(cli, folder):
@@ -53,6 +53,7 @@ def test_set_changes_the_options_of_the_answers_that_follow(cli, folder):
     result = chat(cli, folder, *lines, "/set seed 4", "/retry")
     assert result.out == "".join(f"{a}\n" for a in want)
     assert "temperature is 0.9" in result.err and "stop is ('q',)" in result.err
+    assert "the answer will be the same" not in result.err
     listed = chat(cli, folder, "/set", flags=("--top-k", 7))
     assert "top_k              7" in listed.err and "max_tokens         8" in listed.err
 
@@ -75,6 +76,13 @@ def test_undo_removes_questions_and_answers(cli, folder):
 def test_clear_keeps_the_system_message(cli, folder):
     result = chat(cli, folder, "hello", "/clear", "other", flags=("--system", "Be brief."))
     assert result.out.endswith(f"\n{answers(folder, 'other', system='Be brief.')[0]}\n")
+
+
+def test_another_system_message_begins_anew(cli, folder):
+    result = chat(cli, folder, "/system", "hello", "/system Be brief.", "other", "/clear", "other", "/system")
+    brief = answers(folder, "other", system="Be brief.")[0]
+    assert result.out == f"{answers(folder, 'hello')[0]}\n{brief}\n{brief}\n"
+    assert "there is no system message" in result.err and result.err.count("system message: Be brief.") == 2
 
 
 def test_save_and_load_go_on_where_it_was(cli, folder, tmp_path):
