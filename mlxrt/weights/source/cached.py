@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...errors import ModelNotFound
 from .alias import ALIASES
 from .cache_dir import cache_root, exclusive, writing
-from .hub import list_some
+from .hub import HUB_ALIASES, list_some
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, HFCacheInfo
@@ -38,7 +38,7 @@ def remove_cached(name: str) -> CachedModel:
             return model
     scan = scan_hub()
     for repo in scan.repos if scan else ():
-        if repo.repo_id == name and repo.repo_type == "model":
+        if repo.repo_id == HUB_ALIASES.get(name, name) and repo.repo_type == "model":
             with writing(
                 repo.repo_path
             ):  # by its folder: huggingface_hub finds revisions by commit, which copies share

@@ -26,6 +26,23 @@ ALLOWED_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merge
 IGNORED_FILES = ("*/*", "consolidated*")
 NAME = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[^:\s]+))?([:/](?P<file>[^:@]+\.gguf))?", re.ASCII)
 
+# Names that other tools know, each for a 4-bit repository in MLX's format; of a family alone, its usual size.
+HUB_ALIASES = {
+    "llama3.1": "mlx-community/Meta-Llama-3.1-8B-Instruct-4bit",
+    "llama3.1:8b": "mlx-community/Meta-Llama-3.1-8B-Instruct-4bit",
+    "llama3.2": "mlx-community/Llama-3.2-3B-Instruct-4bit",
+    "llama3.2:1b": "mlx-community/Llama-3.2-1B-Instruct-4bit",
+    "llama3.2:3b": "mlx-community/Llama-3.2-3B-Instruct-4bit",
+    "qwen3": "mlx-community/Qwen3-8B-4bit",
+    "qwen3:0.6b": "mlx-community/Qwen3-0.6B-4bit",
+    "qwen3:1.7b": "mlx-community/Qwen3-1.7B-4bit",
+    "qwen3:4b": "mlx-community/Qwen3-4B-4bit",
+    "qwen3:8b": "mlx-community/Qwen3-8B-4bit",
+    "qwen3:30b-a3b": "mlx-community/Qwen3-30B-A3B-4bit",
+    "gemma3:1b": "mlx-community/gemma-3-1b-it-4bit",
+    "mistral:7b": "mlx-community/Mistral-7B-Instruct-v0.3-4bit",
+}
+
 
 @dataclass(frozen=True)
 class Repository:

@@ -3,6 +3,7 @@
 import logging
 import os
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +11,7 @@ from ...errors import BadRequest, ModelNotFound, show
 from ..random_models import Shape
 from . import hub
 from .alias import ALIASES, fetch_alias
-from .hub import Repository
+from .hub import HUB_ALIASES, Repository
 
 log = logging.getLogger("mlxrt")
 
@@ -78,18 +79,23 @@ def resolve_with(name: str, options: FetchOptions) -> ResolvedModel:
     if name.startswith("shape:"):
         refuse_hub_options(name, options)
         return ResolvedModel(name, "shape", shape=Shape.parse(name))
+    if name in HUB_ALIASES:
+        log.info(f"{name} is {HUB_ALIASES[name]} on the hub")
+        return resolve_hub(name, Repository(HUB_ALIASES[name]), options)
     if repo is None or name.startswith((".", "~")):
-        raise ModelNotFound(f"no model goes by {name!r}; {name_help()}")
+        near = get_close_matches(name, [*ALIASES, *HUB_ALIASES], n=1)
+        hint = f"did you mean {near[0]}?; " if near else ""
+        raise ModelNotFound(f"no model goes by {name!r}; {hint}{name_help()}")
     return resolve_hub(name, repo, options)
 
 
 def name_help() -> str:
-    return f"give an alias ({', '.join(sorted(ALIASES))}), {FORMS}"
+    return f"give an alias ({', '.join([*ALIASES, *HUB_ALIASES])}), {FORMS}"
 
 
 def resolve_local(name: str, path: Path, options: FetchOptions) -> ResolvedModel:
     refuse_hub_options(name, options)
-    if name in ALIASES:
+    if name in ALIASES or name in HUB_ALIASES:
         log.warning(f"{name} is a file or folder here and an alias; using {path.absolute()}")
     if path.is_file():
         if path.suffix.lower() != ".gguf":

@@ -67,6 +67,23 @@ def test_an_alias_a_shape_and_the_hub(asked, monkeypatch):
     assert asked[-1][1]["offline"] is True
 
 
+def test_names_of_other_tools_are_repositories(asked, tmp_path):
+    logged = capture_log()
+    assert resolve("qwen3:0.6b", offline=True, revision="v2") == ResolvedModel("qwen3:0.6b", "folder", path=tmp_path)
+    assert asked == [(Repository("mlx-community/Qwen3-0.6B-4bit", "v2"), asked[0][1])] and asked[0][1]["offline"]
+    assert logged == ["qwen3:0.6b is mlx-community/Qwen3-0.6B-4bit on the hub"]
+    assert all(Repository.parse(id) == Repository(id) for id in hub.HUB_ALIASES.values())
+    assert not hub.HUB_ALIASES.keys() & module.ALIASES.keys()
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("smolm2", "smollm2"), ("qwen3:06b", "qwen3:0.6b"), ("llama3,2", "llama3.2")]
+)
+def test_a_misspelt_alias_is_named(asked, typed, meant):
+    with pytest.raises(ModelNotFound, match=f"no model goes by '{typed}'; did you mean {meant}\\?; give an alias"):
+        resolve(typed)
+
+
 NAMES = {
     "us/model": Repository("us/model"),
     "us/model@v1": Repository("us/model", "v1"),
