@@ -8,6 +8,7 @@ from pathlib import Path
 
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # before MLX computes: float32 references must not be rounded
 
+import mlx.core as mx
 import pytest
 
 from bench.gpu.shapes import open_gpu
@@ -64,6 +65,13 @@ def pytest_terminal_summary(terminalreporter):
     if lines:
         terminalreporter.section("report")
         terminalreporter.write_line("\n".join(sorted(lines)))
+
+
+@pytest.fixture(autouse=True)
+def free_buffers():
+    """Gives MLX's spare buffers back to the device after each test: several parts may share it."""
+    yield
+    mx.clear_cache()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Mixture-of-experts layers on a GPU against float32 references: plain weights through MLX's gather_mm, and JANGTQ.
 
-MLX 0.32.4's gather_mm is wrong on CUDA in two cases that mlxrt/kernels/mlx_defects.py avoids; they are printed as well,
-so that one sees when they are fixed.
+MLX 0.32.4's gather_mm is wrong on CUDA in two cases that mlxrt/kernels/mlx_defects.py avoids.
 """
 
 import mlx.core as mx
@@ -58,6 +57,7 @@ def test_experts_of_plain_weights(gpu, tokens, count=128, dim=2048, hidden=768):
 
 @pytest.mark.parametrize(("count", "outs"), [(128, 1536), (256, 3072)])
 def test_gather_mm(count, outs, dim=2048):
+    """MLX's own may end the process here: mlx_defects has it, and test_mlx_defects tries it in one of its own."""
     weight = mx.random.uniform(-1, 1, (count, outs, dim)).astype(mx.bfloat16)
     x, chosen = mx.random.normal((65, dim)).astype(mx.bfloat16), choose_experts(65, count).flatten()
     order = mx.argsort(chosen)
@@ -68,10 +68,7 @@ def test_gather_mm(count, outs, dim=2048):
         [rows[a : a + n].astype(mx.float32) @ weight[e].astype(mx.float32).T for e, a, n in groups]
     )
     name = f"a stack of {weight.nbytes / 1e9:.1f} GB"
-    for how, given in (("x[i][:, None]", rows[:, None]), ("x[:, None][i]", x[:, None][order // USED])):
-        theirs = mx.gather_mm(given, stack, rhs_indices=ids, sorted_indices=True)[:, 0]
-        wrong_rows(f"{name}, MLX's gather_mm of {how}", theirs, expected)
-    assert not wrong_rows(f"{name}, ours", gather_mm(rows[:, None], stack, ids, ordered=True)[:, 0], expected)
+    assert not wrong_rows(name, gather_mm(rows[:, None], stack, ids, ordered=True)[:, 0], expected)
 
 
 @pytest.fixture

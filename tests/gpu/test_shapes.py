@@ -2,7 +2,6 @@
 
 Nothing may run as plain MLX, and logits are as near to those of float32 as plain MLX's in bfloat16 are: random weights
 make some models chaotic, and rounding alone gives them other logits. GPU_STRICT_SHAPES sets which.
-Shapes with a known gap are compared with what kernels they have, and the report names the gap.
 """
 
 import mlx.core as mx
@@ -11,7 +10,6 @@ import pytest
 from bench.gpu.shapes import make_prompts, make_request, random_model
 from mlxrt import Engine, EngineConfig
 from mlxrt.engine.engine import Source
-from mlxrt.errors import NoKernel
 from mlxrt.kernels import backend
 from mlxrt.weights.random_models import published_configs
 
@@ -21,8 +19,6 @@ MXFP4 = ("gpt-oss-20b", "gpt-oss-120b")  # published in it
 SHAPES = from_environment(
     "GPU_STRICT_SHAPES", ",".join(f"{n}@{'mxfp4' if n in MXFP4 else '4bit'}" for n in published_configs())
 )
-# With rows of 576, 2,880 and 2,112 elements, which the matrix-matrix kernel took none of; not tried since it does.
-KNOWN_GAPS = ("smollm2-135m", "gpt-oss-20b", "gpt-oss-120b", "gemma4-26b-a4b")
 PROMPT, TOKENS, ROWS = 150, 40, 24
 # Root mean square of a row, relative to that of its logits; or so many times plain MLX's.
 MAX_ERROR, MAX_RATIO = 0.05, 1.3
@@ -52,20 +48,13 @@ def find_error(rows, right):
 def test_a_published_shape_is_nothing_but_kernels(shape, report):
     if backend() == "cpu":
         pytest.skip("needs a GPU's kernels")
-    gap = ""
-    try:
-        rows, alone, together, used = run(shape, "strict")
-    except NoKernel as missing:
-        if not shape.startswith(KNOWN_GAPS):
-            raise
-        gap = f", but {missing}"
-        rows, alone, together, used = run(shape, "auto")
+    rows, alone, together, used = run(shape, "strict")
     plain, *_ = run(shape, "reference")
     right, *_ = run(shape, "reference", exact=True)
     error, allowed = find_error(rows, right), find_error(plain, right)
     what = (
         f"{sum(used.values())} calls of {len(used)} kernels, logits {error:.1e} off float32 (plain MLX {allowed:.1e})"
     )
-    report(f"strict {shape}: {what}{gap}")
+    report(f"strict {shape}: {what}")
     assert error < max(MAX_ERROR, MAX_RATIO * allowed)
     assert len(alone) == TOKENS and all(len(t) == TOKENS for t in together)
