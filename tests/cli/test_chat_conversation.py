@@ -11,6 +11,7 @@ import pytest
 
 from tests.engine.test_reasoning import FAMILIES, make_tokenizer
 
+pytestmark = pytest.mark.usefixtures("hears_ctrl_c")
 ROOT = Path(__file__).parents[2]
 CTRL_C, CTRL_D = "\x03", "\x04"
 TOOLS = '''

@@ -10,6 +10,7 @@ import time
 import pexpect
 import pytest
 
+pytestmark = pytest.mark.usefixtures("hears_ctrl_c")
 LETTER = 64  # every answer is this token again and again
 PASTE = "\n".join(f"line {i}: the cat sat on the mat" for i in range(50))
 CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
