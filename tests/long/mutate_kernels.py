@@ -1,11 +1,14 @@
-"""python -m tests.long.mutate_kernels [--op X] [--sample N] [--seed S] [--part I/N] [--jobs J]: is every wrong noticed?
+"""python -m tests.long.mutate_kernels [--op X] [--sample N] [--seed S] [--part I/N] [--jobs J] [--record FILE]
 
-Makes every mutant (mutants.py), runs it in the simulator (hunt.py), prints a table and the survivors. Fails under 95 %,
-on a survivor that survivors.toml does not explain, on an explanation that explains nothing any more, and before all
-that where a kernel as it is gets noticed.
+Is every wrong noticed? Makes every mutant (mutants.py), runs it in the simulator (try_mutant.py), prints a table and
+the survivors. Fails under 95 %, on a survivor that survivors.toml does not explain, on an explanation that explains
+nothing any more, and before all that where a kernel as it is gets noticed. The whole takes hours: with --record the
+outcomes are appended to a file as they come, and a run goes on where the file ends; files of several parts, joined, are
+the record of the whole.
 """
 
 import argparse
+import json
 import os
 import random
 import sys
@@ -79,6 +82,12 @@ def table(results: list[Result]) -> list[str]:
     return lines
 
 
+def read_record(record: Path | None) -> dict[str, str]:
+    """What noticed each mutant tried so far, by its key."""
+    lines = record.read_text(encoding="utf-8").splitlines() if record and record.exists() else []
+    return dict(json.loads(line) for line in lines)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.long.mutate_kernels", description=__doc__)
     parser.add_argument("--op", choices=tuple(OPS), help="only pieces that this op's kernels hold")
@@ -86,18 +95,24 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--part", metavar="I/N", default="1/1", help="every N-th, from the I-th on")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--record", type=Path, metavar="FILE", help="append outcomes here; skip those it has")
     args = parser.parse_args(argv)
     first, step = map(int, args.part.split("/"))
     chosen = all_mutants(args.op)[first - 1 :: step]
     if args.sample is not None and args.sample < len(chosen):
         chosen = random.Random(args.seed).sample(chosen, args.sample)
-    results: list[Result] = []
-    used = sorted({name for mutant in chosen for name in mutant.users})
+    known = read_record(args.record)
+    results = [Result(mutant, known[mutant.key]) for mutant in chosen if mutant.key in known]
+    todo = [mutant for mutant in chosen if mutant.key not in known]
+    used = sorted({name for mutant in todo for name in mutant.users})
     if false := [line for _, lines in each(try_whole, used, args.jobs) for line in lines]:
         print("\n".join(f"noticed without any change: {line}" for line in false))
         return 1
-    for mutant, by in each(try_one, chosen, args.jobs):
+    for mutant, by in each(try_one, todo, args.jobs):
         results.append(Result(mutant, by))
+        if args.record:
+            with args.record.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([mutant.key, by]) + "\n")
         if by == SURVIVED or len(results) % 50 == 0:
             print(f"{len(results)} of {len(chosen)}, {by}: {mutant.label}", flush=True)
     whole = args.op is None and len(chosen) == len(all_mutants())

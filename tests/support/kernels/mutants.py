@@ -35,6 +35,11 @@ class Mutant:
         return f"{self.pieces[0].name}: {self.line}"
 
     @property
+    def key(self) -> str:
+        """The label and where it is: no two mutants have the same."""
+        return repr((self.label, self.kind, *self.place))
+
+    @property
     def users(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for piece in self.pieces for name in piece.users))
 
