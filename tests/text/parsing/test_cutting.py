@@ -54,7 +54,12 @@ def check_shown(family, segments, special) -> None:
     """Answer and reasoning leave out markers, their headers and white space, nothing else; specials never show."""
     if family.form.calls != "harmony":
         markers = "|".join(map(re.escape, sorted(family.markers, key=len, reverse=True)))
-        bare = lambda text: re.sub(rf"\s|{markers}", "", text)  # noqa: E731
+
+        def bare(text: str) -> str:
+            """What a marker was taken out of may read like one: that goes too."""
+            less = re.sub(rf"\s|{markers}", "", text)
+            return text if less == text else bare(less)
+
         for kind in ("answer", "reasoning"):
             shown = "".join(s.text for s in segments if s.kind == kind)
             raw = "".join(s.raw for s in segments if s.kind == kind)
