@@ -10,6 +10,7 @@ from mlxrt.kernels import OPS, backend, make_gpu
 from mlxrt.kernels.selftest import DTYPES, check_case, compute_reference, flatten_outputs, list_cases, ops_with_kernels
 
 from ..support.kernels.cases import EVERYTHING, all_cases
+from ..support.kernels.function_ops import FUNCTION_OPS
 from ..support.metal_sim import ASCENDING, DESCENDING, Simulator, spaces
 from ..support.metal_sim.lint import lint
 from ..support.metal_sim.text import Definition
@@ -38,6 +39,14 @@ def test_kernel_is_the_op(name, dtype, number):
         texts |= {launch.text for launch in sim.launches}
     if spaces.available():
         assert not [line for text in texts for line in spaces.complaints(text)]
+
+
+@pytest.mark.parametrize("name", FUNCTION_OPS)
+def test_functions_are_exact(name):
+    op = FUNCTION_OPS[name]
+    for case in op.cases(mx.float32):
+        report = check_case(op, case, make_gpu("metal", Simulator().metal_kernel), compute_reference(op, case))
+        assert report.within(0.0), report.message
 
 
 @pytest.mark.parametrize("name", ops_with_kernels())

@@ -46,10 +46,18 @@ FN ulong multiply_high64(ulong a, ulong b) {
     return (a >> 32) * (b >> 32) + (middle >> 32) + carry;
 }
 
-// top_p of what all tokens weigh, at least 1: a token stays while those before it weigh less.
+// top_p of what all tokens weigh: a token stays while those before it weigh less. Never 0, the best token alone weighs 2^40.
 FN ulong share_of(ulong total, uint top_p) {
-    ulong share = (total >> 32) * top_p + (((total & 0xffffffffu) * ulong(top_p)) >> 32);
-    return share > 0 ? share : 1;
+    return (total >> 32) * top_p + (((total & 0xffffffffu) * ulong(top_p)) >> 32);
+}
+
+FN ulong min64(ulong a, ulong b) {
+    return a < b ? a : b;
+}
+
+// Whether a number points at what weighs `weight` after others that weigh `before`. One that points before it wraps around.
+FN bool points_at(ulong target, ulong before, ulong weight) {
+    return target - before < weight;
 }
 
 // 2^40 for the best token, half of that for one whose gap is 1, and so on: whole numbers, whose sums are the same in any order.
@@ -115,14 +123,14 @@ FN uint bin_of(float distance, float scale) {
     return at < float(BINS - 1) ? uint(at) : BINS - 1;
 }
 
-// No logit of a bin is above this, and none below the other: a bin more on both sides, rounding cannot lead farther.
+// No logit of a bin that weighs anything is above this, and none below the other: a bin more on both sides, rounding cannot lead
+// farther.
 FN float bin_ceiling(float peak, uint bin, float scale) {
-    return bin > 1 && scale > 0.0f ? peak - float(bin - 1) / scale : peak;
+    return scale > 0.0f ? peak - float(metal::max(bin, 1u) - 1) / scale : peak;
 }
 
 FN float bin_floor(float peak, uint bin, float scale) {
-    return bin < BINS - 1 && scale > 0.0f ? peak - float(bin + 2) / scale
-                                          : as_type<float>(0xff800000u);
+    return scale > 0.0f ? peak - float(bin + 2) / scale : as_type<float>(0xff800000u);
 }
 
 // Adds to a sum of 64 bits that is kept as two numbers.
@@ -190,13 +198,14 @@ FN ulong sum_before(ulong v, uint lane, uint sg, P sums, thread ulong& total) {
     return upto - v + simd_sum64(lane < sg ? group : 0);
 }
 
-// The k-th best of the best logits of a row's parts, 0 if there are fewer: no token below it is among the row's k best. Only parts as
-// good as the k-th best slice are compared with each other. All of the threadgroup must call it; `listed` has room for all parts.
+// The k-th best of the best logits of a row's parts, `least` if that is higher or there are fewer parts: no token below it is among
+// the row's k best. Only parts as good as the k-th best slice are compared with each other. All of the threadgroup must call it;
+// `listed` has room for all parts.
 template <int SLICES, typename P, typename C>
-FN uint kth_best_part(P best, P listed, C count, C found, uint k, uint tid) {
+FN uint kth_best_part(P best, P listed, C count, C found, uint k, uint least, uint tid) {
     if (tid == 0) {
         atomic_store_explicit(&count[0], 0u, memory_order_relaxed);
-        atomic_store_explicit(&found[0], 0u, memory_order_relaxed);
+        atomic_store_explicit(&found[0], least, memory_order_relaxed);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     uint key = 0;

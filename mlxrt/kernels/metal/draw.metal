@@ -50,13 +50,12 @@
     ulong total = 0;
     if (tid == 0) status[2 * row + 1] = 0;
 
-    if (top_k != 0 && top_k <= metal::min(uint(SMALL_K), uint(S * 8))) {
+    if (top_k != 0 && top_k <= SMALL_K) {
         for (uint i = tid; i < uint(S * 8); i += THREADS)
             atomic_store_explicit(
                 &part_keys[i], parts[row * uint(S * 8) + i], memory_order_relaxed
             );
-        uint least = kth_best_part<S>(part_keys, listed, count, kth, top_k, tid);
-        least = metal::max(least, LOWEST_KEY + 1);
+        uint least = kth_best_part<S>(part_keys, listed, count, kth, top_k, LOWEST_KEY + 1, tid);
         if (tid == 0) atomic_store_explicit(&count[0], 0u, memory_order_relaxed);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         for (uint part = sg; part < uint(S * 8); part += 32) {
@@ -112,7 +111,7 @@
                     uint other_id = atomic_load_explicit(&ids[i], memory_order_relaxed);
                     before += other_id < id ? load64(low, high, i) : 0;
                 }
-                if (before <= target && target < before + weight) {
+                if (points_at(target, before, weight)) {
                     tokens[row] = id;
                     status[2 * row] = id;
                 }
@@ -137,7 +136,7 @@
         if (by_mass == 1) {
             uint end = BINS;
             ulong rest = 0;
-            if (cut > LOWEST_KEY) {  // what top-k keeps of the last bin
+            if (top_k != 0) {  // what it keeps of the last bin
                 end = bin_of(peak - key_logit(cut), scale);
                 for (uint i = tid; i < uint((V + 7) / 8); i += THREADS) {
                     float v[8];
@@ -160,7 +159,7 @@
             store64(low, high, tid, mass);
             threadgroup_barrier(mem_flags::mem_threadgroup);
             mass = tid == end ? rest : 0;
-            if (tid < metal::min(end, uint(BINS))) {
+            if (tid < end) {
                 for (uint i = 0; i < 4; i++) mass += load64(low, high, i * BINS + tid);
             }
             ulong before = sum_before(mass, lane, sg, sums, total);
@@ -172,9 +171,8 @@
             threadgroup_barrier(mem_flags::mem_threadgroup);
             above = found[0];
             bin = found_at[0];
-            last = metal::min(last, sort_key(bin_ceiling(peak, bin, scale)));
+            last = sort_key(bin_ceiling(peak, bin, scale));
             least = metal::max(least, sort_key(bin_floor(peak, bin, scale)));
-            least = metal::max(least, cut);
         }
         while (least < last) {
             uint shift = 0;
@@ -220,11 +218,15 @@
                 found_at[0] = tid;
             }
             threadgroup_barrier(mem_flags::mem_threadgroup);
-            bool all = above + total < limit;  // top-k of more than there are
-            uint at = found_at[0];
-            above = found[0];
-            least = all ? LOWEST_KEY : atomic_load_explicit(&smallest[at], memory_order_relaxed);
-            last = all ? LOWEST_KEY : atomic_load_explicit(&largest[at], memory_order_relaxed);
+            if (above + total < limit) {  // top-k of more than there are
+                least = LOWEST_KEY;
+                last = LOWEST_KEY;
+            } else {
+                uint at = found_at[0];
+                above = found[0];
+                least = atomic_load_explicit(&smallest[at], memory_order_relaxed);
+                last = atomic_load_explicit(&largest[at], memory_order_relaxed);
+            }
             if (bin < BINS) {
                 uint n = atomic_load_explicit(&count[0], memory_order_relaxed);
                 remembered = n <= CHUNKS;
@@ -244,14 +246,16 @@
     uint whole = BINS;
     uint end = BINS;
     float cut_distance = peak - key_logit(cut);
-    if (max_gap < cut_distance * sharpness) {  // min-p drops more than top-k and top-p
-        cut = LOWEST_KEY;
+    bool by_min_p = max_gap < cut_distance * sharpness;  // it drops more than top-k and top-p
+    if (by_min_p) cut = LOWEST_KEY;
+    bool has_cut = cut > LOWEST_KEY;
+    if (by_min_p) {
         uint bin = bin_of(max_gap / sharpness, scale);
         whole = metal::max(bin, 1u) - 1;
         end = bin + 1;
         remembered = false;
         num_chunks = (V + 7) / 8;
-    } else if (cut > LOWEST_KEY) {
+    } else if (has_cut) {
         whole = bin_of(cut_distance, scale);
         end = whole;
     }
@@ -269,7 +273,7 @@
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (whole < BINS) {
         float ceiling = bin_ceiling(peak, whole, scale);
-        float floor = metal::max(bin_floor(peak, end, scale), key_logit(best.lowest));
+        float floor = bin_floor(peak, end, scale);
         for (uint i = tid; i < num_chunks; i += THREADS) {
             uint chunk = remembered ? atomic_load_explicit(&chunks[i], memory_order_relaxed) : i;
             float v[8];
@@ -291,19 +295,18 @@
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    ulong cut_weight = cut > LOWEST_KEY ? weigh(cut_distance * sharpness) : 0;
+    ulong cut_weight = has_cut ? weigh(cut_distance * sharpness) : 0;
     bool slice_here = tid < uint(S);
     ulong mass = slice_here ? load64(low, high, tid) : 0;
     ulong tied = slice_here ? atomic_load_explicit(&smallest[tid], memory_order_relaxed) : 0;
     ulong tied_before = 0;
-    if (cut > LOWEST_KEY) {
+    if (has_cut) {
         tied_before = sum_before(tied, lane, sg, sums, total);
-        ulong tied_end = tied_before + tied < ties ? tied_before + tied : ties;
-        if (tied_before < ties) mass += (tied_end - tied_before) * cut_weight;
+        mass += (min64(tied_before + tied, ties) - min64(tied_before, ties)) * cut_weight;
     }
     ulong before = sum_before(mass, lane, sg, sums, total);
     ulong target = multiply_high64(total, random);
-    if (before <= target && target < before + mass) {
+    if (points_at(target, before, mass)) {
         found_at[0] = tid;
         found[0] = target - before;
         found[1] = tied_before;
@@ -321,15 +324,15 @@
         weight[e] = key > cut && gap <= max_gap ? weigh(gap) : 0;
         is_tied[e] = key == cut;
     }
-    if (cut > LOWEST_KEY) {
+    if (has_cut) {
         tied = (is_tied[0] ? 1 : 0) + (is_tied[1] ? 1 : 0);
         tied_before = found[1] + sum_before(tied, lane, sg, sums, total);
         if (is_tied[0] && tied_before < ties) weight[0] = cut_weight;
         if (is_tied[1] && tied_before + tied - 1 < ties) weight[1] = cut_weight;
     }
     before = sum_before(weight[0] + weight[1], lane, sg, sums, total);
-    if (before <= target && target < before + weight[0] + weight[1]) {
-        uint token = first + (target < before + weight[0] ? 0 : 1);
+    if (points_at(target, before, weight[0] + weight[1])) {
+        uint token = first + (points_at(target, before, weight[0]) ? 0 : 1);
         tokens[row] = token;
         status[2 * row] = token;
     }

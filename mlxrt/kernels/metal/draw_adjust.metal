@@ -7,7 +7,8 @@
     uint tid = thread_position_in_threadgroup.x;
     uint lane = thread_index_in_simdgroup;
     uint sg = simdgroup_index_in_threadgroup;
-    threadgroup atomic_uint counts[SLICE];  // in the output, and the highest bit for one in the prompt
+    threadgroup atomic_uint
+        counts[SLICE];  // twice those in the output, and 1 for one in the prompt
     threadgroup float added[SLICE];
     threadgroup uint best_keys[8];
     threadgroup uint best_tokens[8];
@@ -24,7 +25,7 @@
     #else
     uint recents = 0;
     #endif
-    bool edited = prompts + outputs + biases + recents > 0;
+    bool edited = prompts + outputs + biases + recents != 0;
     if (edited) {
         for (uint i = tid; i < SLICE; i += 256) {
             atomic_store_explicit(&counts[i], 0u, memory_order_relaxed);
@@ -34,13 +35,12 @@
         auto list = p + LISTS;
         for (uint i = tid; i < prompts; i += 256) {
             uint at = list[i] - first;
-            if (at < SLICE)
-                atomic_fetch_or_explicit(&counts[at], 0x80000000u, memory_order_relaxed);
+            if (at < SLICE) atomic_fetch_or_explicit(&counts[at], 1u, memory_order_relaxed);
         }
         list += prompts;
         for (uint i = tid; i < outputs; i += 256) {
             uint at = list[i] - first;
-            if (at < SLICE) atomic_fetch_add_explicit(&counts[at], 1u, memory_order_relaxed);
+            if (at < SLICE) atomic_fetch_add_explicit(&counts[at], 2u, memory_order_relaxed);
         }
         list += outputs;
         for (uint i = tid; i < biases; i += 256) {
@@ -50,7 +50,7 @@
         #if HISTORY
         for (uint i = tid; i < recents; i += 256) {
             uint at = (i + 1 == recents ? tokens[row] : recent[row * uint(M) + i]) - first;
-            if (at < SLICE) atomic_fetch_add_explicit(&counts[at], 1u, memory_order_relaxed);
+            if (at < SLICE) atomic_fetch_add_explicit(&counts[at], 2u, memory_order_relaxed);
         }
         #endif
         threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -76,7 +76,7 @@
             float a = v[c];
             if (edited) {
                 uint count = atomic_load_explicit(&counts[8 * tid + c], memory_order_relaxed);
-                uint times = count & 0x7fffffffu;
+                uint times = count >> 1;
                 uint factor = a < 0.0f ? p[REPEATED_BELOW] : p[REPEATED_ABOVE];
                 if (count != 0) a = multiply(a, as_type<float>(factor));
                 if (times != 0) {

@@ -11,15 +11,15 @@
     float sharpness = as_type<float>(rows[row * uint(N) + SHARPNESS]);
     RowPeak best = find_peak<S>(slices, row, lane);
     float peak = key_logit(best.key);
-    bool drawn = sharpness > 0.0f && best.usable != 0;
+    bool drawn = sharpness > 0.0f;
     float width = metal::min(peak - key_logit(best.lowest), LAST_GAP / sharpness);
-    float scale = drawn && width > 0.0f ? float(BINS - 1) / width : 0.0f;
+    float scale = width > 0.0f ? float(BINS - 1) / width : 0.0f;
     if (slice == 0 && tid == 0) scales[row] = scale;
     atomic_store_explicit(&low[tid], 0u, memory_order_relaxed);
     atomic_store_explicit(&high[tid], 0u, memory_order_relaxed);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     uint begin = slice * SLICE + 8 * tid;
-    if (drawn && begin < uint(V)) {
+    if (drawn) {
         float v[8];
         load_logits8<float, V>(y, row, begin, v);
         for (uint c = 0; c < 8; c++) {

@@ -36,7 +36,7 @@
     }
     for (uint i = tid; i < uint(S * 8); i += THREADS)
         atomic_store_explicit(&part_keys[i], parts[row * uint(S * 8) + i], memory_order_relaxed);
-    uint least = kth_best_part<S>(part_keys, listed, count, kth, K, tid);
+    uint least = kth_best_part<S>(part_keys, listed, count, kth, K, 0, tid);
     if (tid == 0) atomic_store_explicit(&count[0], 0u, memory_order_relaxed);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint part = sg; part < uint(S * 8); part += 32) {

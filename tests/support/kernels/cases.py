@@ -1,6 +1,7 @@
 """An op's own cases and a few more that only a test wants: values at which clamps matter, shapes that are tall enough
 for another way through a kernel."""
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ import mlx.core as mx
 
 from mlxrt.kernels import OPS, Case, Op, QuantizedMatrix
 from mlxrt.kernels.ops.attention_layout import PackedKV, Pages, QKVLayout, QuantizedPages
+from mlxrt.kernels.ops.draw_rows import DrawRow, pack_rows
 from mlxrt.kernels.ops.kv_codec import QuantizedKV
 from mlxrt.kernels.selftest import DTYPES, list_cases
 from mlxrt.kernels.testing import sample
@@ -222,7 +224,97 @@ def tall_lut(dtype: mx.Dtype) -> Iterator[Case]:
     yield Case("4101 LUT rows", {"x": normal(dtype, 1, 64)}, {"matrix": sample("lut", (4101, 64), dtype, 3)})
 
 
+def draw_case(dtype: mx.Dtype, name: str, x: mx.array, asked: list[dict[str, object]], **more: mx.array) -> Case:
+    """Rows that draw from the same logits with these parameters, each with a seed of its own. A gap of 1 between logits
+    is a factor of 2 between weights, exactly. Few sizes, so that few kernels are compiled."""
+    given = [{"temperature": math.log2(math.e), "seed": 977 * i + 3, **a} for i, a in enumerate(asked)]
+    rows = [DrawRow(**a) for a in given]  # type: ignore[arg-type]
+    if x.ndim == 1:
+        x = mx.pad(x, (0, max(0, 2112 - x.size)), constant_values=-mx.inf)
+        x = mx.broadcast_to(x, (len(rows), x.size))
+    arrays = {"x": x.astype(dtype), "rows": pack_rows(rows), "offset": mx.array([2], mx.uint32), **more}
+    return Case(f"{name}, {x.shape[-1]} tokens", arrays)
+
+
+def make_logits(*counts: int, seed: int = 5) -> mx.array:
+    """So many tokens with logit 0, -1, -2 and so on, in any order."""
+    logits = mx.concatenate([mx.full((n,), -float(level)) for level, n in enumerate(counts)])
+    return logits[mx.random.permutation(logits.size, key=mx.random.key(seed))]
+
+
+def exact_shares(dtype: mx.Dtype) -> Iterator[Case]:
+    """Levels that weigh the same together: top-p ends exactly where one does, and min-p exactly at one."""
+    counts = [1, 2, 4, 8, 16, 32, 64, 128]
+    asked = [{"top_p": p} for p in (0.125, 0.25, 0.5, 0.75)] + [{"min_p": p} for p in (0.25, 0.125, 1 / 64)]
+    small = [
+        {"top_k": 7, "top_p": 2 / 3},
+        {"top_k": 31, "top_p": 0.2},
+        {"top_k": 31, "min_p": 0.25},
+        {"top_k": 60, "top_p": 0.4},
+    ]
+    yield draw_case(dtype, "exact shares", make_logits(*counts), 2 * asked + 3 * small)
+    large = [{"top_k": 511, "top_p": p} for p in (1 / 9, 4 / 9, 0.5)] + [{"top_k": 700, "min_p": 1 / 16}]
+    yield draw_case(dtype, "exact shares", make_logits(*counts, 256, 512, 1024), 2 * asked + 2 * large)
+
+
+def shares_among_equals(dtype: mx.Dtype) -> Iterator[Case]:
+    """top-p and top-k that end among tokens alike, odd ones and even ones, also where min-p ends too."""
+    asked = [{"top_p": 0.61 + 0.013 * i} for i in range(12)] + [
+        {"top_p": 0.6 + 0.01 * i, "min_p": 0.5} for i in range(12)
+    ]
+    yield draw_case(dtype, "two levels", make_logits(700, 800), asked)
+    asked = [{"top_k": k, "top_p": p} for k, p in ((1, 0.5), (2, 0.9), (3, 0.5), (5, 0.3), (9, 0.55), (20, 0.8))]
+    yield draw_case(dtype, "few at the top", make_logits(2, 3, 4, 200), 4 * asked)
+    yield draw_case(dtype, "peaked", mx.where(mx.arange(300) == 77, 9.0, -mx.arange(300) / 99), 2 * asked)
+
+
+def close_logits(dtype: mx.Dtype) -> Iterator[Case]:
+    """Neighbours among float32 numbers; keys of which first and last are exactly 2^22 apart; one logit far below."""
+    bits = mx.random.permutation(1500, key=mx.random.key(1)).astype(mx.uint32) + 0x3F800000
+    asked = [{"top_k": k} for k in (1, 1, 1, 1, 2, 2, 300, 301)] + [{"top_p": 0.3}, {"top_k": 400, "top_p": 0.3}]
+    if dtype == mx.float32:
+        yield draw_case(dtype, "neighbours", bits.view(mx.float32), asked)
+    wide = 1 + mx.random.permutation(1025, key=mx.random.key(2)) / 2048
+    yield draw_case(dtype, "a power of two apart", wide, [{"top_k": k} for k in (257, 300, 900, 1024, 1025, 2000)])
+    far = mx.where(mx.arange(900) == 5, -100.0, -3 * mx.random.uniform(shape=(900,), key=mx.random.key(3)))
+    asked = [{"min_p": 0.97}, {"min_p": 0.999}, {"min_p": 1.0}, {"top_k": 898}, {"top_k": 600, "min_p": 0.9}]
+    yield draw_case(dtype, "one far below", far, 3 * asked)
+    fall = mx.where(mx.arange(600) < 256, 2.0, 1.0) - mx.arange(600) / 2048
+    yield draw_case(dtype, "falling", fall, [{"top_k": 300}] * 6 + [{"top_k": 270, "top_p": 0.9}] * 3)
+    yield draw_case(dtype, "falling in a part", fall[256:], [{"top_k": 257}] * 4 + [{"top_k": 300}] * 2)
+
+
+def odd_draws(dtype: mx.Dtype) -> Iterator[Case]:
+    """NaNs that sort below all; lists with the first token of the next slice; a mask as long as the vocabulary."""
+    if dtype == mx.float32:
+        x = mx.broadcast_to(mx.arange(2112) / 512, (3, 2112)).view(mx.uint32)
+        at = mx.array([[70], [2077], [333]])
+        x = mx.where(mx.arange(2112) == at, 0xFFC00000, x).astype(mx.uint32).view(mx.float32)
+        yield draw_case(dtype, "negative NaN", x, [{}, {"temperature": 0.0}, {"top_k": 5}])
+    mx.random.seed(4)
+    lists = [
+        {"temperature": 0.0, "output": [2048, 2048, 4096], "presence_penalty": 9.0, "recent": 2},
+        {"bias": {2048: 9.0, 4096: 3.0}, "recent": 1}, {"prompt": [2048], "repetition_penalty": 3.0, "recent": 3},
+    ]  # fmt: skip
+    recent = {"tokens": mx.array([2048, 4096, 1], mx.uint32), "recent": mx.full((3, 8), 2048, mx.uint32)}
+    yield draw_case(dtype, "lists", mx.random.normal((3, 4100)), lists, **recent)
+    mask = mx.random.randint(0, 2**31 - 1, (1, 66)).astype(mx.uint32)
+    yield draw_case(dtype, "masked to its end", mx.random.normal((1, 2112)), [{"top_p": 0.9}], mask=mask)
+
+
+def many_slices(dtype: mx.Dtype) -> Iterator[Case]:
+    """More slices than a simdgroup has lanes: all alike, and two kinds in turn."""
+    even = mx.zeros((70_000,))
+    asked = [{"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.37}, {"top_k": 40_000, "top_p": 0.5}]
+    yield draw_case(dtype, "all alike", even, asked)
+    mx.random.seed(6)
+    x = mx.random.normal((5, 70_000))
+    asked = [{"top_k": 40}, {"top_k": 256, "top_p": 0.9}, {"top_p": 0.99}, {"min_p": 0.01}, {"top_k": 1}]
+    yield draw_case(dtype, "many slices", x, asked)
+
+
 MORE = {
+    "draw": (exact_shares, shares_among_equals, close_logits, odd_draws),
     "qmv": (strong_gates, wide),
     "paged_attention": (one_norm, odd_parts),
     "quantized_paged_attention": (odd_groups, odd_packed_parts),
@@ -232,6 +324,7 @@ MORE = {
     "moe_gate_up": (wide_experts,),
 }
 WIDE = {
+    "draw": (many_slices,),
     "qmv": (tall, tall_lut),
     "qmm": (many_parts,),
     "paged_attention": (many_heads, long_rows),

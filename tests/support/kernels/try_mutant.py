@@ -6,17 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlxrt.kernels import OPS, Case, make_gpu
+from mlxrt.kernels import OPS, Case, Op, make_gpu
 from mlxrt.kernels.selftest import compare_outputs, compute_reference
 
 from ..metal_sim import ASCENDING, DESCENDING, MetalCompileError, Simulator
 from .cases import all_cases
+from .function_ops import FUNCTION_OPS
 from .mutants import Mutant, Piece
 
 # float32 notices most; bfloat16 reads memory in steps of another size. Wide cases are tried in the first way only.
 WAYS = (("float32", ASCENDING), ("bfloat16", DESCENDING))
 SECONDS = 8  # a run may take; the slowest case that is right takes one
 REFUSED, SURVIVED = "does not compile", "survived"
+
+
+def find_op(name: str) -> Op:
+    return OPS.get(name) or FUNCTION_OPS[name]
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Trial:
 
     def notices(self, factory: Callable[[Simulator], Callable[..., Any]], folder: Path) -> str | None:
         sim = Simulator(self.order, strict=False, portable=True, seconds=SECONDS, folder=folder)
-        op = OPS[self.op]
+        op = find_op(self.op)
         try:
             got = op.launch(make_gpu("metal", factory(sim)), **self.case.arguments())
         except MetalCompileError:
@@ -45,7 +50,7 @@ class Trial:
 
 @functools.cache
 def trials(name: str, dtype: str, order: int) -> tuple[Trial, ...]:
-    op = OPS[name]
+    op = find_op(name)
     cases = all_cases(op, dtype, wide=(dtype, order) == WAYS[0])
     return tuple(Trial(name, c, dtype, order, op.reference(**c.arguments()), compute_reference(op, c)) for c in cases)
 
@@ -87,5 +92,15 @@ def order_for(mutant: Mutant) -> Iterator[Trial]:
     first = LUCKY.get(mutant.pieces, [])
     yield from first
     for dtype, order in WAYS:
-        for name in mutant.users:
+        for name in (*mutant.users, *called_by(mutant)):
             yield from (t for t in trials(name, dtype, order) if not any(t is seen for seen in first))
+
+
+def called_by(mutant: Mutant) -> list[str]:
+    """Ops of single functions that call what it changes."""
+    return [
+        name
+        for name, op in FUNCTION_OPS.items()
+        for source in op.sources
+        if any(f"{piece.name}(" in source.body for piece in mutant.pieces)
+    ]
