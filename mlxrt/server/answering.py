@@ -23,7 +23,7 @@ from ..engine.async_engine import AsyncEngine
 from ..engine.async_stream import AsyncStream
 from ..engine.output import complete
 from ..engine.request import Completion, Event, Request
-from ..errors import QueueFull
+from ..errors import BadRequest, QueueFull
 from .problem import CLIENT_LEFT, Fields, Problem, describe, describe_full_queue, encode_json
 
 log = logging.getLogger("mlxrt.server")
@@ -87,10 +87,7 @@ async def answer(http: HttpRequest, opened: "OpenCall", writer: Writer) -> Respo
     call, stream, metrics = opened.call, opened.stream, http.app.state.metrics
     headers = {"x-mlxrt-ignored": write_header(", ".join(call.ignored)[:1000])} if call.ignored else {}
     async with opened.leave as leave:
-        try:
-            ids = await stream.begun()
-        except QueueFull as error:
-            raise describe_full_queue(error, metrics.seconds_per_request()) from None
+        ids = await begin(http, stream)
         running, request_id = http.app.state.running, http.state.request_id
         running[request_id] = (opened.engine, ids)
         leave.callback(running.pop, request_id, None)
@@ -101,6 +98,14 @@ async def answer(http: HttpRequest, opened: "OpenCall", writer: Writer) -> Respo
         completions = await unless_disconnected(http, collect(stream, ids, metrics.record))
         body = encode_json(writer.whole(completions))
         return Response(body, media_type="application/json", headers=headers)
+
+
+async def begin(http: HttpRequest, stream: AsyncStream) -> list[int]:
+    """The ids of the requests, once they are queued."""
+    try:
+        return await stream.begun()
+    except QueueFull as error:
+        raise describe_full_queue(error, http.app.state.metrics.seconds_per_request()) from None
 
 
 class FrameResponse(Response):
@@ -230,8 +235,9 @@ def restrict(http: HttpRequest, request: Request) -> Request:
         return request
     try:
         return replace(request, deadline_s=float(limit))
-    except ValueError:
-        raise Problem(400, f"{TIMEOUT_HEADER}: expected seconds, not {limit[:40]!r}", param=TIMEOUT_HEADER) from None
+    except (ValueError, BadRequest):
+        text = f"{TIMEOUT_HEADER}: expected seconds > 0, not {limit[:40]!r}"
+        raise Problem(400, text, param=TIMEOUT_HEADER) from None
 
 
 def prepare(engine: AsyncEngine, requests: list[Request]) -> list[tuple[int, ...]]:

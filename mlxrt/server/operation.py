@@ -1,12 +1,14 @@
 """For whoever runs the server: health, readiness, metrics, the prefix cache, cancelling a request."""
 
 import asyncio
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 
-from ..engine.request import Request
-from .answering import read_body, restrict
+from ..engine.async_engine import AsyncEngine
+from ..engine.request import Request, SamplingParams
+from .answering import Call, begin, collect, open_call, read_body, unless_disconnected
 from .problem import Problem, encode_json
 
 
@@ -62,17 +64,28 @@ async def clear_cache(http: HttpRequest) -> Response:
 
 
 async def warm_cache(http: HttpRequest) -> Response:
-    """Compute a conversation's prefix now, so that the first question about it is answered at once."""
+    """Compute a conversation's prefix now, so that the first question about it is answered at once.
+
+    It is a request like any other, for one token: it is refused where it does not fit, it shares the steps with
+    everybody's answers, and it ends when its client leaves.
+    """
     body = await read_body(http)
     messages, prompt = body.items("messages"), body.text("prompt")
     if (messages is None) == (prompt is None):
         raise Problem(400, "give either messages or prompt")
-    async with http.app.state.models.use(body.text("model")) as (_, engine):
+    given: dict[str, Any] = {"messages": tuple(messages)} if messages is not None else {"prompt": prompt}
+
+    def make(engine: AsyncEngine) -> Call:
         body.finish()
-        given = {"messages": tuple(messages)} if messages is not None else {"prompt": prompt}
-        request = restrict(http, Request(**given))  # type: ignore[arg-type]
-        tokens = await asyncio.to_thread(engine.engine.encode, request)
-        state = await asyncio.to_thread(engine.engine.compute_state, tokens, request.cache_salt)
+        return Call([Request(**given, params=SamplingParams(max_tokens=1))], stream=False)
+
+    opened = await open_call(http, body.text("model"), make)
+    async with opened.leave:
+        ids = await begin(http, opened.stream)
+        await unless_disconnected(http, collect(opened.stream, ids, http.app.state.metrics.record))
+        [request], inner = opened.call.requests, opened.engine.engine
+        tokens = await asyncio.to_thread(inner.encode, request)
+        state = await asyncio.to_thread(inner.state, tokens, request.cache_salt)
     return reply({"tokens": len(tokens), "cached": 0 if state is None else len(state)})
 
 

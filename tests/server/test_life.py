@@ -134,6 +134,35 @@ def test_the_prefix_cache_is_shown_warmed_and_cleared():
         assert server.get("/v1/cache").json()["models"]["toy"]["nodes"] == 0
 
 
+def test_a_prefix_that_does_not_fit_is_not_warmed(server):
+    answer = server.post("/v1/cache/warm", {"model": "toy", "prompt": "x" * 600})
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_warming_shares_the_steps_with_answers(monkeypatch):
+    with running() as server:
+        asked, open_gate, ended = [], threading.Event(), []
+        engine, runner, scheduler = (
+            server.models.default.engine,
+            server.engine.core.runner,
+            server.engine.core.scheduler,
+        )
+        stream, launch, finish = engine.stream_encoded, runner.launch, scheduler.finish
+        monkeypatch.setattr(engine, "stream_encoded", lambda *given: (stream(*given), asked.append(given[0]))[0])
+        monkeypatch.setattr(runner, "launch", lambda step: (open_gate.wait(60), launch(step))[1])
+        monkeypatch.setattr(scheduler, "finish", lambda *given: (ended.append(len(given[0].prompt)), finish(*given))[1])
+        body = {"model": "toy", "prompt": "w" * 400}
+        calls = [lambda: server.chat(max_tokens=8), lambda: server.post("/v1/cache/warm", body)]
+        threads = [threading.Thread(target=call) for call in calls]
+        for i, thread in enumerate(threads):
+            thread.start()
+            wait_for(lambda: len(asked) > i)  # noqa: B023
+        open_gate.set()
+        for thread in threads:
+            thread.join(60)
+        assert len(ended) == 2 and ended[0] < 100 < ended[1] == 400
+
+
 def test_the_page_is_served_and_ollamas_words_too(server):
     page = server.get("/", headers={"accept": "text/html"})
     assert "<title>mlxrt</title>" in page.text and "default-src 'self'" in page.headers["content-security-policy"]
@@ -158,7 +187,8 @@ def test_a_time_limit_in_a_header_ends_an_answer_with_what_it_has(server):
     assert short.status_code == 200 and short.json()["choices"][0]["finish_reason"] == "length"
     assert len(short.json()["choices"][0]["message"]["content"]) < 400
     for wrong in ("soon", "-1", "nan"):
-        assert server.post("/v1/chat/completions", LONG, headers={"x-request-timeout": wrong}).status_code == 400
+        refused = server.post("/v1/chat/completions", LONG, headers={"x-request-timeout": wrong})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "x-request-timeout"
 
 
 def test_a_reader_that_takes_nothing_is_dropped(monkeypatch):
