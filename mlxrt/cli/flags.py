@@ -64,11 +64,15 @@ def add_sampling_flags(parser: Parser, max_tokens: int | None = None) -> None:
         add_flag(group, option, FLAG_HELP[option.name], default)
 
 
-def add_engine_flags(parser: Parser, only: tuple[str, ...] | None = None) -> None:
+def add_engine_flags(
+    parser: Parser, only: tuple[str, ...] | None = None, defaults: Mapping[str, object] | None = None
+) -> None:
+    """`defaults`: the command's own, to be told in its help."""
     group = parser.add_argument_group("engine")
     for option in EngineConfig.options():
         if only is None or option.name in only:
-            add_flag(group, option, option.metadata["help"], option.default)
+            default = (defaults or {}).get(option.name, option.default)
+            add_flag(group, option, option.metadata["help"], default)
 
 
 def add_flag(group: argparse._ArgumentGroup, option: Field, text: str, default: object) -> None:

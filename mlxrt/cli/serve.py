@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..config import check_number
 from ..errors import BadRequest
 from .flags import Parser, add_engine_flags, engine_config
 from .terminal import note
@@ -55,7 +56,7 @@ def add_flags(parser: Parser) -> None:
         "--grace", type=float, default=30.0, metavar="SECONDS", help="time for running answers at shutdown"
     )
     parser.add_argument("--restart", action="store_true", help="load a failed engine again instead of ending")
-    add_engine_flags(parser)
+    add_engine_flags(parser, defaults={"max_queue": DEFAULT_QUEUE})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -108,10 +109,26 @@ def default_name(source: str) -> str:
     return path.stem if path.suffix == ".gguf" else path.name if path.is_dir() else source
 
 
+LIMITS: dict[str, tuple[type, float, float, str]] = {
+    "port": (int, 0, 65535, "in 0..65535"),
+    "max_body": (int, 1, 2**62, "a whole number >= 1"),
+    "max_models": (int, 1, 2**31, "a whole number >= 1"),
+    "idle_unload": (float, 1e-3, 1e9, "seconds > 0"),
+    "grace": (float, 0, 1e9, "seconds >= 0"),
+}
+
+
+def check_limits(args: argparse.Namespace) -> None:
+    for name, (kind, low, high, text) in LIMITS.items():
+        if (value := getattr(args, name)) is not None:
+            check_number(f"--{name.replace('_', '-')}", value, kind, low, high, text)
+
+
 def read_options(args: argparse.Namespace) -> "ServeOptions":
     from ..server.access import AccessRules
     from ..server.run import Address, ServeOptions
 
+    check_limits(args)
     address = Address(args.host, args.port, args.uds)
     keys = read_keys(args.api_key_file)
     if not address.loopback and not keys and not args.insecure:

@@ -11,7 +11,7 @@ from ..engine.async_engine import AsyncEngine
 from ..engine.request import Completion, Event, Finish, Request
 from .answering import Call, answer, open_call, read_body
 from .openai_chat import Usage
-from .options import make_params, read_stop, read_timeout
+from .options import choose_effort, make_params, read_stop, read_timeout
 from .problem import Fields, Problem, encode_json, write_anthropic
 
 IGNORED = (
@@ -25,6 +25,12 @@ IGNORED = (
     "cache_control",
 )
 BILLING = "x-anthropic-billing-header:"  # a system block of Claude Code that changes with every prompt
+BLOCKS = {  # which kinds of blocks a message of each role may hold
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+    "system": ("text",),
+}
+PREFILL = "This model does not support assistant message prefill. The conversation must end with a user message."
 TEXT_ONLY = "only text is answered; this server has no model for"
 
 
@@ -35,6 +41,9 @@ async def messages(http: HttpRequest) -> Response:
     def make(engine: AsyncEngine) -> Call:
         if body.integer("max_tokens", 1) is None:
             raise body.fail("max_tokens", "is required")
+        last = (body.items("messages") or [None])[-1]
+        if isinstance(last, dict) and last.get("role") == "assistant":
+            raise body.fail("messages", PREFILL)
         writer.prepare(name or engine.engine.source.name)
         return read_messages(body, engine)
 
@@ -64,15 +73,14 @@ def read_messages(body: Fields, engine: AsyncEngine) -> Call:
         engine,
         {
             "temperature": body.number("temperature", 0, 1e6),
-            "top_p": body.number("top_p", 1e-9, 1),
+            "top_p": body.number("top_p", 0, 1),
             "top_k": body.integer("top_k", 0, 1 << 30),
             "stop": read_stop(body, "stop_sequences"),
         },
         body.integer("max_tokens", 1),
     )
-    request = Request(
-        messages=tuple(history), params=params, deadline_s=read_timeout(body), **read_tools(body), **read_thinking(body)
-    )
+    options = {**read_tools(body), **read_thinking(body, engine)}
+    request = Request(messages=tuple(history), params=params, deadline_s=read_timeout(body), **options)
     body.ignore(*IGNORED)
     stream = body.flag("stream")
     body.finish()
@@ -117,6 +125,8 @@ def read_message(item: Fields) -> list[dict[str, Any]]:
     for i, block in enumerate(as_list(item, "content", content)):
         path = f"content[{i}]"
         kind = block.get("type") if isinstance(block, dict) else None
+        if kind not in BLOCKS[role] and any(kind in kinds for kinds in BLOCKS.values()):
+            raise item.fail(path, f"{kind} blocks do not go into a message of the {role}")
         if kind == "text":
             texts.append(read_text(item, "content", i, block))
         elif kind == "thinking":
@@ -180,6 +190,10 @@ def read_tools(body: Fields) -> dict[str, Any]:
             "parameters": tool["input_schema"],
         }
         tools.append({"type": "function", "function": function})
+    if choice is not None and kind is None:
+        raise choice.fail("type", "is required")
+    if not tools and kind in ("any", "tool"):
+        raise body.fail("tool_choice", "needs tools that a client runs")
     if not tools or kind == "none":
         return {}
     found: dict[str, Any] = {"tools": tuple(tools)}
@@ -192,7 +206,7 @@ def read_tools(body: Fields) -> dict[str, Any]:
     return found if parallel else found | {"parallel_tool_calls": False}
 
 
-def read_thinking(body: Fields) -> dict[str, Any]:
+def read_thinking(body: Fields, engine: AsyncEngine) -> dict[str, Any]:
     """`thinking` and `output_config` as fields of a Request."""
     found: dict[str, Any] = {}
     thinking, config = body.inner("thinking"), body.inner("output_config")
@@ -201,18 +215,23 @@ def read_thinking(body: Fields) -> dict[str, Any]:
         budget = thinking.integer("budget_tokens", 1)
         thinking.ignore("display")
         thinking.finish()
+        if kind is None:
+            raise thinking.fail("type", "is required")
+        if kind == "enabled":
+            found["thinking"] = "on"
         if kind == "disabled":
             found["thinking"] = "off"
         elif budget is not None:
             found["thinking_budget"] = budget
     if config is not None:
         form = config.inner("format")
-        effort = config.text("effort")
-        if effort is not None:
-            found["template_options"] = {"reasoning_effort": effort}
+        if variables := choose_effort(config, "effort", config.text("effort"), engine):
+            found["template_options"] = variables
         if form is not None:
             form.text("type", ("json_schema",))
-            found["response_format"] = {"type": "json_schema", "schema": form.object("schema")}
+            if (schema := form.object("schema")) is None:
+                raise form.fail("schema", "is required")
+            found["response_format"] = {"type": "json_schema", "schema": schema}
             form.finish()
         config.finish()
     return found

@@ -6,6 +6,7 @@ line with empty content.
 
 import json
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,9 +14,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from ..engine.async_engine import AsyncEngine
-from ..engine.request import Completion, Event, Finish, Request, Timings
+from ..engine.request import Completion, Event, Finish, Logprobs, Request, Timings
+from ..text import Tokenizer
 from .answering import Call, answer, open_call, read_body
-from .options import make_params, read_stop
+from .openai_chat import check_message, write_logprobs
+from .options import choose_effort, make_params, read_stop
 from .problem import Fields, Problem, encode_json
 from .served_models import ServedModel
 
@@ -24,6 +27,10 @@ NO_EFFECT = (
     "num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram",
     "numa", "vocab_only", "f16_kv", "repeat_last_n", "tfs_z", "typical_p", "mirostat", "mirostat_tau", "mirostat_eta",
     "penalize_newline",
+)  # fmt: skip
+ANSWER_FIELDS = (
+    "options", "stream", "format", "think", "tools", "system", "template", "raw", "images", "suffix", "context",
+    "truncate", "shift", "logprobs", "top_logprobs",
 )  # fmt: skip
 THINKING_EFFORTS = ("low", "medium", "high", "max")
 
@@ -129,24 +136,28 @@ async def respond(http: HttpRequest, is_chat: bool) -> Response:
     models, name = http.app.state.models, body.text("model")
     if name is None:
         raise body.fail("model", "is required")
-    asked = body.items("messages") if is_chat else body.raw("prompt")
+    asked = body.items("messages") if is_chat else body.text("prompt")
     if not asked:
         return await load_or_unload(http, body, models.find(name), is_chat)
     writer = LineWriter(name, is_chat)
 
     def make(engine: AsyncEngine) -> Call:
-        return read_chat(body, engine) if is_chat else read_generate(body, engine)
+        call = read_chat(body, engine) if is_chat else read_generate(body, engine)
+        writer.prepare(engine.engine.tokenizer, body.integer("top_logprobs") or 0)
+        return call
 
     return await answer(http, await open_call(http, name, make), writer)
 
 
 async def load_or_unload(http: HttpRequest, body: Fields, model: ServedModel, is_chat: bool) -> Response:
     """A request without a prompt loads its model; with `keep_alive: 0` it unloads it."""
-    reason = "load"
-    if body.raw("keep_alive") in (0, "0", "0s"):
+    reason, keep_alive = "load", body.raw("keep_alive")
+    for key in ANSWER_FIELDS:  # of an answer that nobody asked for
+        body.raw(key)
+    body.finish()
+    if keep_alive in (0, "0", "0s"):
         reason = "unload"
-        if not model.users:
-            await http.app.state.models.unload(model)
+        await http.app.state.models.release(model)
     else:
         async with http.app.state.models.use(model.name):
             pass
@@ -162,8 +173,7 @@ def read_chat(body: Fields, engine: AsyncEngine) -> Call:
 
 
 def read_message(body: Fields, i: int, message: Any) -> dict[str, Any]:
-    if not isinstance(message, dict):
-        raise body.fail(f"messages[{i}]", "expected an object")
+    check_message(body, i, message)
     found = dict(message)
     if found.pop("images", None):
         raise body.fail(f"messages[{i}].images", "only text is answered")
@@ -182,9 +192,12 @@ def read_generate(body: Fields, engine: AsyncEngine) -> Call:
         raise body.fail("images", "only text is answered")
     if body.text("template"):
         raise body.fail("template", "is not supported: the model's own template is used")
-    body.ignore("context")
     if body.flag("raw"):
+        for key in ("system", "context", "think"):
+            if body.raw(key):
+                raise body.fail(key, "goes through the model's template, and raw asks for none")
         return finish_call(body, engine, {"prompt": prompt})
+    body.ignore("context")
     first = [{"role": "system", "content": system}] if system else []
     return finish_call(body, engine, {"messages": (*first, {"role": "user", "content": prompt})})
 
@@ -192,7 +205,7 @@ def read_generate(body: Fields, engine: AsyncEngine) -> Call:
 def finish_call(body: Fields, engine: AsyncEngine, asked: dict[str, Any]) -> Call:
     options = body.inner("options") or Fields({}, "options", body.ignored)
     params = read_options(options, engine, body)
-    found: dict[str, Any] = {**read_think(body), **read_format(body)} if "messages" in asked else read_format(body)
+    found = read_format(body) | (read_think(body, engine) if "messages" in asked else {})
     body.ignore("keep_alive", "truncate", "shift")
     stream = body.flag("stream", True)
     body.finish()
@@ -203,11 +216,13 @@ def read_options(options: Fields, engine: AsyncEngine, body: Fields) -> Any:
     limit = options.integer("num_predict", -2)
     penalty = options.number("repeat_penalty", 1e-6, 1e6)
     wants, top = body.flag("logprobs"), body.integer("top_logprobs", 0, 20) or 0
+    if top and not wants:
+        raise body.fail("top_logprobs", "needs logprobs: true")
     seed = options.integer("seed", -(2**63), 2**64 - 1)
     found = {
         "temperature": options.number("temperature", 0, 1e6),
         "top_k": options.integer("top_k", 0, 1 << 30),
-        "top_p": options.number("top_p", 1e-9, 1),
+        "top_p": options.number("top_p", 0, 1),
         "min_p": options.number("min_p", 0, 1),
         "repetition_penalty": penalty,
         "presence_penalty": options.number("presence_penalty", -100, 100),
@@ -221,14 +236,14 @@ def read_options(options: Fields, engine: AsyncEngine, body: Fields) -> Any:
     return make_params(engine, found, limit if limit is not None and limit > 0 else None)
 
 
-def read_think(body: Fields) -> dict[str, Any]:
+def read_think(body: Fields, engine: AsyncEngine) -> dict[str, Any]:
     value = body.raw("think")
     if value is None:
         return {}
     if isinstance(value, bool):
         return {"thinking": "on" if value else "off"}
     if value in THINKING_EFFORTS:
-        return {"template_options": {"reasoning_effort": value}}
+        return {"thinking": "on", "template_options": choose_effort(body, "think", value, engine)}
     raise body.fail("think", f"expected true, false or one of {', '.join(THINKING_EFFORTS)}")
 
 
@@ -254,14 +269,19 @@ class LineWriter:
         self._model, self._is_chat, self._began = model, is_chat, time.perf_counter()
         self._calls: dict[int, list[str]] = {}  # index of a call -> name and the text of its arguments so far
 
+    def prepare(self, tokenizer: Tokenizer, top: int) -> None:
+        """`top`: how many of the likeliest tokens are told with each chosen one, where these are asked for at all."""
+        self._tokenizer, self._top = tokenizer, top
+
     def _line(self, content: dict[str, Any], done: dict[str, Any] | None = None) -> bytes:
         body = {"model": self._model, "created_at": stamp(), **self._content(content), "done": done is not None}
         return encode_json(body | (done or {})) + b"\n"
 
     def _content(self, content: dict[str, Any]) -> dict[str, Any]:
+        logprobs = {"logprobs": content.pop("logprobs")} if "logprobs" in content else {}
         if self._is_chat:
-            return {"message": {"role": "assistant", "content": "", **content}}
-        return {"response": content.pop("content", ""), **content}
+            return {"message": {"role": "assistant", "content": "", **content}, **logprobs}
+        return {"response": content.pop("content", ""), **content, **logprobs}
 
     def begin(self, prompt_tokens: int) -> bytes:
         return b""
@@ -271,14 +291,20 @@ class LineWriter:
         if event.tool_call is not None:  # whole calls only
             if (call := event.tool_call.complete) is not None:
                 self._calls[call.index] = [call.name, call.arguments]
-        elif event.text:
-            out = self._line({"thinking" if event.kind == "reasoning" else "content": event.text})
+        elif event.text or event.logprobs:
+            content: dict[str, Any] = {"thinking" if event.kind == "reasoning" else "content": event.text}
+            out = self._line(content | self._logprobs([event.logprobs] if event.logprobs else []))
         if event.finish_reason is not None:
             if self._calls:
                 out += self._line({"tool_calls": [write_call(i, *call) for i, call in self._calls.items()]})
             assert event.timings is not None
             out += self._line({}, self._done(event.finish_reason, event.timings))
         return out
+
+    def _logprobs(self, steps: Sequence[Logprobs]) -> dict[str, Any]:
+        if not steps:
+            return {}
+        return {"logprobs": [write_logprobs(self._tokenizer, step, self._top) for step in steps]}
 
     def _done(self, finish: Finish, timings: Timings) -> dict[str, Any]:
         first, total = int(timings.first_token_s * 1e9), int(timings.total_s * 1e9)
@@ -303,7 +329,7 @@ class LineWriter:
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         [done] = completions
-        content: dict[str, Any] = {"content": done.text}
+        content: dict[str, Any] = {"content": done.text, **self._logprobs(done.logprobs)}
         if done.reasoning:
             content["thinking"] = done.reasoning
         if done.tool_calls:

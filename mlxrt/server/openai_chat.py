@@ -9,11 +9,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from ..engine.async_engine import AsyncEngine
-from ..engine.request import Completion, Event, Finish, Logprobs, Request
+from ..engine.request import Completion, Event, Finish, Logprobs, Request, Timings
 from ..text import Tokenizer
 from .answering import Call, answer, now, open_call, read_body
-from .options import MAX_CHOICES, read_response_format, read_sampling, read_stop, read_timeout
-from .problem import Fields, Problem, encode_json, write_openai
+from .options import MAX_CHOICES, choose_effort, read_response_format, read_sampling, read_stop, read_timeout
+from .problem import Fields, Problem, encode_json, kind_of, write_openai
 
 # What clients send and what changes nothing here. Everything else that is unknown is refused by name.
 IGNORED = (
@@ -31,7 +31,8 @@ async def chat_completions(http: HttpRequest) -> Response:
 
     def make(engine: AsyncEngine) -> Call:
         call = read_chat(body, engine)
-        writer.prepare(name or engine.engine.source.name, engine.engine.tokenizer, call, include_usage)
+        top = body.integer("top_logprobs") or 0
+        writer.prepare(name or engine.engine.source.name, engine.engine.tokenizer, call, include_usage, top)
         return call
 
     return await answer(http, await open_call(http, name, make), writer)
@@ -45,6 +46,8 @@ def read_stream_options(body: Fields) -> bool:
     include = options.flag("include_usage")
     options.ignore("include_obfuscation", "continuous_usage_stats")
     options.finish()
+    if not body.flag("stream"):
+        raise body.fail("stream_options", "only with stream: true")
     return include
 
 
@@ -53,8 +56,7 @@ def read_chat(body: Fields, engine: AsyncEngine) -> Call:
     if not messages:
         raise body.fail("messages", "expected a list of one or more messages")
     for i, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise body.fail(f"messages[{i}]", "expected an object")
+        check_message(body, i, message)
         if message.get("content") is None and message.get("role") in ("user", "system", "developer"):
             raise body.fail(f"messages[{i}].content", "is required")
     count = body.integer("n", 1, MAX_CHOICES) or 1
@@ -70,7 +72,7 @@ def read_chat(body: Fields, engine: AsyncEngine) -> Call:
         deadline_s=read_timeout(body),
         cache_salt=body.text("cache_salt") or "",
         **read_tools(body),
-        **read_template(body),
+        **read_template(body, engine),
         **read_response_format(body),
     )
     if body.raw("functions") is not None or body.raw("function_call") is not None:
@@ -82,6 +84,15 @@ def read_chat(body: Fields, engine: AsyncEngine) -> Call:
     stream = body.flag("stream")
     body.finish()
     return Call(spread(request, count), stream, body.ignored)
+
+
+def check_message(body: Fields, i: int, message: Any) -> None:
+    """Its content is text or parts; only a tool's result may be a value that was not written out."""
+    if not isinstance(message, dict):
+        raise body.fail(f"messages[{i}]", "expected an object")
+    content = message.get("content")
+    if content is not None and not isinstance(content, (str, list)) and message.get("role") not in ("tool", "function"):
+        raise body.fail(f"messages[{i}].content", f"expected a string or a list of parts, not {kind_of(content)}")
 
 
 def spread(request: Request, count: int) -> list[Request]:
@@ -129,9 +140,11 @@ def read_tool_choice(body: Fields, choice: Any, tools: list[dict[str, Any]]) -> 
     return {"tool_choice": {"type": "function", "function": {"name": name}}}
 
 
-def read_template(body: Fields) -> dict[str, Any]:
+def read_template(body: Fields, engine: AsyncEngine) -> dict[str, Any]:
     """Thinking and the template's variables as fields of a Request."""
+    takes = engine.engine.tokenizer.chat_format.takes
     options = body.object("chat_template_kwargs") or {}
+    body.ignored += [f"chat_template_kwargs.{key}" for key in options if not takes(key)]
     found: dict[str, Any] = {}
     effort = body.text("reasoning_effort", EFFORTS)
     budget = (
@@ -141,8 +154,8 @@ def read_template(body: Fields) -> dict[str, Any]:
     )
     if effort == "none":
         found["thinking"] = "off"
-    elif effort is not None:
-        options = {"reasoning_effort": effort, **options}
+    else:
+        options = {**choose_effort(body, "reasoning_effort", effort, engine), **options}
     if budget is not None:
         found["thinking_budget"] = budget
     return {**found, **({"template_options": options} if options else {})}
@@ -156,10 +169,11 @@ class ChatWriter:
     def __init__(self) -> None:
         self.id, self.created = f"chatcmpl-{secrets.token_hex(14)}", now()
 
-    def prepare(self, model: str, tokenizer: Tokenizer, call: Call, include_usage: bool) -> None:
+    def prepare(self, model: str, tokenizer: Tokenizer, call: Call, include_usage: bool, top: int) -> None:
+        """`top`: how many of the likeliest tokens are told with each chosen one, where these are asked for at all."""
         self._model, self._tokenizer, self._include_usage = model, tokenizer, include_usage
         self._choices = len(call.requests)
-        self._top = call.requests[0].params.logprobs if call.requests else 0
+        self._top = top
         frame = {"id": self.id, "object": "chat.completion.chunk", "created": self.created, "model": model}
         self._head = b"data: " + encode_json(frame)[:-1] + b',"choices":['
         self._called = [False] * self._choices
@@ -281,32 +295,41 @@ def write_failure(problem: Problem) -> bytes:
 
 
 class Usage:
-    """Counts of tokens over all requests of a call."""
+    """Counts of tokens over all requests of a call. The answers to one prompt count it once, as OpenAI does."""
 
-    def __init__(self, prompt: int = 0, cached: int = 0, generated: int = 0, reasoning: int = 0):
-        self.prompt, self.cached, self.generated, self.reasoning = prompt, cached, generated, reasoning
+    def __init__(self) -> None:
+        self._prompts: dict[int, tuple[int, int]] = {}  # which prompt -> its tokens, how many came from the cache
+        self.generated = self.reasoning = 0
 
-    def add(self, event: Event) -> "Usage":
+    def add(self, event: Event, prompt: int = 0) -> "Usage":
         if event.kind == "reasoning" and event.token is not None:
             self.reasoning += 1
         if event.timings is not None:
-            # Several answers to one prompt: the prompt counts once, as OpenAI counts it.
-            self.prompt, self.cached = (
-                max(self.prompt, event.timings.prompt_tokens),
-                max(self.cached, event.timings.cached_tokens),
-            )
-            self.generated += event.timings.generated_tokens
+            self._count(event.timings, prompt)
         return self
 
+    def _count(self, timings: Timings, prompt: int) -> None:
+        # Of several answers the first one computed the prompt; the others found it in the cache.
+        tokens, cached = self._prompts.get(prompt, (0, timings.cached_tokens))
+        self._prompts[prompt] = max(tokens, timings.prompt_tokens), min(cached, timings.cached_tokens)
+        self.generated += timings.generated_tokens
+
     @classmethod
-    def of(cls, completions: list[Completion]) -> "Usage":
-        timings = [done.timings for done in completions]
-        return cls(
-            max((t.prompt_tokens for t in timings), default=0),
-            max((t.cached_tokens for t in timings), default=0),
-            sum(t.generated_tokens for t in timings),
-            sum(getattr(t, "reasoning_tokens", 0) for t in timings),
-        )
+    def of(cls, completions: list[Completion], copies: int | None = None) -> "Usage":
+        """`copies`: answers to each prompt; None: all are answers to one."""
+        usage = cls()
+        for i, done in enumerate(completions):
+            usage._count(done.timings, 0 if copies is None else i // copies)
+            usage.reasoning += getattr(done.timings, "reasoning_tokens", 0)
+        return usage
+
+    @property
+    def prompt(self) -> int:
+        return sum(tokens for tokens, _ in self._prompts.values())
+
+    @property
+    def cached(self) -> int:
+        return sum(cached for _, cached in self._prompts.values())
 
     def write(self) -> dict[str, Any]:
         return {

@@ -40,15 +40,15 @@ async def completions(http: HttpRequest) -> Response:
     name, include_usage, writer = body.text("model"), read_stream_options(body), TextWriter()
 
     def make(engine: AsyncEngine) -> Call:
-        call, echo = read_completions(body, engine)
-        writer.prepare(name or engine.engine.source.name, engine.engine.tokenizer, call, include_usage, echo)
+        call, echo, copies = read_completions(body, engine)
+        writer.prepare(name or engine.engine.source.name, engine.engine.tokenizer, call, include_usage, echo, copies)
         return call
 
     return await answer(http, await open_call(http, name, make), writer)
 
 
-def read_completions(body: Fields, engine: AsyncEngine) -> tuple[Call, list[str]]:
-    """The call, and for each prompt the text that `echo` puts before the answer."""
+def read_completions(body: Fields, engine: AsyncEngine) -> tuple[Call, list[str], int]:
+    """The call, for each answer the text that `echo` puts before it, and how many answers a prompt gets."""
     prompts = read_prompts(body)
     count, logprobs = body.integer("n", 1, MAX_CHOICES) or 1, body.integer("logprobs", 0, 5)
     best_of = body.integer("best_of", 1, MAX_CHOICES)
@@ -56,6 +56,8 @@ def read_completions(body: Fields, engine: AsyncEngine) -> tuple[Call, list[str]
         raise body.fail("best_of", f"must equal n ({count}): answers are not ranked")
     if (body.text("suffix") or "") != "":
         raise body.fail("suffix", "is not supported: no text is filled in before a suffix")
+    if body.flag("echo") and logprobs is not None:
+        raise body.fail("logprobs", "with echo is not supported: no log probabilities of the prompt are given")
     given = {"logprobs": max(logprobs, 1) if logprobs is not None else 0, "stop": read_stop(body, "stop")}
     max_tokens = body.integer("max_tokens", 1)
     params = read_sampling(body, engine, given, 16 if max_tokens is None else max_tokens)  # OpenAI's default
@@ -71,7 +73,7 @@ def read_completions(body: Fields, engine: AsyncEngine) -> tuple[Call, list[str]
     body.ignore(*IGNORED)
     stream = body.flag("stream")
     body.finish()
-    return Call(requests, stream, body.ignored), [text for text in echo for _ in range(count)]
+    return Call(requests, stream, body.ignored), [text for text in echo for _ in range(count)], count
 
 
 def read_prompts(body: Fields) -> list[str | tuple[int, ...]]:
@@ -101,8 +103,12 @@ class TextWriter:
     def __init__(self) -> None:
         self.id, self.created, self._usage = f"cmpl-{secrets.token_hex(14)}", now(), Usage()
 
-    def prepare(self, model: str, tokenizer: Tokenizer, call: Call, include_usage: bool, echo: list[str]) -> None:
+    def prepare(
+        self, model: str, tokenizer: Tokenizer, call: Call, include_usage: bool, echo: list[str], copies: int
+    ) -> None:
+        """`echo`: the text before each answer; `copies`: answers to each prompt."""
         self._model, self._tokenizer, self._include_usage, self._echo = model, tokenizer, include_usage, echo
+        self._copies = copies
         self._top = call.requests[0].params.logprobs
         self._lengths = [len(text) for text in echo]
         frame = {"id": self.id, "object": "text_completion", "created": self.created, "model": model}
@@ -116,7 +122,7 @@ class TextWriter:
         return self._head + encode_json(choice) + b"]}\n\n"
 
     def chunk(self, index: int, event: Event) -> bytes:
-        self._usage = self._usage.add(event)
+        self._usage = self._usage.add(event, index // self._copies)
         finish = None if event.finish_reason is None else FINISH[event.finish_reason]
         logprobs = None
         if event.logprobs:
@@ -145,7 +151,7 @@ class TextWriter:
             }
             for i, done in enumerate(completions)
         ]
-        usage = Usage.of(completions).write()
+        usage = Usage.of(completions, self._copies).write()
         head = {"id": self.id, "object": "text_completion", "created": self.created, "model": self._model}
         return {**head, "choices": choices, "usage": usage}
 

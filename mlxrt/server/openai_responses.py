@@ -11,12 +11,12 @@ from ..engine.async_engine import AsyncEngine
 from ..engine.request import Completion, Event, Finish, Request
 from .answering import Call, answer, now, open_call, read_body
 from .openai_chat import EFFORTS, KEEP_ALIVE, Usage
-from .options import read_sampling, read_timeout
+from .options import choose_effort, read_sampling, read_timeout
 from .problem import Fields, Problem, encode_json
 
 IGNORED = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "include", "truncation", "background", "top_logprobs", "max_tool_calls", "stream_options", "client_metadata",
+    "include", "truncation", "top_logprobs", "max_tool_calls", "stream_options", "client_metadata",
     "context_management",
 )  # fmt: skip
 
@@ -37,6 +37,8 @@ def read_response(body: Fields, engine: AsyncEngine) -> Call:
     for key in ("previous_response_id", "conversation", "prompt"):
         if body.raw(key) is not None:
             raise body.fail(key, "is not supported: nothing is stored here; send the whole conversation as input")
+    if body.flag("background"):
+        raise body.fail("background", "is not supported: an answer is kept for nobody; wait for it or stream it")
     instructions = body.text("instructions")
     history = [{"role": "system", "content": instructions}] if instructions else []
     history += read_input(body)
@@ -46,7 +48,7 @@ def read_response(body: Fields, engine: AsyncEngine) -> Call:
         params=params,
         deadline_s=read_timeout(body),
         **read_tools(body),
-        **read_reasoning(body),
+        **read_reasoning(body, engine),
         **read_text_format(body),
     )
     body.ignore(*IGNORED)
@@ -138,6 +140,8 @@ def read_tools(body: Fields) -> dict[str, Any]:
             key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None
         }
         tools.append({"type": "function", "function": function})
+    if not tools and choice not in (None, "auto", "none"):
+        raise body.fail("tool_choice", "needs tools that a client runs")
     if not tools or choice == "none":
         return {}
     found: dict[str, Any] = {"tools": tuple(tools)}
@@ -153,7 +157,7 @@ def read_tools(body: Fields) -> dict[str, Any]:
     return found if parallel else found | {"parallel_tool_calls": False}
 
 
-def read_reasoning(body: Fields) -> dict[str, Any]:
+def read_reasoning(body: Fields, engine: AsyncEngine) -> dict[str, Any]:
     options = body.inner("reasoning")
     if options is None:
         return {}
@@ -162,7 +166,8 @@ def read_reasoning(body: Fields) -> dict[str, Any]:
     options.finish()
     if effort == "none":
         return {"thinking": "off"}
-    return {"template_options": {"reasoning_effort": effort}} if effort is not None else {}
+    variables = choose_effort(options, "effort", effort, engine)
+    return {"template_options": variables} if variables else {}
 
 
 def read_text_format(body: Fields) -> dict[str, Any]:
@@ -179,7 +184,9 @@ def read_text_format(body: Fields) -> dict[str, Any]:
     schema = form.object("schema")
     form.finish()
     if kind == "json_schema":
-        return {"response_format": {"type": "json_schema", "schema": schema if schema is not None else {}}}
+        if schema is None:
+            raise form.fail("schema", "is required")
+        return {"response_format": {"type": "json_schema", "schema": schema}}
     return {"response_format": {"type": "json_object"}} if kind == "json_object" else {}
 
 

@@ -33,8 +33,6 @@ def read_sampling(
     }
     if found["top_k"] == -1:  # how vLLM switches it off
         found["top_k"] = 0
-    if found["top_p"] == 0:  # the likeliest token only, as other servers take it
-        found["top_p"] = 1e-9
     if found["seed"] is not None:
         found["seed"] %= 2**64
     return make_params(engine, found, max_tokens)
@@ -43,6 +41,8 @@ def read_sampling(
 def make_params(engine: AsyncEngine, found: Mapping[str, Any], max_tokens: int | None) -> SamplingParams:
     defaults = read_defaults(dict(engine.engine.source.generation))
     chosen = {name: value for name, value in found.items() if value is not None and value != ()}
+    if chosen.get("top_p") == 0:  # the likeliest token only, as other servers take it
+        chosen["top_p"] = 1e-9
     limit = engine.engine.context if max_tokens is None else min(max_tokens, engine.engine.context)
     return SamplingParams(**(defaults | chosen), max_tokens=limit)
 
@@ -74,6 +74,16 @@ def read_stop(body: Fields, key: str) -> tuple[str, ...]:
 def read_timeout(body: Fields) -> float | None:
     """Seconds until the answer ends with what it has."""
     return body.number("timeout", 1e-3, 1e6)
+
+
+def choose_effort(fields: Fields, key: str, effort: str | None, engine: AsyncEngine) -> dict[str, Any]:
+    """How hard to think, as a variable of the chat template; named among the ignored fields where it has none."""
+    if effort is None:
+        return {}
+    if engine.engine.tokenizer.chat_format.takes("reasoning_effort"):
+        return {"reasoning_effort": effort}
+    fields.ignored.append(fields.name(key))
+    return {}
 
 
 def read_response_format(body: Fields) -> dict[str, Any]:

@@ -131,9 +131,9 @@ class Runner:
             await self._models.close(finish=False)
             if self._options.address.path is not None:
                 os.unlink(self._options.address.path)
-        failed = next((r for r in results if isinstance(r, MlxrtError)), None) or self._models.failure
+        failed = next((r for r in results if isinstance(r, Exception)), None) or self._models.failure
         if failed is not None:
-            log.error(f"the server stops: {failed}")
+            log.error(f"the server stops: {failed if isinstance(failed, MlxrtError) else repr(failed)}")
             return 1
         return 0
 
@@ -148,13 +148,16 @@ class Runner:
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stop)
 
-    async def _monitor(self, server, sock: socket.socket) -> None:
-        """Load the first model, say where it is served, then stop the server when an engine fails or a signal came."""
+    async def _monitor(self, server: "uvicorn.Server", sock: socket.socket) -> None:
+        """Whatever ends the watch ends the server: it would look alive and hear no signal."""
         try:
-            model = await self._models.start()
-        except MlxrtError:
+            await self._watch(server, sock)
+        finally:
             server.should_exit = True
-            raise
+
+    async def _watch(self, server: "uvicorn.Server", sock: socket.socket) -> None:
+        """Load the first model, say where it is served, then wait for an engine's failure or a signal."""
+        model = await self._models.start()
         self._announce(describe_start(self._options.address.url(sock), model))
         while True:
             await asyncio.sleep(POLL_S)
@@ -168,7 +171,6 @@ class Runner:
                 await self._models.restart_failed()
                 continue
             await asyncio.sleep(1.0)  # every client has got its error by then
-            server.should_exit = True
             return
 
     def _end_answers(self) -> None:

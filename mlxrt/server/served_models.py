@@ -33,6 +33,7 @@ class ServedModel:
     last_used: float = 0.0
     loaded_at: float = 0.0
     load_s: float = 0.0
+    leaving: bool = False  # to be unloaded when nobody uses it any more
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -97,6 +98,8 @@ class ServedModels:
         finally:
             model.users -= 1
             model.last_used = time.monotonic()
+            if model.leaving and not model.users:
+                await self.release(model)
 
     def _check_open(self) -> None:
         if self.closing:
@@ -132,6 +135,12 @@ class ServedModels:
             oldest = min(idle, key=lambda m: m.last_used)
             await self.unload(oldest)
             loaded.remove(oldest)
+
+    async def release(self, model: ServedModel) -> None:
+        """Unload a model, once the requests that use it are done."""
+        model.leaving = model.users > 0
+        if not model.leaving:
+            await self.unload(model)
 
     async def unload(self, model: ServedModel) -> None:
         engine, model.engine = model.engine, None

@@ -86,6 +86,10 @@ class ChatFormat:
             self._compiled[name] = CompiledTemplate(template, find_features(render, source), source)
         return self._compiled[name]
 
+    def takes(self, variable: str) -> bool:
+        """Whether a template of the model's uses this variable."""
+        return any(variable in source for source in self.templates.values())
+
     # Thinking
 
     @cached_property

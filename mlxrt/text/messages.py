@@ -195,6 +195,10 @@ def join_parts(content: Any, index: int) -> tuple[str, str]:
             text.append(part["text"])
         elif kind in ("thinking", "reasoning") and isinstance(part.get("thinking", part.get("text")), str):
             thought.append(part.get("thinking", part.get("text")))
+        elif kind == "refusal" and isinstance(part.get("refusal"), str):  # what an assistant said instead
+            text.append(part["refusal"])
+        elif kind in TEXT_PARTS:
+            raise BadRequest(f"message {index} has a part of type {show(kind)} without its text")
         else:
             raise UnsupportedContent(f"message {index} has a part of type {show(kind)}; only text can be read")
     return "".join(text), "\n".join(thought)

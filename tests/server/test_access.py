@@ -85,6 +85,10 @@ def test_the_log_has_no_prompt(server, caplog):
         (["--model", "a=b", "--model", "a=c"], "twice"),
         (["--model", "=x"], "NAME=MODEL"),
         (["--isolate"], "--api-key-file"),
+        (["--max-models", "0"], "--max-models must be"),
+        (["--grace", "-1"], "--grace must be"),
+        (["--idle-unload", "0"], "--idle-unload must be"),
+        (["--port", "70000"], "--port must be"),
     ],
 )
 def test_flags_that_cannot_be_right(capsys, flags, text):

@@ -163,6 +163,17 @@ def test_warming_shares_the_steps_with_answers(monkeypatch):
         assert len(ended) == 2 and ended[0] < 100 < ended[1] == 400
 
 
+def test_a_model_in_use_is_unloaded_afterwards():
+    with running() as server:
+        server.script.append("z" * 400)
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=LONG | {"stream": True}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            unloaded = server.post("/api/generate", {"model": "toy", "keep_alive": 0}).json()
+            assert unloaded["done_reason"] == "unload" and list(lines)[-2] == "data: [DONE]"
+        wait_for(lambda: server.models.default.engine is None)
+
+
 def test_the_page_is_served_and_ollamas_words_too(server):
     page = server.get("/", headers={"accept": "text/html"})
     assert "<title>mlxrt</title>" in page.text and "default-src 'self'" in page.headers["content-security-policy"]
@@ -215,3 +226,11 @@ def test_prompts_are_rendered_off_the_engines_thread(server, monkeypatch):
     )
     assert server.chat(n=3).status_code == 200
     assert len(threads) == 1 and threads[0].startswith("mlxrt prepare")
+
+
+def test_a_first_model_that_cannot_be_loaded_ends_the_server():
+    def load(source: str, config):
+        raise RuntimeError("boom")
+
+    with running(load=load) as server:
+        assert server.url == "" and server.result == [1]
