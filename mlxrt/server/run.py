@@ -149,13 +149,13 @@ class Runner:
                 asyncio.get_running_loop().add_signal_handler(number, stop)
 
     async def _monitor(self, server: "uvicorn.Server", sock: socket.socket) -> None:
-        """Whatever ends the watch ends the server: it would look alive and hear no signal."""
+        """Whatever ends the monitoring ends the server: it would look alive and hear no signal."""
         try:
-            await self._watch(server, sock)
+            await self._wait_for_end(server, sock)
         finally:
             server.should_exit = True
 
-    async def _watch(self, server: "uvicorn.Server", sock: socket.socket) -> None:
+    async def _wait_for_end(self, server: "uvicorn.Server", sock: socket.socket) -> None:
         """Load the first model, say where it is served, then wait for an engine's failure or a signal."""
         model = await self._models.start()
         self._announce(describe_start(self._options.address.url(sock), model))
