@@ -55,6 +55,7 @@ test-all: test $(PEERS)
 	@$(BIN)/python -m tests.long.fuzz_jang --count 1000
 	@$(BIN)/python -m tests.long.fuzz_server --count 5000
 	@$(BIN)/python tests/text/token_vectors.py
+	@$(BIN)/python -m tests.long.check_vocabularies
 	@$(BIN)/python tests/long/check_macos_resolve.py
 	@$(BIN)/python -m tests.long.state_machine --programs 3000
 	@$(BIN)/python -m tests.long.planted_faults
