@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .decoders import BYTE_ALPHABET
 from .gguf_metadata import USER_DEFINED, TokenizerMetadata
 from .gguf_vocab import (
     READERS,
@@ -92,8 +93,19 @@ def make_byte_bpe(meta: TokenizerMetadata):
     ids, pre = meta.tokens(), find_pretokenizer(str(meta.text("pre")))
     backend = build_bpe(meta, ids, meta.types(len(ids)), {"ignore_merges": pre.ignore_merges})
     set_pretokenizer(backend, pre)
-    backend.decoder = decoders.ByteLevel()
+    steps = [decoders.Replace(text, spelt) for text, spelt in spell_lone_letters(ids, meta.types(len(ids)))]
+    backend.decoder = decoders.Sequence([*steps, decoders.ByteLevel()]) if steps else decoders.ByteLevel()
     return backend
+
+
+def spell_lone_letters(ids: Mapping[str, int], types: Sequence[int]) -> list[tuple[str, str]]:
+    """Added tokens such as À, which the byte-level decoder would take for the byte 0xC0: what it reads as À.
+
+    Only letters of bytes that UTF-8 never has: no other token contains them."""
+    letters = {byte: letter for letter, byte in BYTE_ALPHABET.items()}
+    never = {letters[byte] for byte in (0xC0, 0xC1, *range(0xF5, 0x100))}
+    lone = [text for text, kind in zip(ids, types) if kind in SPECIAL_TYPES and text in never]
+    return [(text, "".join(letters[byte] for byte in text.encode())) for text in lone]
 
 
 def make_char_bpe(meta: TokenizerMetadata):

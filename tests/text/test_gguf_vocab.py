@@ -1,12 +1,14 @@
 """Vocabularies out of GGUF metadata against the tokenizers library's own, and what is refused."""
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytest import raises
 
 from mlxrt.errors import BadRequest, BadTokenizer
 from mlxrt.text import Tokenizer
+from mlxrt.text.gguf_to_json import write_tokenizer
 
 KEY = "tokenizer.ggml."
 
@@ -37,6 +39,21 @@ def test_kinds_of_tokens(bpe_metadata):
     assert tok.encode("x   y")[1] == 451
     assert tok.decode([450, 451]) == "<user é>   "  # stored as they are, not in the byte alphabet
     assert tok.decode([1, 450, 2]) == "<user é>"  # control tokens are special, user-defined ones are text
+
+
+def test_letters_of_bytes_that_no_text_has_are_kept_in_tokenizer_json(bpe_metadata, tmp_path):
+    """DeepSeek's vocabularies have À and others as tokens of their own; a byte-level decoder reads them as bytes."""
+    tokens, types = bpe_metadata[KEY + "tokens"], [*bpe_metadata[KEY + "token_type"]]
+    for letter in "Àÿ":
+        types[tokens.index(letter)] = 4
+    values = bpe_metadata | {KEY + "token_type": types}
+    assert write_tokenizer(tmp_path, values)
+    text = "À la carte, ÿ and é"
+    made = [Tokenizer.from_gguf(values), Tokenizer.from_folder(tmp_path)]
+    ids = [tok.encode(text) for tok in made]
+    assert ids[0] == ids[1] and tokens.index("À") in ids[0]
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert [tok.decode(ids[0]) for tok in (*made, theirs)] == [text] * 3
 
 
 def test_bos_flags(bpe_metadata):
