@@ -124,7 +124,8 @@ class StepRecorder:
             self._recorded[tokens.shape[0]] = reader.read(made, outputs, after)
         except NotRecordable as reason:
             if None not in self._recorded.values():
-                log.info(f"decode steps are computed call by call: {reason}")
+                log.info("decode steps are computed call by call: MLX computes a part of them")
+                log.debug(f"decode steps: {reason}")
             self._recorded[tokens.shape[0]] = None
         return outputs, after
 

@@ -128,6 +128,7 @@ def k_quants(tmp_path_factory):
     config = CONFIG | {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_attention_heads": 4}
     config |= {"num_key_value_heads": 2}
     kinds = {"v_proj": "q6_k", "o_proj": "q5_k", "gate": "q3_k", "up": "q3_k", "down": "q2_k", "embed": "q5_k"}
+    kinds["k_proj"] = "iq2_xxs"
     stored, plain = {}, {}
     mx.random.seed(4)
     for name, array in float_weights(config, seed=5).items():

@@ -30,7 +30,7 @@ CONFIG = {
 }  # fmt: skip
 TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{{ bos_token }}[assistant]"
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Où est 東京? <s> it's\n\n  here"}]
-LOSSLESS = ("mlx", "mlx:16")  # every matrix of the file is Q8_0, which MLX's affine format holds exactly
+LOSSLESS = ("mlx",)  # every matrix of the file is Q8_0, which MLX's affine format holds exactly; float16 rounds it
 
 
 def make_weights(vocab: int, seed: int) -> dict[str, np.ndarray]:

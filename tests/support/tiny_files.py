@@ -117,7 +117,7 @@ def write_gguf(
 def add_tensor(writer, name: str, array: np.ndarray, kind: str) -> None:
     if array.dtype == np.uint8:
         [kind] = [name.upper() for name, size in K_QUANTS.items() if size == array.shape[1]]
-        writer.add_tensor(name, array, raw_dtype=gguf.GGMLQuantizationType[f"{kind[:2]}_K"])
+        writer.add_tensor(name, array, raw_dtype=gguf.GGMLQuantizationType[kind])
         return
     type_ = gguf.GGMLQuantizationType[kind]
     writer.add_tensor(name, gguf.quants.quantize(array, type_), raw_dtype=type_)

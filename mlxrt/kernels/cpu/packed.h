@@ -1,14 +1,16 @@
 /* Packed matrices, and how sixteen neighbours of a row become floats.
  *
  * Affine: MLX's layout, a row is a stream of codes from the low bits up; w = scale * code + bias, one of each for every
- * `group`. The others are GGUF's K-quants: blocks of 256 weights, whose scales are quantised themselves. */
+ * `group`. The others are GGUF's K-quants: blocks of 256 weights, whose scales are quantised themselves. IQ2_XXS has such
+ * blocks, too; its codes are signed, and are kept 64 higher, so that they are bytes. */
 #ifndef MLXRT_PACKED_H
 #define MLXRT_PACKED_H
+#include "iq2_grid.h"
 #include "vector.h"
 
 enum { FLOAT32, FLOAT16, BFLOAT16 };
 enum { AHEAD = 4096 }; /* bytes */
-enum { AFFINE, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K };
+enum { AFFINE, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ2_XXS };
 
 typedef struct {
     const uint8_t *weight;
@@ -23,17 +25,18 @@ typedef struct {
     float scale[16], bias[16];
 } span;
 
+INLINE int has_groups_of_32(int format) { return format == Q4_K || format == Q5_K || format == IQ2_XXS; }
 INLINE int chunks_of_group(const matrix *a, int format) {
-    return format == AFFINE ? a->group / 16 : format == Q4_K || format == Q5_K ? 2 : 1;
+    return format == AFFINE ? a->group / 16 : has_groups_of_32(format) ? 2 : 1;
 }
 /* Chunks that every group of the format has a multiple of. */
-INLINE int chunks_together(int format) { return format == AFFINE || format == Q4_K || format == Q5_K ? 2 : 1; }
+INLINE int chunks_together(int format) { return format == AFFINE || has_groups_of_32(format) ? 2 : 1; }
 INLINE int64_t groups_of_row(const matrix *a, int format) {
-    return format == AFFINE ? a->width / a->group : format == Q4_K || format == Q5_K ? a->width / 32 : a->width / 16;
+    return format == AFFINE ? a->width / a->group : has_groups_of_32(format) ? a->width / 32 : a->width / 16;
 }
-INLINE int groups_of_span(int format) { return format == Q4_K || format == Q5_K ? 8 : 16; }
+INLINE int groups_of_span(int format) { return has_groups_of_32(format) ? 8 : 16; }
 INLINE int block_bytes(int format) {
-    static const int sizes[] = {0, 84, 110, 144, 176, 210};
+    static const int sizes[] = {0, 84, 110, 144, 176, 210, 66};
     return sizes[format];
 }
 
@@ -90,6 +93,10 @@ INLINE void open_span(const matrix *a, int format, int bits, int64_t row, int64_
     to->at = p += s * block_bytes(format);
     if (format == Q4_K || format == Q5_K) {
         open_k_scales(p + 4, float_at(p, 0, FLOAT16), float_at(p, 1, FLOAT16), to);
+    } else if (format == IQ2_XXS) {
+        const float d = float_at(p, 0, FLOAT16) * 0.25f;
+        for (int i = 0; i < 8; i++)
+            to->scale[i] = d * (0.5f + (float)(p[9 + 8 * i] >> 4)), to->bias[i] = -64 * to->scale[i];
     } else if (format == Q6_K) {
         const float d = float_at(p + 208, 0, FLOAT16);
         for (int i = 0; i < 16; i++) to->scale[i] = d * (float)(int8_t)p[192 + i], to->bias[i] = -32 * to->scale[i];
@@ -108,6 +115,20 @@ INLINE void open_span(const matrix *a, int format, int bits, int64_t row, int64_
 typedef uint16_t word_vector __attribute__((vector_size(16)));
 INLINE byte_vector bits_at(const uint8_t *p, int shift, int mask) { /* of sixteen bytes */
     return (byte_vector)((word_vector)load_bytes(p) >> (uint16_t)shift) & (uint8_t)mask;
+}
+
+/* Of IQ2_XXS: a group of 32 has four bytes that choose eight magnitudes each, and 28 bits of signs, seven for each of
+ * them: the number of minus signs among eight is even. */
+INLINE byte_vector grid_codes(const uint8_t *p, int part) {
+    uint32_t signs;
+    memcpy(&signs, p + 4, 4);
+    const uint32_t low = signs >> 14 * part & 127, high = signs >> (14 * part + 7) & 127;
+    const uint64_t each = 0x0101010101010101, bit = 0x8040201008040201;
+    const long_vector spread = {
+        (low | (uint32_t)__builtin_parity(low) << 7) * each & bit, (high | (uint32_t)__builtin_parity(high) << 7) * each & bit};
+    const byte_vector minus = (byte_vector)((byte_vector)spread != 0);
+    const byte_vector v = (byte_vector)(long_vector){iq2_grid[p[2 * part]], iq2_grid[p[2 * part + 1]]};
+    return (v ^ minus) - minus + 64;
 }
 
 /* Codes of chunk i of a span. `end`: of the matrix, beyond which nothing is read. */
@@ -132,6 +153,7 @@ INLINE floats chunk_codes(const span *s, int format, int bits, int i, const uint
         v = bits_at(p + half * 64 + third % 2 * 32 + part * 16, third / 2 * 4, 15);
         v |= bits_at(p + 128 + half * 32 + part * 16, 2 * third, 3) << 4;
         break;
+    case IQ2_XXS: v = grid_codes(p + 2 + i / 2 * 8, part); break;
     case Q2_K: v = bits_at(p + 16 + half * 32 + part * 16, 2 * third, 3); break;
     case Q3_K:
         v = bits_at(p + 32 + half * 32 + part * 16, 2 * third, 3);

@@ -167,6 +167,7 @@ def cpu_cases() -> Iterator[Case]:
         ("q5_k", 0, 32, 7, 512, 4, {"activation": "gelu", "times": True}),
         ("affine", 4, 32, 66, 96, 3, {"bias": True, "activation": "clamped", "pair": True}),
         ("q6_k", 0, 32, 41, 1024, 5, {"softcap": 300.0}),
+        ("iq2_xxs", 0, 32, 39, 768, 1, {"residual": True}),
         ("affine", 4, 32, 70, 608, 40, {"bias": True, "activation": "silu", "pair": True, "residual": True}),
         ("affine", 8, 64, 67, 1088, 17, {"residual": True}),
         ("affine", 6, 128, 5, 384, 16, {}),

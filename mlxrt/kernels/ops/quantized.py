@@ -12,14 +12,16 @@ from .lut_matrix import LUTMatrix
 AFFINE, MXFP4, DENSE, LUT = 0, 1, 2, 3
 FORMS = {"affine": AFFINE, "mxfp4": MXFP4, "dense": DENSE, "lut": LUT}
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
-# GGUF's K-quants: bytes of a block of 256 weights, which lie in uint8 rows as in the file. CPU kernels read them.
-K_QUANTS = {"q2_k": 84, "q3_k": 110, "q4_k": 144, "q5_k": 176, "q6_k": 210}
+# GGUF's K-quants, and IQ2_XXS with the same kind of blocks: bytes of a block of 256 weights, which lie in uint8 rows as
+# in the file. CPU kernels read them.
+K_QUANTS = {"q2_k": 84, "q3_k": 110, "q4_k": 144, "q5_k": 176, "q6_k": 210, "iq2_xxs": 66}
 K_QUANT_HALVES = {
     "q2_k": (80, 2),
     "q3_k": (108, 1),
     "q4_k": (0, 2),
     "q5_k": (0, 2),
     "q6_k": (208, 1),
+    "iq2_xxs": (0, 1),
 }  # float16: where, how many
 CPU_BITS = (2, 3, 4, 5, 6, 8)  # of affine matrices that CPU kernels read
 
@@ -127,5 +129,5 @@ def dequantize_k_quant(rows: mx.array, kind: str) -> mx.array:
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    values = dequantize(np.array(rows), GGMLQuantizationType[f"{kind[:2].upper()}_K"])
+    values = dequantize(np.array(rows), GGMLQuantizationType[kind.upper()])
     return mx.array(values.astype(np.float32, copy=False))

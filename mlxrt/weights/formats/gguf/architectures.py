@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ....errors import UnsupportedModel
+from ....kernels.ops.quantized import K_QUANTS
 from .metadata import ArchMetadata
 from .reader import GGUFTensor
 
@@ -33,6 +34,7 @@ POST_NORMS = {
 GPT_OSS_NAMES = {
     "ffn_gate_inp": "mlp.router", "post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn.sinks",
 }  # fmt: skip
+PARTS = "|".join(("weight", "bias", "scales", "biases", *K_QUANTS))
 NO_SUFFIX = {"self_attn.sinks"}  # a parameter, not a module
 
 
@@ -55,7 +57,7 @@ class Architecture:
 
     def rename(self, name: str) -> str:
         """The Hugging Face name; an unknown one stays, and building the model reports it."""
-        found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias|scales|biases|q[23456]_k)", name)
+        found = re.fullmatch(rf"(?:blk\.(\d+)\.)?(\w+)\.({PARTS})", name)
         if not found:
             return name
         layer, stem, suffix = found.groups()
