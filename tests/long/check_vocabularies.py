@@ -2,7 +2,7 @@
 
     python -m tests.long.check_vocabularies [--vocabularies llama-spm gpt-2] [--formats mlx mlx:16 jang jangtq codebook]
 
-The vocabularies are published ones, with the texts that tests/text/token_vectors.py fetches; the model in front of
+The vocabularies are published ones, with the samples that tests/text/token_vectors.py fetches; the model in front of
 each is a small random one in Q8_0. The folder must encode every text as the file does, have its chat template, and
 answer; where the conversion keeps the bits, with the same tokens.
 """
@@ -61,11 +61,11 @@ def write_model(path: Path, values: dict) -> Path:
     return write_gguf(path, weights, CONFIG, "Q8_0", add_vocabulary)
 
 
-def describe(model: Path, texts: list[str]) -> tuple[list, list]:
-    """What a tokenizer makes of the texts and of messages, and greedy answers."""
+def describe(model: Path, samples: list[str]) -> tuple[list, list]:
+    """What a tokenizer makes of the samples and of messages, and greedy answers."""
     with mlxrt.load(str(model)) as engine:
         tokenizer = engine.tokenizer
-        encoded = [tokenizer.encode(text, special=special) for text in texts for special in (True, False)]
+        encoded = [tokenizer.encode(text, special=special) for text in samples for special in (True, False)]
         told = [tokenizer.decode(ids) for ids in encoded]
         chat = engine.encode(mlxrt.Request(messages=MESSAGES))
         answers = engine.generate([MESSAGES, "Once upon a time"], max_tokens=16, ignore_eos=True)
@@ -74,11 +74,11 @@ def describe(model: Path, texts: list[str]) -> tuple[list, list]:
 
 def check(name: str, files: dict[str, bytes], formats: list[str], folder: Path) -> bool:
     values = metadata(files["gguf"])
-    path, texts = (
+    path, samples = (
         write_model(folder / f"{name}.gguf", values),
         files["inp"].decode().removesuffix(BETWEEN).split(BETWEEN),
     )
-    expected, answers = describe(path, texts)
+    expected, answers = describe(path, samples)
     fine = True
     for form in formats:
         format, _, bits = form.partition(":")
@@ -87,10 +87,10 @@ def check(name: str, files: dict[str, bytes], formats: list[str], folder: Path) 
         if main(["convert", str(path), str(out), *flags]) != 0:
             fine = False
             continue
-        found, tokens = describe(out, texts)
+        found, tokens = describe(out, samples)
         good = found == expected and (form not in LOSSLESS or tokens == answers)
         kind = values["tokenizer.ggml.model"]
-        print(f"{name} ({kind}) as {form}: {'right' if good else 'WRONG'}, {len(texts)} texts", flush=True)
+        print(f"{name} ({kind}) as {form}: {'right' if good else 'WRONG'}, {len(samples)} samples", flush=True)
         fine &= good
     return fine
 
