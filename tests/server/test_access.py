@@ -1,6 +1,10 @@
 """Who may use the server: hosts, origins, keys, sizes; and what is logged."""
 
+import hmac
 import logging
+import os
+import socket
+import stat
 
 import httpx
 import pytest
@@ -8,6 +12,7 @@ import pytest
 from mlxrt import EngineConfig
 from mlxrt.cli import main
 from mlxrt.server.access import AccessRules
+from mlxrt.server.run import Address
 
 from .conftest import running, wait_for
 
@@ -51,6 +56,58 @@ def test_keys_open_everything_but_the_page_and_health():
         assert server.get("/v1/models", headers={"authorization": "Bearer wrong-key-here"}).status_code == 401
         for headers in ({"authorization": f"Bearer {KEY}"}, {"x-api-key": "another-secret-key"}):
             assert server.get("/v1/models", headers=headers).status_code == 200
+
+
+def test_every_key_is_compared_in_constant_time(monkeypatch):
+    """Whether the first key matches, a later one or none: the same comparisons of digests of one length."""
+    compared: list[int] = []
+    compare = hmac.compare_digest
+    monkeypatch.setattr(
+        "mlxrt.server.access.hmac.compare_digest",
+        lambda a, b: (compared.append(len(a) if len(a) == len(b) else 0), compare(a, b))[1],
+    )
+    with running(AccessRules(keys=(KEY, "another-secret-key", "a-third-secret-key"))) as server:
+        for key, status in ((KEY, 200), ("a-third-secret-key", 200), ("x", 401), ("y" * 500, 401)):
+            compared.clear()
+            assert server.get("/v1/models", headers={"x-api-key": key}).status_code == status
+            assert compared == [32, 32, 32]
+
+
+def test_no_url_of_a_client_is_fetched(server):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/secret.png"
+        ask = {"model": "toy", "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]}
+
+        def say(part) -> dict:
+            return ask | {"messages": [{"role": "user", "content": [part]}]}
+
+        schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"$ref": url}}}
+        image, source = {"type": "input_image", "image_url": url}, {"type": "url", "url": url}
+        bodies = [
+            ("/v1/chat/completions", say({"type": "image_url", "image_url": {"url": url}})),
+            ("/v1/chat/completions", ask | {"response_format": schema}),
+            ("/v1/responses", {"model": "toy", "input": [{"role": "user", "content": [image]}]}),
+            ("/v1/messages", say({"type": "image", "source": source})),
+            ("/v1/messages", say({"type": "document", "source": source})),
+            ("/api/chat", {"model": "toy", "messages": [{"role": "user", "content": "x", "images": [url]}]}),
+            ("/api/generate", {"model": "toy", "prompt": "x", "images": [url]}),
+        ]
+        for path, body in bodies:
+            assert server.post(path, body).status_code == 400, path
+        assert server.post("/api/pull", {"model": url}).status_code == 501
+        assert server.post("/v1/chat/completions", ask | {"model": url}).status_code == 404
+        with pytest.raises(BlockingIOError):  # nobody has called
+            listening.accept()
+
+
+def test_it_listens_on_this_machine_only_unless_told_otherwise(tmp_path):
+    assert Address().loopback and Address().host == "127.0.0.1" and Address("::1").loopback
+    assert not any(Address(host).loopback for host in ("0.0.0.0", "::", "192.168.1.5", "a-name"))
+    path = str(tmp_path / "socket")
+    Address(path=path).open().close()  # as a server that was killed leaves it
+    with Address(path=path).open():
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
 
 
 def test_a_body_over_the_limit_is_413_announced_or_not():
