@@ -57,7 +57,7 @@ class GgufCheckpoint(Checkpoint):
         tensors: Iterable[GGUFTensor] = self.tensors()
         if slow := Counter(r.ggml_type for r in tensors if needs_dequantizing(r) and not self.stays(r)):
             types = ", ".join(f"{count} {name}" for name, count in slow.most_common())
-            log.info(f"{self.name}: no kernel reads {types}; unpacking them (a copy by mlxrt convert loads at once)")
+            log.info(f"{self.name}: unpacking {types} to float16")
             tensors = track(list(tensors), "dequantising")
         arrays: dict[str, mx.array] = {}
         mapped = 0
