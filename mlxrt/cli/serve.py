@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from ..server.run import ServeOptions
 
 MIN_KEY = 8
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")  # a scheme and a host, no path
 DEFAULT_QUEUE = 64  # for a person's machine: who waits longer is told to come back
 
 
@@ -137,6 +139,8 @@ def read_options(args: argparse.Namespace) -> "ServeOptions":
         )
     if "*" in args.allow_origin:
         raise BadRequest("--allow-origin '*' would let every web page use this server; name the origins")
+    if wrong := next((text for text in args.allow_origin if not ORIGIN.fullmatch(text)), None):
+        raise BadRequest(f"--allow-origin {wrong!r}: expected what browsers send, like https://app.example:3000")
     hosts = (*args.allow_host, args.host)
     if args.isolate and not keys:
         raise BadRequest("--isolate separates clients by their keys: give --api-key-file with one for each")

@@ -6,9 +6,10 @@ import logging
 import os
 import signal
 import socket
+import stat
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,16 +49,15 @@ class Address:
         try:
             sock = self._bind()
         except OSError as error:
-            where = self.path or f"{self.host}:{self.port}"
-            raise BadRequest(f"cannot listen on {where}: {error.strerror or error}; choose another --port") from None
+            where, flag = (self.path, "--uds") if self.path is not None else (f"{self.host}:{self.port}", "--port")
+            raise BadRequest(f"cannot listen on {where}: {error.strerror or error}; choose another {flag}") from None
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # accepted sockets inherit it
         sock.listen(BACKLOG)
         return sock
 
     def _bind(self) -> socket.socket:
         if self.path is not None:
-            if os.path.exists(self.path) and not is_listening(self.path):
-                os.unlink(self.path)  # left behind by a server that was killed
+            remove_dead_socket(self.path)
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             before = os.umask(0o177)  # for this user only
             try:
@@ -76,6 +76,13 @@ class Address:
             return f"unix:{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{sock.getsockname()[1]}"
+
+
+def remove_dead_socket(path: str) -> None:
+    """What a server that was killed has left behind. Anything else at the path stays, and the bind fails."""
+    with suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.lstat(path).st_mode) and not is_listening(path):
+            os.unlink(path)
 
 
 def is_listening(path: str) -> bool:
@@ -130,7 +137,7 @@ class Runner:
             results = await asyncio.gather(monitoring, idle, return_exceptions=True)
             await self._models.close(finish=False)
             if self._options.address.path is not None:
-                os.unlink(self._options.address.path)
+                remove_dead_socket(self._options.address.path)
         failed = next((r for r in results if isinstance(r, Exception)), None) or self._models.failure
         if failed is not None:
             log.error(f"the server stops: {failed if isinstance(failed, MlxrtError) else repr(failed)}")

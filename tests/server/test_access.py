@@ -11,6 +11,7 @@ import pytest
 
 from mlxrt import EngineConfig
 from mlxrt.cli import main
+from mlxrt.errors import BadRequest
 from mlxrt.server.access import AccessRules
 from mlxrt.server.run import Address
 
@@ -108,6 +109,18 @@ def test_it_listens_on_this_machine_only_unless_told_otherwise(tmp_path):
     Address(path=path).open().close()  # as a server that was killed leaves it
     with Address(path=path).open():
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+        with pytest.raises(BadRequest, match="--uds"):  # another server answers there
+            Address(path=path).open()
+
+
+def test_a_socket_replaces_no_file(tmp_path):
+    kept = tmp_path / "letters"
+    kept.write_text("mine")
+    (tmp_path / "link").symlink_to(kept)
+    for path in (kept, tmp_path / "link", tmp_path):
+        with pytest.raises(BadRequest, match=r"cannot listen on .*--uds"):
+            Address(path=str(path)).open()
+    assert kept.read_text() == "mine" and (tmp_path / "link").is_symlink()
 
 
 def test_a_body_over_the_limit_is_413_announced_or_not():
@@ -142,6 +155,8 @@ def test_the_log_has_no_prompt(server, caplog):
         (["--model", "a=b", "--model", "a=c"], "twice"),
         (["--model", "=x"], "NAME=MODEL"),
         (["--isolate"], "--api-key-file"),
+        (["--allow-origin", "http://app.example/"], "expected what browsers send"),
+        (["--allow-origin", "app.example"], "expected what browsers send"),
         (["--max-models", "0"], "--max-models must be"),
         (["--grace", "-1"], "--grace must be"),
         (["--idle-unload", "0"], "--idle-unload must be"),
