@@ -313,7 +313,15 @@ def many_slices(dtype: mx.Dtype) -> Iterator[Case]:
     yield draw_case(dtype, "many slices", x, asked)
 
 
+def empty_slices(dtype: mx.Dtype) -> Iterator[Case]:
+    """A slice of the vocabulary without a token that may be chosen, as grammars make them."""
+    x = mx.where(mx.arange(4100) // 2048 == 1, -mx.inf, mx.random.normal((2, 4100), key=mx.random.key(7)))
+    status = mx.array([[5, 0], [4099, 0]], mx.uint32)
+    yield Case("4 of 4100, a slice without any", {"x": x.astype(dtype), "status": status}, {"n": 4})
+
+
 MORE = {
+    "top_logprobs": (empty_slices,),
     "draw": (exact_shares, shares_among_equals, close_logits, odd_draws),
     "qmv": (strong_gates, wide),
     "paged_attention": (one_norm, odd_parts),
