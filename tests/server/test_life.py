@@ -165,7 +165,7 @@ def test_warming_shares_the_steps_with_answers(monkeypatch):
 
 def test_a_model_in_use_is_unloaded_afterwards():
     with running() as server:
-        server.script.append("z" * 400)
+        server.script.append("z" * 100)
         with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=LONG | {"stream": True}) as answer:
             lines = answer.iter_lines()
             next(lines)
