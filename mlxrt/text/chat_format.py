@@ -88,7 +88,7 @@ class ChatFormat:
 
     def takes(self, variable: str) -> bool:
         """Whether a template of the model's uses this variable."""
-        return any(variable in source for source in self.templates.values())
+        return any(has_word(source, variable) for source in self.templates.values())
 
     # Thinking
 
@@ -160,7 +160,7 @@ class ChatFormat:
     def _warn_without_effect(self, options: Mapping[str, Any], source: str) -> None:
         """Say once of each variable that the template does not read it; names come from clients, so of some only."""
         for name in options:
-            if re.search(rf"\b{re.escape(name)}\b", source) or name in self._without_effect:
+            if has_word(source, name) or name in self._without_effect:
                 continue
             if len(self._without_effect) < MAX_WARNINGS:
                 self._without_effect.add(name)
@@ -172,3 +172,8 @@ class ChatFormat:
         rename = self._vocabulary.rename
         assert rename is not None
         return rename(self.guard.forms)
+
+
+def has_word(source: str, name: str) -> bool:
+    """Whether a template names a variable; `age` is not in `message`."""
+    return re.search(rf"\b{re.escape(name)}\b", source) is not None

@@ -231,6 +231,7 @@ CHAT_CASES = [
     chat("logprobs of the chosen tokens alone", lambda a: all(t["top_logprobs"] == [] for t in a.choice["logprobs"]["content"]), logprobs=True),
     chat("an effort that the template does not know", lambda a: a.headers["x-mlxrt-ignored"] == "reasoning_effort", reasoning_effort="high"),
     chat("a variable that the template does not know", lambda a: a.headers["x-mlxrt-ignored"] == "chat_template_kwargs.mood", chat_template_kwargs={"mood": 1}),
+    chat("a variable whose name is a part of a word of the template", lambda a: a.headers["x-mlxrt-ignored"] == "chat_template_kwargs.essage", chat_template_kwargs={"essage": 1}),
     chat("a time limit of 0", bad("timeout"), 400, timeout=0),
 ]  # fmt: skip
 STREAM_CASES = [
