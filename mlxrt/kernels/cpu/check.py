@@ -7,8 +7,10 @@ import numpy as np
 from calls import CallList, MatmulCall, Matrix, open_library
 
 TOLERANCE = 1e-5
-K_QUANTS = {"Q2_K": (1, 84, 80), "Q3_K": (2, 110, 108), "Q4_K": (3, 144, 0), "Q5_K": (4, 176, 0), "Q6_K": (5, 210, 208)}
-K_QUANTS["IQ2_XXS"] = (6, 66, 0)
+K_QUANTS = {
+    "Q2_K": (1, 84, 80), "Q3_K": (2, 110, 108), "Q4_K": (3, 144, 0), "Q5_K": (4, 176, 0), "Q6_K": (5, 210, 208),
+    "IQ2_XXS": (6, 66, 0),
+}  # fmt: skip
 
 
 def make_affine(rng, rows, width, bits, group):
