@@ -18,6 +18,7 @@ FAMILIES = {
     "mistral": ("mistral", "Mistral"),
     "mixtral": ("mixtral", "Mixtral"),
     "qwen2": ("qwen2", "Qwen2"),
+    "qwen2_moe": ("qwen2_moe", "Qwen2MoE"),
     "qwen3": ("qwen3", "Qwen3"),
     "qwen3_5": ("qwen3_5", "Qwen35"),
     "qwen3_5_moe": ("qwen3_5", "Qwen35Moe"),

@@ -31,7 +31,7 @@ class HybridConfig(ModelConfig):
     """What Qwen3-Next and Qwen3.5 share."""
 
     derived: ClassVar[frozenset[str]] = ModelConfig.derived | {"by_jang"}
-    ignored_keys: ClassVar[frozenset[str]] = frozenset({"partial_rotary_factor"})
+    ignored_keys: ClassVar[frozenset[str]] = frozenset({"partial_rotary_factor", "rotary_dim"})
     supported: ClassVar[Mapping[str, tuple]] = {
         k: v for k, v in SUPPORTED_VALUES.items() if k != "partial_rotary_factor"
     } | {"attn_output_gate": (True,), "use_sliding_window": (False, None), "mlp_bias": (False, None)}
@@ -73,7 +73,7 @@ class HybridConfig(ModelConfig):
 
     def read_rope(self, raw):
         sections = [p for p in (raw, raw.get("rope_parameters"), raw.get("rope_scaling")) if isinstance(p, Mapping)]
-        if not any("partial_rotary_factor" in section for section in sections):
+        if "rotary_dim" not in raw and not any("partial_rotary_factor" in section for section in sections):
             raw = {**raw, "partial_rotary_factor": 0.25}  # transformers' default for both families
         return read_rope(raw, self.head_dim, self.max_position_embeddings, partial=True)
 

@@ -8,6 +8,7 @@ import re
 import mlx.core as mx
 
 from ..errors import BadCheckpoint, quote
+from ..kernels.ops.quantized import K_QUANTS
 
 Arrays = dict[str, mx.array]
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
@@ -15,7 +16,8 @@ FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 LESS_ONE = re.compile(r"(.*\.(input|post_attention)_layernorm|.*\.self_attn\.[qk]_norm|model\.norm)\.weight")
 # The norms around layers: all near 1 or all near 0.
 AROUND = re.compile(r".*\.(input|post_attention)_layernorm\.weight")
-GROUPED = re.compile(r"(.*\.linear_attn\.)in_proj_(qkvz|ba)\.(weight|scales|biases)")
+ROWS = "|".join(("weight", "scales", "biases", *K_QUANTS))
+GROUPED = re.compile(rf"(.*\.linear_attn\.)in_proj_(qkvz|ba)\.({ROWS})")
 CONV = re.compile(r".*\.linear_attn\.conv1d\.weight")
 
 

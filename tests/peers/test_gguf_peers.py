@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 # isort: off
@@ -15,6 +16,7 @@ import pytest
 from mlxrt.bench.backend import Backend
 from mlxrt.weights import GgufCheckpoint, build
 from tests.support.llama_cpp_files import convert
+from tests.support.qwen2_moe_folder import write_qwen2_moe
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("xllamacpp") is None, reason="pip install xllamacpp: llama.cpp is not here"
@@ -30,12 +32,26 @@ CASES = {
         1e-3,
     ),
     "gemma2": ({"query_pre_attn_scalar": 8, "attention_bias": False, "tie_word_embeddings": True}, 0.05),
+    "minimax_m2": ({}, 1e-3),
+    "gemma4_mm": ({}, 0.05),  # E2B's parts: inputs per layer, shared keys and values, double width
+    "gemma4_moe": ({"attention_bias": False}, 0.05),
+    "qwen2_moe": ({"mlp_only_layers": []}, 1e-3),
+    "qwen3_next": (
+        {"linear_value_head_dim": 16, "mlp_only_layers": [], "num_hidden_layers": 2, "norm_topk_prob": True},
+        1e-3,
+    ),
+    "qwen3_5": ({"linear_value_head_dim": 16, "layer_types": ["linear_attention", "full_attention"]}, 1e-3),
+    "qwen3_5_moe": ({"linear_value_head_dim": 16}, 1e-3),
 }
 
 
 def made(arch: str, folder: Path) -> Path:
     """A fixture without what llama.cpp does not have: dense layers among sparse ones, biases, packed experts."""
-    config = json.loads((FIXTURES / arch / "config.json").read_text()) | CASES[arch][0]
+    if arch == "qwen2_moe":
+        return write_qwen2_moe(folder, **CASES[arch][0])
+    config = json.loads((FIXTURES / arch / "config.json").read_text())
+    text = config.get("text_config", config)
+    text |= CASES[arch][0]
     arrays = mx.load(str(FIXTURES / arch / ("alt/dense.safetensors" if arch == "gpt_oss" else "model.safetensors")))
     if arch == "qwen3_moe":  # layers 1 and 3 have experts
         config |= {"num_hidden_layers": 2, "decoder_sparse_step": 1, "mlp_only_layers": []}
@@ -44,6 +60,8 @@ def made(arch: str, folder: Path) -> Path:
     if arch == "gpt_oss":
         config["num_hidden_layers"] = 2
         arrays = {k: v for k, v in arrays.items() if "layers.2." not in k}
+    if "linear_value_head_dim" in text:
+        arrays = with_square_heads(arch, text, arrays)
     if not config.get("attention_bias", True):
         arrays = {k: v for k, v in arrays.items() if not k.endswith("_proj.bias")}
     if arch == "gemma2":
@@ -51,6 +69,33 @@ def made(arch: str, folder: Path) -> Path:
     (folder / "config.json").write_text(json.dumps(config))
     mx.save_safetensors(str(folder / "model.safetensors"), arrays)
     return folder
+
+
+def with_square_heads(arch: str, text: dict, arrays: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Gated delta nets whose keys and values are of one size, as llama.cpp's are; other shapes drawn again."""
+    size, keys, values = text["linear_key_head_dim"], text["linear_num_key_heads"], text["linear_num_value_heads"]
+    shapes = {
+        "in_proj_qkv.weight": (size * (2 * keys + values), text["hidden_size"]),
+        "in_proj_qkvz.weight": (size * (2 * keys + 2 * values), text["hidden_size"]),
+        "in_proj_z.weight": (size * values, text["hidden_size"]),
+        "conv1d.weight": (size * (2 * keys + values), 1, text["linear_conv_kernel_dim"]),
+        "linear_attn.norm.weight": (size,),
+        "out_proj.weight": (text["hidden_size"], size * values),
+    }
+    random, made = np.random.default_rng(3), {}
+    for name, array in arrays.items():
+        shape = next((s for end, s in shapes.items() if name.endswith(end)), array.shape)
+        drawn = random.standard_normal(shape) * np.std(np.array(array)) + np.mean(np.array(array))
+        made[name] = array if shape == array.shape else mx.array(drawn.astype(np.float32))
+    if arch == "qwen3_next":  # layer 1 has experts in the fixture's layer 3 alone
+        made = {k: v for k, v in made.items() if "layers.1." not in k and "layers.2." not in k}
+        made = {k.replace("layers.3.", "layers.1."): v for k, v in made.items()}
+    if arch == "qwen3_5":  # the fixture begins with full attention and has no key to say so
+        text["num_hidden_layers"], text["full_attention_interval"] = 2, 2
+        swapped = {"layers.0.": "layers.1.", "layers.1.": "layers.0."}
+        first = {k: v for k, v in made.items() if "layers.2." not in k}
+        made = {re.sub(r"layers\.[01]\.", lambda m: swapped[m[0]], k): v for k, v in first.items()}
+    return made
 
 
 def log_shares(logits: np.ndarray) -> np.ndarray:

@@ -170,7 +170,7 @@ def test_what_changes_the_arithmetic_is_refused_or_logged(tmp_path):
         keys(tmp_path, lambda w: w.add_logit_scale(2.0))
     with pytest.raises(UnsupportedModel, match=r"rope.dimension_count is 16, the head size 32"):
         keys(tmp_path, lambda w: w.add_rope_dimension_count(16))
-    with pytest.raises(UnsupportedModel, match="one of 3 splits"):
+    with pytest.raises(BadCheckpoint, match=r"one of 3 splits, so its name must end in -00001-of-00003.gguf"):
         keys(tmp_path, lambda w: w.add_uint16("split.count", 3))
     window = keys(tmp_path, lambda w: w.add_sliding_window(32))
     assert window["model_type"] == "mistral" and window["sliding_window"] == 32

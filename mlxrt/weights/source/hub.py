@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ...errors import BadCheckpoint, HubError, MlxrtError, ModelNotFound, UnsupportedModel
+from ..formats.gguf.splits import split_names
 
 log = logging.getLogger("mlxrt")
 
@@ -62,7 +63,7 @@ class Repository:
 
     @property
     def allow_patterns(self) -> list[str]:
-        return [glob.escape(self.file)] if self.file else list(ALLOWED_FILES)
+        return [glob.escape(name) for name in split_names(self.file)] if self.file else list(ALLOWED_FILES)
 
     @property
     def ignore_patterns(self) -> list[str]:
@@ -121,7 +122,7 @@ def find_cached(repo: Repository) -> Path | None:
 def is_complete(folder: Path, file: str | None) -> bool:
     """Older versions of huggingface_hub return partial snapshots."""
     if file:
-        return (folder / file).is_file()
+        return all((folder / name).is_file() for name in split_names(file))
     if not (folder / "config.json").is_file():
         return False
     index = folder / "model.safetensors.index.json"
@@ -161,8 +162,8 @@ def check_weights(repo: Repository, files: dict[str, int], needed: dict[str, int
     """Refuse a repository without readable weights before anything is downloaded."""
     ggufs = sorted(name for name in files if name.endswith(".gguf"))
     if repo.file:
-        if repo.file not in files:
-            raise ModelNotFound(f"{repo.id} has no file {repo.file}; its GGUF files: {list_some(ggufs)}")
+        if missing := [name for name in split_names(repo.file) if name not in files]:
+            raise ModelNotFound(f"{repo.id} has no file {missing[0]}; its GGUF files: {list_some(ggufs)}")
         return
     if any(name.endswith(".safetensors") for name in needed):
         return

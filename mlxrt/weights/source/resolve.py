@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...errors import BadRequest, ModelNotFound, show
+from ..formats.gguf.splits import first_split
 from ..random_models import Shape
 from . import hub
 from .alias import ALIASES, fetch_alias
@@ -104,6 +105,8 @@ def resolve_local(name: str, path: Path, options: FetchOptions) -> ResolvedModel
     ggufs = sorted(path.glob("*.gguf"))
     if (path / "config.json").exists() or not ggufs:
         return ResolvedModel(name, "folder", path)
+    if len(ggufs) > 1 and (first := first_split(ggufs)) is not None:
+        return ResolvedModel(name, "gguf", first)
     if len(ggufs) > 1:
         raise ModelNotFound(f"{name} holds several GGUF files; give one: {hub.list_some(list(map(str, ggufs)))}")
     return ResolvedModel(name, "gguf", ggufs[0])

@@ -1,57 +1,66 @@
 """A GGUF file as a checkpoint: tensors under Hugging Face names, metadata as config and tokenizer."""
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-import numpy as np
 
 from ....errors import BadCheckpoint, NoTokenizer, UnsupportedModel, quote
 from ...progress import track
 from ..checkpoint import Checkpoint, TensorInfo
 from .architectures import ARCHITECTURES
 from .config import build_config
-from .reader import GGUFTensor, read_gguf
-from .tensors import PLAIN, convert, needs_dequantizing, stays_blocks, stored_rows, unpermute
+from .names import layer_of
+from .reader import GGUFTensor
+from .reorder import take_columns, take_rows
+from .splits import read_gguf_set
+from .tensors import convert, dequantize, needs_dequantizing, stays_blocks, stored_rows
 
 log = logging.getLogger("mlxrt")
 
 if TYPE_CHECKING:
     from ....text import Tokenizer
 
-MAX_MAPPED = 1 << 26  # bytes of the file that are in memory beside the arrays made of them
+MAX_MAPPED = 1 << 24  # bytes of the file that are in memory beside the arrays made of them
 ROPE_FREQS = "rope_freqs.weight"  # llama3's scaling as one factor per RoPE pair
 
 
 class GgufCheckpoint(Checkpoint):
-    """One .gguf file. `metadata` has plain Python values."""
+    """One .gguf file, or the files of a set. `metadata` has plain Python values."""
 
     def __init__(self, path: Path | str, name: str | None = None):
         self.path = Path(path)
         self.name = name or self.path.stem
-        self.file = read_gguf(self.path)
+        self.file = read_gguf_set(self.path)
         self.metadata: dict[str, Any] = self.file.metadata
-        refuse_splits(self.path, self.metadata)
         self.config = build_config(self.metadata, self.file.tensors)
         self.arch = ARCHITECTURES[self.metadata["general.architecture"]]
         self.generation: dict[str, Any] = {}
         self.keep_k_quants = False  # set before `load` where something computes with their blocks
-        if self.has_rope_freqs():
-            self.config["rope_freq_factors"] = self.rope_freqs()
+        if self.has_rope_freqs() and self.arch.rope_factors:
+            self.arch.rope_factors(self.config, self.rope_freqs())
+        elif self.arch.needs_rope_factors:
+            raise BadCheckpoint(f"{self.path} has no {ROPE_FREQS}, which its architecture needs; convert it again")
 
     def sizes(self) -> dict[str, TensorInfo]:
         return {self.arch.rename(r.name): TensorInfo(r.shape, r.ggml_type, r.nbytes) for r in self.tensors()}
 
     def has_rope_freqs(self) -> bool:
         """Where layers have different RoPE bases they are ambiguous; then the tensor is reported as unexpected."""
-        return ROPE_FREQS in self.file.tensors and self.arch.local_rope_theta is None
+        return ROPE_FREQS in self.file.tensors and self.arch.rope_factors is not None
 
     def tensors(self) -> list[GGUFTensor]:
-        return [r for r in self.file.tensors.values() if r.name != ROPE_FREQS or not self.has_rope_freqs()]
+        """Those of the model: not RoPE's factors, which are in the config, nor layers that predict further tokens."""
+        depth = self.config["num_hidden_layers"]
+        found = [r for r in self.file.tensors.values() if (layer_of(r.name) or 0) < depth or not self.has_drafts]
+        return [r for r in found if r.name != ROPE_FREQS or not self.has_rope_freqs()]
+
+    @property
+    def has_drafts(self) -> bool:
+        return bool(self.metadata.get(f"{self.metadata['general.architecture']}.nextn_predict_layers"))
 
     def load(self) -> dict[str, mx.array]:
         tensors: Iterable[GGUFTensor] = self.tensors()
@@ -66,10 +75,9 @@ class GgufCheckpoint(Checkpoint):
             if mapped > MAX_MAPPED:
                 self.file.release_pages()
                 mapped = 0
-            for key, array in convert(tensor, self.rows(tensor), self.keep_k_quants).items():
+            for key, array in self.convert(tensor).items():
                 name = self.arch.rename(key)
-                if self.arch.norm_plus_one and name.endswith("norm.weight"):
-                    array = array.astype(mx.float32) - 1
+                array = restore_values(name, array, self.arch.norm_plus_one)
                 if name in arrays:
                     raise BadCheckpoint(f"two tensors of {self.path} are {name}; one of them is {quote(tensor.name)}")
                 arrays[name] = array
@@ -77,34 +85,31 @@ class GgufCheckpoint(Checkpoint):
         return arrays
 
     def stays(self, tensor: GGUFTensor) -> bool:
-        return self.keep_k_quants and stays_blocks(tensor)
+        return self.keep_k_quants and stays_blocks(tensor) and not self.splits_blocks(tensor)
 
-    def rows(self, tensor: GGUFTensor) -> np.ndarray:
+    def splits_blocks(self, tensor: GGUFTensor) -> bool:
+        """Whether its columns must be moved and blocks are larger than what moves together."""
+        order = self.arch.column_order(tensor, self.config)
+        return order is not None and take_columns(tensor, stored_rows(self.file, tensor)[:1], order) is None
+
+    def convert(self, tensor: GGUFTensor) -> dict[str, mx.array]:
+        """The arrays of one tensor, its rows and columns where the model has them."""
         rows = stored_rows(self.file, tensor)
-        if not self.arch.permutes_qk:
-            return rows
-        found = re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", tensor.name)
-        if not found:
-            return rows
-        if len(tensor.shape) != (2 if found[2] == "weight" else 1) or (
-            found[2] == "bias" and tensor.ggml_type not in PLAIN
-        ):
-            raise BadCheckpoint(f"{tensor.name} is {tensor.ggml_type} {list(tensor.shape)}, not a matrix or plain bias")
-        heads = self.config["num_attention_heads" if found[1] == "q" else "num_key_value_heads"]
-        if tensor.shape[0] != heads * self.config["head_dim"]:
-            raise BadCheckpoint(
-                f"{tensor.name} has {tensor.shape[0]} rows, expected {heads} heads x {self.config['head_dim']}"
-            )
-        by_row = rows.reshape(tensor.shape[0], -1)  # a bias is one stored row
-        return unpermute(by_row, heads).reshape(rows.shape)
+        if (order := self.arch.row_order(tensor, self.config)) is not None:
+            rows = take_rows(tensor, rows, order)
+        if (order := self.arch.column_order(tensor, self.config)) is not None:
+            moved = take_columns(tensor, rows, order)
+            if moved is None:
+                return {tensor.name: dequantize(tensor, rows)[:, mx.array(order)]}
+            rows = moved
+        return convert(tensor, rows, self.keep_k_quants)
 
     def rope_freqs(self) -> list[float]:
         tensor = self.file.tensors[ROPE_FREQS]
-        if tensor.ggml_type != "F32" or tensor.shape != (self.config["head_dim"] // 2,):
-            raise BadCheckpoint(
-                f"{ROPE_FREQS} must be F32 [{self.config['head_dim'] // 2}], found {tensor.ggml_type} "
-                f"{list(tensor.shape)}"
-            )
+        sizes = [own["head_dim"] for own in self.config.get("per_layer_config", {}).values()]  # Gemma 4's
+        pairs = max([self.config.get("rotary_dim", self.config["head_dim"]), *sizes]) // 2
+        if tensor.ggml_type != "F32" or tensor.shape != (pairs,):
+            raise BadCheckpoint(f"{ROPE_FREQS} must be F32 [{pairs}], found {tensor.ggml_type} {list(tensor.shape)}")
         factors = stored_rows(self.file, tensor).view("<f4")[0].tolist()
         if not all(0 < f < float("inf") for f in factors):
             raise BadCheckpoint(f"{ROPE_FREQS} must hold finite values > 0")
@@ -129,10 +134,17 @@ class GgufCheckpoint(Checkpoint):
             )
 
     def files(self) -> list[Path]:
-        return [self.path]
+        return [file.path for file in self.file.files]
 
 
-def refuse_splits(path: Path, metadata: dict[str, Any]) -> None:
-    count = metadata.get("split.count", 0)
-    if count not in (0, 1):
-        raise UnsupportedModel(f"{path} is one of {quote(count)} splits; merge them with `llama-gguf-split --merge`")
+def restore_values(name: str, array: mx.array, norm_plus_one: bool) -> mx.array:
+    """The numbers as Hugging Face stores them."""
+    if norm_plus_one and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        return array.astype(mx.float32) - 1
+    if name.endswith("linear_attn.A_log"):  # stored as what the state decays by
+        if not (array < 0).all().item():
+            raise BadCheckpoint(f"{quote(name)} must be stored as numbers below 0; download it again")
+        return mx.log(-array.astype(mx.float32))
+    if name.endswith("shared_expert_gate.weight") and array.ndim == 1:
+        return array[None]
+    return array

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....errors import BadCheckpoint, UnsupportedModel, quote
-from .architectures import ARCHITECTURES, EXPERTS, Architecture, read_windows
+from .architecture_configs import layer_count
+from .architectures import ARCHITECTURES, Architecture, read_windows
 from .metadata import ArchMetadata
+from .names import EXPERTS
 from .reader import GGUFTensor
 
 STOPS = ("eos", "eot", "eom")  # end of text, turn and message: a model may stop with any of them
@@ -21,7 +23,7 @@ READ_KEYS = {
     "attention.sliding_window_pattern", "rope.freq_base", "rope.freq_base_swa", "rope.dimension_count",
     "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length",
     "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.finetuned",
-    "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+    "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "nextn_predict_layers",
 }  # fmt: skip
 
 # Keys that change the arithmetic in ways that are not supported, with their neutral values.
@@ -39,9 +41,21 @@ def read_architecture(metadata: Mapping[str, Any]) -> str:
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
         raise BadCheckpoint(f"general.architecture must be a string, found {quote(name)}; is the GGUF complete?")
+    refuse_companions(metadata, name)
     if name not in ARCHITECTURES:
         raise UnsupportedModel(f"GGUF architecture {quote(name)} is unsupported; supported: {', '.join(ARCHITECTURES)}")
     return name
+
+
+def refuse_companions(metadata: Mapping[str, Any], name: str) -> None:
+    """Files that belong to a model and are none."""
+    kind = metadata.get("general.type")
+    if kind == "adapter":
+        raise UnsupportedModel(f"the GGUF is a LoRA adapter of a {name} model, not a model; give the model's own file")
+    if kind == "mmproj" or name == "clip":
+        raise UnsupportedModel(
+            "the GGUF is a projector of images or sound (mmproj), not a model; give the language model's own file"
+        )
 
 
 def build_config(metadata: Mapping[str, Any], tensors: Mapping[str, GGUFTensor]) -> dict[str, Any]:
@@ -56,16 +70,18 @@ def build_config(metadata: Mapping[str, Any], tensors: Mapping[str, GGUFTensor])
         "hidden_act": "silu",
         "hidden_size": hidden,
         "num_hidden_layers": read_depth(keys, tensors),
-        "intermediate_size": keys.integer("feed_forward_length"),
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
-        "head_dim": read_head_dim(keys, hidden, heads),
+        "head_dim": read_head_dim(keys, hidden, heads, arch),
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": keys.integer("context_length"),
         "rope_theta": keys.number("rope.freq_base", arch.rope_theta),
         "vocab_size": read_vocab_size(metadata, tensors),
         "tie_word_embeddings": "output.weight" not in tensors,
     }
+    if not arch.sizes_vary:
+        config["num_key_value_heads"] = keys.integer("attention.head_count_kv", heads)
+        if arch.dense_mlp or keys.find("feed_forward_length") is not None:
+            config["intermediate_size"] = keys.integer("feed_forward_length")
     if scaling := read_rope_scaling(keys, config["max_position_embeddings"], arch):
         config["rope_scaling"] = scaling
     config |= (
@@ -98,14 +114,14 @@ def read_depth(keys: ArchMetadata, tensors: Mapping[str, GGUFTensor]) -> int:
     layers = keys.integer("block_count")
     if layers > len(tensors):
         raise keys.wrong("block_count", f"at most the {len(tensors)} tensors of the file")
-    return layers
+    return layer_count(keys)
 
 
-def read_head_dim(keys: ArchMetadata, hidden: int, heads: int) -> int:
+def read_head_dim(keys: ArchMetadata, hidden: int, heads: int, arch: Architecture) -> int:
     size = keys.integer("attention.key_length", hidden // heads or None)
     if keys.find("attention.key_length") is None and hidden % heads:
         raise keys.wrong("attention.key_length", f"given: {hidden} does not divide by {heads} heads")
-    for key in ("attention.value_length", "rope.dimension_count"):
+    for key in ("attention.value_length", *(() if arch.partial_rope else ("rope.dimension_count",))):
         if keys.integer(key, size) != size:
             raise UnsupportedModel(f"{keys.architecture}.{key} is {keys.integer(key)}, the head size {size}")
     return size
@@ -154,9 +170,9 @@ def read_yarn(keys: ArchMetadata, context: int, factor: float, arch: Architectur
 
 
 def read_biases(name: str, tensors: Mapping[str, GGUFTensor]) -> dict[str, Any]:
-    if name == "qwen2":
+    if name in ("qwen2", "qwen2moe"):
         return {}  # always has biases, and no config key for them
-    return {"attention_bias": "blk.0.attn_q.bias" in tensors}
+    return {"attention_bias": any(key.endswith(".attn_q.bias") for key in tensors)}
 
 
 def read_special_tokens(metadata: Mapping[str, Any], vocab: int) -> dict[str, Any]:

@@ -37,6 +37,15 @@ class ArchMetadata:
             raise self.wrong(key, f"an integer >= {low}")
         return value
 
+    def integers(self, key: str, count: int, default: int | None = None) -> list[int]:
+        """One integer per layer, or one for all."""
+        value = self.find(key)
+        if not isinstance(value, list):
+            return [self.integer(key, default)] * count
+        if len(value) != count or any(type(v) is not int or not 1 <= v < 2**31 for v in value):
+            raise self.wrong(key, f"an integer >= 1, or {count} of them, one for each layer")
+        return value
+
     def number(self, key: str, default: float | None = None) -> float:
         value = self.uniform(key)
         if value is None and default is not None:

@@ -27,6 +27,8 @@ GGML_TYPES: dict[int, tuple[str, int, int]] = {
     39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
 }  # fmt: skip
 
+GGML_BLOCKS = {name: elements for name, elements, _ in GGML_TYPES.values()}
+
 # metadata value type id -> numpy type of a scalar
 SCALARS = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "|b1", 10: "<u8", 11: "<i8", 12: "<f8",

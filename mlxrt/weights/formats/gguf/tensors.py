@@ -5,7 +5,8 @@ import numpy as np
 
 from ....errors import BadCheckpoint, UnsupportedModel, quote
 from ....kernels.ops.quantized import K_QUANT_HALVES, K_QUANTS
-from .reader import GGUFFile, GGUFTensor
+from .reader import GGUFTensor
+from .splits import GGUFSet
 
 PLAIN = ("F32", "F16", "BF16")
 # Types that fit MLX's affine (group 32) or mxfp4 exactly -> bytes per block of 32.
@@ -27,16 +28,10 @@ def needs_dequantizing(tensor: GGUFTensor) -> bool:
     return tensor.ggml_type not in PLAIN and not stays_packed(tensor)
 
 
-def stored_rows(file: GGUFFile, tensor: GGUFTensor) -> np.ndarray:
+def stored_rows(file: GGUFSet, tensor: GGUFTensor) -> np.ndarray:
     """The stored bytes [rows of the tensor, bytes]."""
     rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
     return file.tensor_bytes(tensor).reshape(rows, -1)
-
-
-def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Undo llama.cpp's interleaving of RoPE pairs in q and k. It moves full rows, so packed data stays exact."""
-    pairs = len(rows) // heads // 2
-    return rows.reshape(heads, pairs, 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
 def convert(tensor: GGUFTensor, rows: np.ndarray, keep_k_quants: bool = False) -> dict[str, mx.array]:
