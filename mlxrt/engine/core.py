@@ -347,6 +347,8 @@ class EngineCore:
             while self._inflight:
                 emitted += self._retire(self._inflight.pop(0))
         self._measure(step.prefill_tokens if step else 0, emitted, began)
+        if not self.busy:
+            device.release_idle_cache()
         return True
 
     def _check_prefill(self) -> int:

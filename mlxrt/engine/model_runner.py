@@ -262,9 +262,13 @@ class ModelRunner:
 
     def forward(self, tokens, batch, index, pools, live):
         """The step itself, from arrays alone: the hidden states and, by layer, the views with what it wrote."""
-        index = [dict(arrays) for arrays in index]  # layers share arrays there, for this step only
-        views = {i: self.groups[g].spec.view(batch, index[g], pools[i], live[i]) for i, g in self.group_of.items()}
+        views = self.open_views(batch, index, pools, live)
         return self.model(tokens, [views[i] for i in self.kv_layer]), views
+
+    def open_views(self, batch, index, pools, live):
+        """What each layer reads and writes."""
+        index = [dict(arrays) for arrays in index]  # layers share arrays there, for this step only
+        return {i: self.groups[g].spec.view(batch, index[g], pools[i], live[i]) for i, g in self.group_of.items()}
 
     def decode_step(self, tokens, batch, index, pools, live):
         """One token per row, at the end of its tail. Returns no pools, for it may not write them."""
@@ -294,8 +298,14 @@ class ModelRunner:
         pools = self.pools
         batch, index = prefill_batch(step, self.groups, [s.start for s in step.slices], 0, len(step.slices))
         batch = batch._replace(every=every)
-        hidden, views = self.forward(tokens, batch, index, pools.arrays, dict.fromkeys(self.group_of, ()))
-        pools.arrays = {i: view.pool for i, view in views.items()}
+        views = self.open_views(batch, index, pools.arrays, dict.fromkeys(self.group_of, ()))
+        if self.model.kernels.cpu is not None:
+            self.synchronize()  # its kernels compute at once
+        pools.arrays = {}  # what is held twice when it is written is copied, all of it
+        try:
+            hidden = self.model(tokens, [views[i] for i in self.kv_layer])
+        finally:
+            pools.arrays = {i: view.pool for i, view in views.items()}
         finite = None if every or any(s.samples for s in step.slices) else views[max(views)].finite()
         finite = all_finite(hidden) if finite is None else finite
         del views  # they hold every layer's keys and values, gathered

@@ -16,6 +16,7 @@ CUDA_SHARED_MEMORY = 49152  # bytes that every CUDA device gives a block
 # Cores by the last letter of Apple's architecture, "applegpu_g13s": phones, base and Pro chips, Max, Ultra.
 APPLE_CORES = {"p": 6, "g": 10, "s": 40, "d": 80}
 MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+IDLE_CACHE = 16 << 20  # bytes of MLX's buffers that an idle process keeps on a CPU
 SHARED_MEMORY = 8  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK
 
 
@@ -89,6 +90,12 @@ def memory() -> tuple[int, int]:
         return total, min(total, int(info["free_memory"]) + mx.get_cache_memory())
     total, free = host_memory()
     return total, min(total, free + mx.get_cache_memory())
+
+
+def release_idle_cache() -> None:
+    """On a CPU, whose memory belongs to other programs too, keep little of what a prompt took when nothing runs."""
+    if backend() == "cpu" and mx.get_cache_memory() > IDLE_CACHE:
+        release_cache()
 
 
 def release_cache() -> None:

@@ -10,6 +10,7 @@ import mlxrt
 from mlxrt.cache.memory import PagedKV
 from mlxrt.engine.cpu_step import StepRecorder
 from mlxrt.kernels.cpu import build
+from mlxrt.kernels.device import IDLE_CACHE
 
 from ..support.log_lines import capture_log
 from ..support.tiny_files import CONFIG, float_weights, write_folder
@@ -141,3 +142,26 @@ def test_a_conversation_goes_on_where_it_ended(folder):
         assert again.cached_tokens > 0
     with mlxrt.load(folder, prefix_cache=False) as engine:
         assert engine.generate([longer], max_tokens=20, temperature=0.0, ignore_eos=True)[0].tokens == again.tokens
+
+
+def test_a_prompt_does_not_copy_the_pools(tmp_path):
+    """CPU kernels compute at once, while the prompt's layers are still being gone through."""
+    with mlxrt.load(write_model(tmp_path, "llama")) as engine:
+        engine.core.pools.groups[0].pool.size = 4096  # blocks, for which there are no requests yet
+        engine.core.pools.apply_pending()
+        held = sum(array.nbytes for arrays in engine.core.pools.arrays.values() for array in arrays)
+        engine.generate(PROMPTS[0], max_tokens=1)
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        engine.generate(PROMPTS[2], max_tokens=1)
+        assert held > 16 << 20 and mx.get_peak_memory() - before < held / 4
+
+
+def test_an_idle_engine_keeps_few_buffers(tmp_path):
+    with mlxrt.load(write_model(tmp_path, "llama")) as engine:
+        held = mx.zeros((IDLE_CACHE,), mx.uint32)
+        mx.eval(held)
+        del held
+        assert mx.get_cache_memory() > IDLE_CACHE
+        engine.generate(PROMPTS[0], max_tokens=1)
+        assert mx.get_cache_memory() <= IDLE_CACHE
