@@ -60,7 +60,7 @@ class Architecture:
 
 ARCHITECTURES = {
     "llama": Architecture(
-        "llama", "LlamaForCausalLM", LAYER_NAMES | EXPERTS, config=configs.llama, row_order=reorder.pairs_apart,
+        "llama", "LlamaForCausalLM", LAYER_NAMES | EXPERTS, config=configs.llama, row_order=reorder.order_llama_rows,
         full_every=0,
     ),
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM"),
@@ -81,13 +81,13 @@ ARCHITECTURES = {
     ),
     "qwen35": Architecture(
         "qwen3_5_text", "Qwen3_5ForCausalLM", LAYER_NAMES | names.DELTA_NET, config=configs.qwen3_5,
-        row_order=reorder.value_rows, column_order=reorder.value_columns, extra_keys=DELTA_NET_KEYS,
+        row_order=reorder.order_value_rows, column_order=reorder.order_value_columns, extra_keys=DELTA_NET_KEYS,
         norm_plus_one=True, rope_theta=None, partial_rope=True,
     ),
     "qwen35moe": Architecture(
         "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM",
         LAYER_NAMES | names.FUSED_EXPERTS | names.SHARED_EXPERT | names.DELTA_NET, config=configs.qwen3_5_moe,
-        row_order=reorder.value_rows, column_order=reorder.value_columns,
+        row_order=reorder.order_value_rows, column_order=reorder.order_value_columns,
         extra_keys=DELTA_NET_KEYS | SHARED_EXPERT_KEYS, norm_plus_one=True, rope_theta=None, partial_rope=True,
         dense_mlp=False,
     ),

@@ -18,7 +18,7 @@ VALUE_ROWS = re.compile(
 VALUE_COLUMNS = re.compile(r"blk\.\d+\.ssm_out\.weight")
 
 
-def pairs_apart(tensor: GGUFTensor, config: Config) -> np.ndarray | None:
+def order_llama_rows(tensor: GGUFTensor, config: Config) -> np.ndarray | None:
     """Llama: the rows of q and k, whose RoPE pairs are interleaved."""
     found = LLAMA_QK.fullmatch(tensor.name)
     if not found:
@@ -30,21 +30,21 @@ def pairs_apart(tensor: GGUFTensor, config: Config) -> np.ndarray | None:
     return np.arange(heads * dim).reshape(heads, dim // 2, 2).swapaxes(1, 2).flatten()
 
 
-def grouped_values(config: Config, size: int) -> np.ndarray:
+def group_value_heads(config: Config, size: int) -> np.ndarray:
     """Where the parts of `size` of each value head are: the files have the first value head of every key head, then
     the second ones; the model the value heads of the first key head, then the second one's."""
     keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
     return np.arange(values * size).reshape(values // keys, keys, size).swapaxes(0, 1).flatten()
 
 
-def value_rows(tensor: GGUFTensor, config: Config) -> np.ndarray | None:
+def order_value_rows(tensor: GGUFTensor, config: Config) -> np.ndarray | None:
     """Qwen3.5: the rows that belong to value heads."""
     found = VALUE_ROWS.fullmatch(tensor.name)
     if not found or config["linear_num_key_heads"] == config["linear_num_value_heads"]:
         return None
     check_rows(tensor)
     wide = found[1] in ("attn_qkv", "attn_gate", "ssm_conv1d")
-    order = grouped_values(config, config["linear_value_head_dim"] if wide else 1)
+    order = group_value_heads(config, config["linear_value_head_dim"] if wide else 1)
     before = 0
     if found[1] in ("attn_qkv", "ssm_conv1d"):
         before = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
@@ -53,11 +53,11 @@ def value_rows(tensor: GGUFTensor, config: Config) -> np.ndarray | None:
     return np.concatenate([np.arange(before), before + order])
 
 
-def value_columns(tensor: GGUFTensor, config: Config) -> np.ndarray | None:
+def order_value_columns(tensor: GGUFTensor, config: Config) -> np.ndarray | None:
     """Qwen3.5: the columns of the projection that follows the value heads."""
     if not VALUE_COLUMNS.fullmatch(tensor.name) or config["linear_num_key_heads"] == config["linear_num_value_heads"]:
         return None
-    order = grouped_values(config, config["linear_value_head_dim"])
+    order = group_value_heads(config, config["linear_value_head_dim"])
     if len(tensor.shape) != 2 or tensor.shape[1] != len(order):
         raise BadCheckpoint(f"{tensor.name} is {list(tensor.shape)}, expected {len(order)} columns")
     return order

@@ -37,11 +37,11 @@ class GGUFSet:
     metadata: dict[str, Any]  # the first file's: others hold which part they are
     tensors: dict[str, GGUFTensor]
     files: tuple[GGUFFile, ...]
-    places: dict[str, GGUFFile]  # tensor -> the file that holds it
+    holders: dict[str, GGUFFile]  # tensor -> the file that holds it
 
     def tensor_bytes(self, tensor: GGUFTensor) -> np.ndarray:
         """The stored bytes of a tensor, not copied."""
-        return self.places[tensor.name].tensor_bytes(tensor)
+        return self.holders[tensor.name].tensor_bytes(tensor)
 
     def release_pages(self) -> None:
         for file in self.files:
@@ -72,13 +72,13 @@ def read_gguf_set(path: Path) -> GGUFSet:
 
 def join_files(files: list[GGUFFile]) -> GGUFSet:
     tensors: dict[str, GGUFTensor] = {}
-    places: dict[str, GGUFFile] = {}
+    holders: dict[str, GGUFFile] = {}
     for file in files:
         if twice := file.tensors.keys() & tensors.keys():
             raise BadCheckpoint(f"{file.path} holds {quote(min(twice))}, which another file of the model has too")
         tensors |= file.tensors
-        places |= dict.fromkeys(file.tensors, file)
+        holders |= dict.fromkeys(file.tensors, file)
     total = files[0].metadata.get("split.tensors.count", len(tensors))
     if len(files) > 1 and total != len(tensors):
         raise BadCheckpoint(f"{files[0].path} says {quote(total)} tensors in all, its files hold {len(tensors)}")
-    return GGUFSet(files[0].metadata, tensors, tuple(files), places)
+    return GGUFSet(files[0].metadata, tensors, tuple(files), holders)
