@@ -27,16 +27,29 @@ from ..support.ascii_tokenizer import write_ascii_tokenizer
 from ..support.odd_formats import BASE_SCHEMAS, mutate_schema, mutate_text, odd_formats
 from ..support.toy_models import KINDS
 
+HARD_SHARE = 0.05  # of the mutated formats, made from those that take seconds to compile
+
 
 def make_format(rng: random.Random, bases: list[dict], odd: list[dict]) -> dict:
-    kind = rng.choice(("schema", "schema", "regex", "grammar", *(["odd"] if odd else [])))
+    if odd and rng.random() < HARD_SHARE:
+        return mutate_odd(rng.choice(odd), rng)
+    kind = rng.choice(("schema", "schema", "regex", "grammar"))
     if kind == "schema":
         return {"type": "json_schema", "schema": mutate_schema(rng.choice(bases), rng)}
     if kind == "regex":
         return {"type": "regex", "pattern": mutate_text(rng.choice(REGEXES), rng)}
-    if kind == "grammar":
-        return {"type": "grammar", "grammar": mutate_text(rng.choice(GRAMMARS)[0], rng)}
-    return rng.choice(odd)
+    return {"type": "grammar", "grammar": mutate_text(rng.choice(GRAMMARS)[0], rng)}
+
+
+def mutate_odd(form: dict, rng: random.Random) -> dict:
+    """A hard format, changed; one that is too deep for Python to copy as it is."""
+    try:
+        if form["type"] == "json_schema":
+            return form | {"schema": mutate_schema(form["schema"], rng)}
+    except RecursionError:
+        return form
+    key = {"regex": "pattern", "grammar": "grammar"}.get(form["type"])
+    return form | {key: mutate_text(form[key], rng)} if key else form
 
 
 def is_of_form(form: dict, text: str) -> bool | None:
