@@ -20,6 +20,7 @@ from ..kernels.selftest import verify_on_first_use
 from ..models import CausalLM, find
 from ..models.quantized.packed_linear import has_packed_layers, pack_modules
 from ..text import Tokenizer
+from ..text.grammar import check_format
 from ..weights import Checkpoint, FolderCheckpoint, GgufCheckpoint, build
 from ..weights.identity import FileStamp, check_loaded, stamp_files
 from ..weights.random_models import Shape, random_weights
@@ -89,7 +90,10 @@ class OpenModel:
         return self.config.max_context or self.plan.outline.config.context
 
     def check_prompt(self, request: Request) -> None:
-        """Refuse what the chat template does not take or the model's context cannot hold, before a weight is read."""
+        """Refuse what the chat template does not take, what the model's context cannot hold and what no answer can be
+        held to, before a weight is read."""
+        if request.response_format is not None:
+            check_format(request.response_format)
         if self.tokenizer is not None and request.tokens is None:
             n = len(encode_text(self.tokenizer, request))
             refuse_beyond_context(n, self.plan.outline.config.context)

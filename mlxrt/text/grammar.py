@@ -224,15 +224,17 @@ class GrammarCompiler:
                 raise Late
             return run_in_thread(work).result(max(until - time.monotonic(), 0.1))
         except Late:
-            raise BadRequest(
-                f"response_format was not compiled within {COMPILE_SECONDS:g} s; make it smaller or flatter"
-            ) from None
+            raise too_slow() from None
 
     def _build_tokenizer(self) -> "LLTokenizer":
         from llguidance import LLTokenizer, TokenizerWrapper
 
         view = TokenizerView(self._source, self._vocab_size, self._stops)
         return LLTokenizer(TokenizerWrapper(view), n_vocab=self._vocab_size, eos_token=sorted(self._stops) or None)
+
+
+def too_slow() -> BadRequest:
+    return BadRequest(f"response_format was not compiled within {COMPILE_SECONDS:g} s; make it smaller or flatter")
 
 
 def run_in_thread(work: Callable[[], T]) -> "Future[T]":
@@ -253,6 +255,25 @@ def run_in_thread(work: Callable[[], T]) -> "Future[T]":
         finally:
             threading.stack_size(before)
     return future
+
+
+def check_format(wanted: ResponseFormat) -> None:
+    """BadRequest for a format that no vocabulary could be held to: known before a model is loaded."""
+
+    def work() -> str:
+        from llguidance import LLMatcher
+
+        try:
+            return LLMatcher.validate_grammar(write_grammar(wanted))
+        except ValueError as error:
+            return str(error)
+
+    try:
+        problem = run_in_thread(work).result(COMPILE_SECONDS)
+    except Late:
+        raise too_slow() from None
+    if problem:
+        raise BadRequest(f"response_format of type {wanted.kind}: {first_line(problem)}")
 
 
 def compile_format(wanted: ResponseFormat, tokenizer: "LLTokenizer") -> "LLMatcher":

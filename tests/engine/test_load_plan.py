@@ -4,7 +4,7 @@ import mlx.core as mx
 import pytest
 
 import mlxrt
-from mlxrt import BadRequest, EngineConfig, WontFit
+from mlxrt import BadRequest, EngineConfig, Request, WontFit
 from mlxrt.cache.memory.kv_options import KV
 from mlxrt.config import KV_KINDS
 from mlxrt.engine import load as loading
@@ -121,3 +121,19 @@ def test_what_this_machine_cannot_do_is_refused_before_a_model_is_looked_for():
         mlxrt.load("no/such-model", kernels="strict")
     with pytest.raises(BadRequest, match="cuda_graphs does not apply"):
         mlxrt.load("no/such-model", cuda_graphs=True)
+
+
+@pytest.mark.parametrize(
+    "form, reason",
+    [
+        ({"type": "regex", "pattern": "("}, "regex: .*unclosed group"),
+        ({"type": "json_schema", "schema": {"not": {}}}, r'json_schema: Unimplemented keys: \["not"\]'),
+        ({"type": "grammar", "grammar": "start: nowhere"}, "grammar: .*nowhere"),
+    ],
+)
+def test_a_form_that_cannot_be_held_is_refused_before_the_weights(files, unread, form, reason):
+    opened = open_model(str(files["float32"]), EngineConfig())
+    with pytest.raises(BadRequest, match=f"response_format of type {reason}"):
+        opened.check_prompt(Request(tokens=(1,), response_format=form))
+    for right in ({"type": "regex", "pattern": "a+"}, {"type": "grammar", "grammar": 'start: "a" <|nothing|>'}):
+        opened.check_prompt(Request(tokens=(1,), response_format=right))  # tokens are known with the vocabulary
