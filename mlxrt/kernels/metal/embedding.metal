@@ -12,9 +12,10 @@
         uint value = packed[word] >> shift;
         if (shift + BITS > 32) value |= packed[word + 1] << (32 - shift);
         value &= (1u << BITS) - 1u;
+        const uint values[1] = {value};
         uint group = (row * K + column) / GROUP;
         float scale = scale_at<FORM>(scales, group);
-        float result = FORM == MXFP4 ? e2m1_to_float(value) * scale
+        float result = FORM == MXFP4 ? e2m1_value(values, 0) * E2M1_UNIT * scale
                                      : float(value) * scale + float(biases[group]);
         y[index * K + column] = static_cast<T>(result * as_type<float>(uint(TIMES)));
     }

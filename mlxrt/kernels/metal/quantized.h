@@ -68,12 +68,22 @@ FN float magic_float(const thread uint (&p)[N], int n, uint magic) {
     return as_type<float>((v & MASK) | magic);
 }
 
-// e2m1: a sign, two bits of exponent, one of fraction.
-FN float e2m1_to_float(uint c) {
-    float m = float(c & 1u);
-    uint e = (c >> 1) & 3u;
-    float v = e == 0u ? 0.5f * m : (1.0f + 0.5f * m) * float(1u << (e - 1u));
-    return (c & 8u) != 0u ? -v : v;
+// Values n and n + 4 of a word of eight e2m1 (a sign, two bits of exponent, one of fraction), as two halves that are 2^14
+// times smaller: in a half's bits a sign, an exponent and a fraction lie in the same order, and its smallest numbers are
+// as evenly spaced as those of e2m1. Four instructions for two values, where a table or a conversion takes four times that.
+FN uint e2m1_halves(uint word, int n) {
+    uint magnitude = n < 3 ? word << ((9 - 4 * n) & 31) : word >> 3;
+    return (magnitude & 0x0e000e00u) | ((word << (12 - 4 * n)) & 0x80008000u);
+}
+
+#define E2M1_UNIT 16384.0f
+
+// Value n of a row of e2m1, of which a unit is E2M1_UNIT.
+template <int N>
+FN float e2m1_value(const thread uint (&p)[N], int n) {
+    float pair[2];
+    unpack2<FLOAT16>(e2m1_halves(p[n / 8 % N], n % 4), pair);
+    return pair[n / 4 % 2];
 }
 
 // Copies the lookup table to threadgroup memory, by SIZE threads, before the first barrier of a kernel.
@@ -88,7 +98,7 @@ FN void load_lut(L lut, uint t, P table) {
 template <int FORM, int BITS, int N, typename P>
 FN float unpack_value(const thread uint (&p)[N], int n, uint magic, P table) {
     return FORM == LUT     ? table[quantized_value<BITS>(p, n)]
-           : FORM == MXFP4 ? e2m1_to_float(quantized_value<BITS>(p, n))
+           : FORM == MXFP4 ? e2m1_value(p, n) * E2M1_UNIT
                            : magic_float<BITS>(p, n, magic);
 }
 

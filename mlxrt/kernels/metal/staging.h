@@ -95,9 +95,10 @@ FN constexpr bool in_place() {
     return FORM == AFFINE && BITS == 4 && sizeof(T) == 2;
 }
 
-// Elements 4 c ... 4 c + 3 of those 32, not scaled yet. Shifting a value to a float's last bits is half of its cost, so in half
-// precision values of four bits stay at two positions of the mantissa, where they read as 128 and 2048 more: of the eight in a
-// word only four need a shift, two of them to the left, which multipliers can do. x's second sums take away what that adds.
+// Elements 4 c ... 4 c + 3 of those 32, not scaled yet; e2m1 in units of E2M1_UNIT. Shifting a value to a float's last bits
+// is half of its cost, so in half precision values of four bits stay at two positions of the mantissa, where they read as
+// 128 and 2048 more: of the eight in a word only four need a shift, two of them to the left, which multipliers can do. x's
+// second sums take away what that adds.
 template <typename T, int FORM, int BITS, int N, typename L>
 FN void unpack_values4(
     const thread uint (&p)[N], int c, uint magic, L table, thread float (&y)[4]
@@ -123,6 +124,9 @@ FN void unpack_values4(
         y[2] = as_type<float>((b & 0xf0000u) | plus128);
         y[3] = c % 2 == 0 ? as_type<float>((d & 0xf000u) | plus2048)
                           : as_type<float>((d & 0xf0000u) | plus128);
+    } else if (FORM == MXFP4) {
+        #pragma unroll
+        for (int n = 0; n < 4; n++) y[n] = e2m1_value(p, 4 * c + n);
     } else {
         #pragma unroll
         for (int n = 0; n < 4; n++) y[n] = unpack_value<FORM, BITS>(p, 4 * c + n, magic, table);
@@ -168,7 +172,9 @@ FN void dot_rows(
         float more = in_place<T, FORM, BITS>() ? sums[at + 1] : 0.0f;
         #pragma unroll
         for (int r = 0; r < R; r++)
-            acc[m][r] += FORM == DENSE ? d[m][r] : scale[r] * (d[m][r] - more) + zero[r] * sum;
+            acc[m][r] += FORM == DENSE   ? d[m][r]
+                         : FORM == MXFP4 ? scale[r] * (E2M1_UNIT * d[m][r])
+                                         : scale[r] * (d[m][r] - more) + zero[r] * sum;
     }
 }
 
