@@ -17,7 +17,7 @@ from tests.long.load_server import Answer, Server, read_head, read_stream, send
 
 async def through_http(port: int, streams: int, tokens: int) -> float:
     async def one(i: int) -> None:
-        messages = [{"role": "user", "content": f"{i} {random.random()} Tell me a long story."}]
+        messages = [{"role": "user", "content": f"{i} {random.randrange(10**8):08d} Tell me a long story."}]
         body = {"messages": messages, "max_tokens": tokens, "stream": True, "temperature": 0, "ignore_eos": True}
         reader, writer = await send(port, json.dumps(body).encode())
         await read_head(reader)
@@ -31,7 +31,7 @@ async def through_http(port: int, streams: int, tokens: int) -> float:
 
 async def alone(engine, streams: int, tokens: int) -> float:
     async def one(i: int) -> None:
-        messages = [{"role": "user", "content": f"{i} {random.random()} Tell me a long story."}]
+        messages = [{"role": "user", "content": f"{i} {random.randrange(10**8):08d} Tell me a long story."}]
         async with engine.stream(messages, max_tokens=tokens, ignore_eos=True) as stream:
             async for _ in stream:
                 pass
@@ -45,10 +45,11 @@ async def compare(args: argparse.Namespace, server: Server) -> None:
     import mlxrt
 
     engine = await mlxrt.AsyncEngine.load(args.model)
-    await alone(engine, 1, 4)
-    await through_http(server.port, 1, 4)
     for streams in args.streams:
         walls, costs = [], []
+        for _ in range(args.warm):  # kernels are compiled when a shape first comes, by each process for itself
+            await alone(engine, streams, args.tokens)
+            await through_http(server.port, streams, args.tokens)
         for _ in range(args.runs):
             before = time.process_time()
             own = await alone(engine, streams, args.tokens)
@@ -68,6 +69,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--warm", type=int, default=2, help="runs of each before the first that counts")
     args = parser.parse_args()
     server = Server(args.model)
     server.start()
