@@ -30,6 +30,15 @@ def concat_linears(linears: list[nn.Module]) -> nn.Module | None:
     return merged
 
 
+def take_rows(linear: nn.Module, rows: mx.array) -> nn.Module | None:
+    """A linear with some rows of another's matrix, or None where its format holds more than rows."""
+    if (taken := concat_linears([linear])) is None:
+        return None
+    for name in taken:
+        taken[name] = mx.contiguous(linear[name][rows])
+    return taken
+
+
 def merge_linears(module: nn.Module, names: Sequence[str], merged: str) -> None:
     """One linear called `merged` in place of those called `names`, where their formats allow it."""
     if len(names) > 1 and (linear := concat_linears([module[name] for name in names])):

@@ -17,7 +17,7 @@ from .base import CausalLM
 from .config import SUPPORTED_VALUES, ModelConfig, config_field
 from .fused_linear import fused_linear
 from .gated_delta import GatedDeltaNet
-from .layers import Attention, Block, DecoderLM, GatedMLP
+from .layers import Attention, Block, DecoderLM, GatedMLP, take_rows
 from .moe import MoEConfig, SparseMoE
 from .rope import read_rope
 from .sanitize_hybrid import sanitize_hybrid
@@ -106,12 +106,27 @@ class GatedAttention(Attention):
         super().__init__(c, qkv_bias=c.attention_bias, o_bias=c.attention_bias, qk_norm=True)
         self.q_proj = nn.Linear(c.hidden_size, 2 * self.heads * self.head_dim, bias=c.attention_bias)
 
+    def fuse(self):
+        """Queries and gates, which take turns head by head, become matrices of their own where the format allows it."""
+        rows = mx.arange(2 * self.heads * self.head_dim).reshape(self.heads, 2, self.head_dim)
+        gate, query = (take_rows(self.q_proj, rows[:, i].flatten()) for i in (1, 0))
+        if gate is not None and query is not None:
+            self.gate_proj, self.q_proj = gate, query
+        super().fuse()
+
     def __call__(self, x, kv, *, norm=None, residual=None):
+        y = self.read_gated(x, kv, norm) if "gate_proj" in self else self.read_interleaved(x, kv, norm)
+        return fused_linear(self.o_proj, y, self.kernels, residual=residual)
+
+    def read_gated(self, x, kv, norm):
+        y = self.attend(self.qkv(x, norm), kv)
+        return fused_linear(self.gate_proj, x, self.kernels, norm=norm, activation="sigmoid", times=y)
+
+    def read_interleaved(self, x, kv, norm):
         qkv = compute_qkv(self.qkv(x, norm), self.kernels).reshape(x.shape[0], -1, self.head_dim)
         both, rest = mx.split(qkv, [2 * self.heads], axis=1)  # queries and gates interleaved; keys and values
         qkv = mx.concatenate([both[:, ::2], rest], axis=1).flatten(1)
-        y = self.attend(qkv, kv) * mx.sigmoid(both[:, 1::2].flatten(1))
-        return fused_linear(self.o_proj, y, self.kernels, residual=residual)
+        return self.attend(qkv, kv) * mx.sigmoid(both[:, 1::2].flatten(1))
 
 
 class SharedExpertMoE(SparseMoE):

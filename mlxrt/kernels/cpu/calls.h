@@ -7,7 +7,7 @@
 
 enum { NO_MEMORY = 1, UNREADABLE, UNKNOWN_CALL }; /* errors; UNREADABLE: a matrix that the library has no reader for */
 enum { MATMUL, EMBED, NORM, ATTENTION, ARGMAX };
-enum { NO_ACTIVATION, SILU, GELU, CLAMPED };
+enum { NO_ACTIVATION, SILU, GELU, CLAMPED, SIGMOID };
 enum { ROWS_TO_SHARE = 16 }; /* fewer are done sooner than another thread wakes up */
 
 /* y = activation(a @ RMSNorm(x) + bias) + residual, capped. A pair's first half is the gate of its second; another gate's

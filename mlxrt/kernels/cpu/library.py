@@ -29,7 +29,7 @@ from .calls import (
 )
 
 SCALE_TYPES = {mx.float32: 0, mx.float16: 1, mx.bfloat16: 2}
-ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "clamped": 3}
+ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "clamped": 3, "sigmoid": 4}
 
 
 @dataclass(frozen=True)

@@ -188,6 +188,7 @@ static float activate(int activation, float gate, float up) {
     case CLAMPED:
         gate = fminf(gate, 7), up = fminf(fmaxf(up, -7), 7);
         return gate / (1 + expf(-1.702f * gate)) * (up + 1);
+    case SIGMOID: return up / (1 + expf(-gate));
     }
     return gate;
 }

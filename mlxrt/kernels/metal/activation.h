@@ -1,9 +1,10 @@
 // The ACT of a kernel. GELU is the tanh approximation; CLAMPED is gpt-oss' SwiGLU, which clamps both sides and adds one to up.
-enum Activation { NO_ACTIVATION = 0, SILU = 1, GELU = 2, CLAMPED = 3 };
+enum Activation { NO_ACTIVATION = 0, SILU = 1, GELU = 2, CLAMPED = 3, SIGMOID_GATE = 4 };
 
 template <int ACT>
 FN float gated(float g, float u) {
     if (ACT == SILU) return g / (1.0f + metal::exp(-g)) * u;
+    if (ACT == SIGMOID_GATE) return u / (1.0f + metal::exp(-g));
     if (ACT == GELU) {
         float t =
             metal::min(metal::max(0.7978845608f * (g + 0.044715f * g * g * g), -15.0f), 15.0f);

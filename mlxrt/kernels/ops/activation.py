@@ -4,7 +4,7 @@ from functools import partial
 
 import mlx.core as mx
 
-ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "clamped": 3}
+ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "clamped": 3, "sigmoid": 4}
 
 
 # One launch each, and in float32 as the kernels have it: rounded once, not after every operation.
@@ -28,7 +28,13 @@ def clamped(gate: mx.array, up: mx.array, *, alpha: float = 1.702, limit: float 
     return (x * mx.sigmoid(alpha * x) * (u + 1)).astype(gate.dtype)
 
 
-GATES = {"silu": silu, "gelu": gelu, "clamped": mx.compile(clamped, shapeless=True)}
+@partial(mx.compile, shapeless=True)
+def sigmoid(gate: mx.array, up: mx.array) -> mx.array:
+    """The gate of attention's output."""
+    return (mx.sigmoid(gate.astype(mx.float32)) * up.astype(mx.float32)).astype(gate.dtype)
+
+
+GATES = {"silu": silu, "gelu": gelu, "clamped": mx.compile(clamped, shapeless=True), "sigmoid": sigmoid}
 
 
 def activate(kind: str, gate: mx.array, up: mx.array | None) -> mx.array:

@@ -28,6 +28,7 @@ def qmm_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("affine", 3, 32, 9, 128, 33, {"bias": True}),
         ("affine", 6, 128, 20, 256, 64, {"bias": True, "activation": "clamped", "pair": True}),
         ("affine", 5, 64, 7, 128, 6, {"activation": "gelu", "times": True}),
+        ("affine", 4, 64, 9, 128, 7, {"activation": "sigmoid", "times": True}),
         ("affine", 2, 32, 48, 512, 17, {"residual": True}),
         ("mxfp4", 4, 32, 11, 256, 9, {"softcap": 3.0}),
         ("lut", 2, 0, 37, 384, 9, {"residual": True}),

@@ -37,6 +37,7 @@ def qmv_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("affine", 3, 32, 9, 96, 4, {"bias": True}),
         ("affine", 5, 64, 7, 192, 1, {"activation": "gelu", "times": True}),
         ("affine", 4, 64, 9, 1024, 1, {"norm": True, "eps": 1e-6}),  # a whole tile
+        ("affine", 4, 64, 12, 128, 2, {"norm": True, "eps": 1e-6, "activation": "sigmoid", "times": True}),
         ("affine", 6, 128, 5, 256, 1, {"bias": True, "activation": "clamped", "pair": True}),
         ("affine", 2, 32, 16, 64, 2, {"residual": True, "bias": True}),
         ("mxfp4", 4, 32, 11, 160, 1, {"norm": True, "eps": 1e-6}),
@@ -165,6 +166,7 @@ def cpu_cases() -> Iterator[Case]:
         ("q4_k", 0, 32, 37, 768, 3, {"bias": True}),
         ("q4_k", 0, 32, 33, 256, 21, {"norm": True, "eps": 1e-6, "activation": "silu", "pair": True}),
         ("q5_k", 0, 32, 7, 512, 4, {"activation": "gelu", "times": True}),
+        ("affine", 8, 32, 10, 96, 2, {"activation": "sigmoid", "times": True}),
         ("affine", 4, 32, 66, 96, 3, {"bias": True, "activation": "clamped", "pair": True}),
         ("q6_k", 0, 32, 41, 1024, 5, {"softcap": 300.0}),
         ("iq2_xxs", 0, 32, 39, 768, 1, {"residual": True}),
