@@ -3,7 +3,8 @@
 MLX's host side takes 11 to 15 us for a kernel, whatever the device needs for it. A decode step whose shapes stay is the
 same kernels on the same buffers every time, but for a few integers: where its rows' tails end, which blocks they have,
 the tokens. So a step that MLX ran and that was captured is launched again without MLX: its integers are copied to where
-the kernels expect them, its tail alternates between two buffers, its tokens go from the last kernel to the first.
+the kernels expect them, its tail alternates between two buffers, its tokens go from the last kernel to the first. A
+recurrent layer's state alternates likewise; where a tail begins it is the state the last one ended with.
 
 Only steps that are nothing but our kernels can be captured: every input of every kernel is a constant of the model, an
 output of another kernel, or one of the step's own arrays. Everything else is refused, and MLX launches it as before.
@@ -26,7 +27,7 @@ log = logging.getLogger("mlxrt")
 
 MAX_BYTES = 512 << 20
 WARMUP_STEPS = 16  # steps of a shape before one is captured, which takes as long as several
-MAX_SOURCES = 256  # arrays kept alive for copies: more than any number of steps in flight needs
+MAX_SOURCES = 1024  # arrays kept alive for copies: more than any number of steps in flight needs
 MAX_COPIES = 512  # of a microsecond each, to write a tail to the pools
 Live = dict[int, tuple[mx.array, ...]]
 Outputs = tuple[Any, ...]  # the tokens as an array, and what the host reads of them
@@ -57,7 +58,7 @@ class CapturedStep:
     tokens: mx.array
     results: list[tuple[tuple[int, ...], mx.Dtype]]  # what the host reads after every step
     tails: tuple[Live, Live]  # two buffers: the one read first, and the one written first
-    zeros: Live  # what is read by the first step of a tail
+    zeros: Live  # what is read by the first step of a tail, but for recurrent layers, which read the first buffer
     constants: list[mx.array]
     buffers: list[tuple[mx.array, mx.array]]  # a group's block table and where its rows' tails end
     at: dict[str, list[int]]  # addresses of all these, and of the step's own arrays
@@ -80,7 +81,7 @@ class CudaGraphRunner:
     """Called like the compiled step: the same arrays in, the same out, but for what the host reads of tokens.
 
     `compiled` is what MLX runs, for steps with a mask `compiled_logits`, which ends there. Launched as a graph, such a
-    step returns an UnsampledStep.
+    step returns an UnsampledStep. `recurrent`: layers whose tails begin with a state.
     """
 
     def __init__(
@@ -92,9 +93,10 @@ class CudaGraphRunner:
         device: Device,
         max_bytes: int | None = None,
         compiled_logits: Decode | None = None,
+        recurrent: frozenset[int] = frozenset(),
     ):
         self._step, self._compiled, self._model = step, compiled, model
-        self._compiled_logits = compiled_logits
+        self._compiled_logits, self._recurrent = compiled_logits, recurrent
         self._library, self._device = library, device
         self._captured: OrderedDict[tuple, CapturedStep] = OrderedDict()
         self._refused: dict[tuple, str] = {}
@@ -108,7 +110,7 @@ class CudaGraphRunner:
         self.max_bytes = MAX_BYTES if max_bytes is None else min(MAX_BYTES, max_bytes)  # of all captured steps together
 
     def __call__(self, used: int, tokens, batch, index, pools, live):
-        key = (tokens.shape, *((where["table"].shape, where.get("variant")) for where in index))
+        key = (tokens.shape, *((where["table"].shape, where.get("variant")) for where in with_tables(index)))
         mine = self._flushed if not used else live is self._last[1]
         if self._current is not None and mine and self._continues(key, tokens, index):
             return self._launch(used)
@@ -121,7 +123,7 @@ class CudaGraphRunner:
                 and self.max_bytes
             ):
                 return self._run_and_capture(key, tokens, batch, index, pools, live)
-            if self._current is not None and self._begin(key, index, pools, tokens):
+            if self._current is not None and self._begin(key, index, pools, live, tokens):
                 return self._launch(used)
         self._current = None
         self._counts[key] += 1
@@ -147,16 +149,18 @@ class CudaGraphRunner:
         self._captured.clear()
         self._device.close()
 
-    def flush(self, live: Live, blocks: dict[int, list[int]], nbytes: dict[int, int]) -> bool:
-        """Copy a full tail to these blocks of the pools. False: another step's tail, or too many copies."""
+    def flush(self, live: Live, blocks: dict[int, list[int]], nbytes: dict[int, list[int]]) -> bool:
+        """Copy a full tail to these blocks of the pools, whose arrays have blocks of `nbytes`. False: another step's
+        tail, or too many copies."""
         now = self._current
-        if now is None or live is not self._last[1] or sum(map(len, blocks.values())) > MAX_COPIES:
+        arrays = [(blocks[layer], size) for layer in sorted(blocks) for size in nbytes[layer]]
+        if now is None or live is not self._last[1] or sum(len(ids) for ids, _ in arrays) > MAX_COPIES:
             return False
         self._device.enter()
         tail = now.at["read" if live is now.tails[0] else "written"]
-        for source, pool, layer in zip(tail[: len(now.pools)], now.pools, sorted(blocks), strict=True):
-            for row, block in enumerate(blocks[layer]):
-                self._device.copy(pool + block * nbytes[layer], source + row * nbytes[layer], nbytes[layer])
+        for source, pool, (ids, size) in zip(tail[: len(now.pools)], now.pools, arrays, strict=True):
+            for row, block in enumerate(ids):
+                self._device.copy(pool + block * size, source + row * size, size)
         self._busy = self._flushed = True
         return True
 
@@ -241,14 +245,15 @@ class CudaGraphRunner:
 
     # A tail that begins
 
-    def _begin(self, key: tuple, index: list[dict], pools: Live, tokens: mx.array) -> bool:
+    def _begin(self, key: tuple, index: list[dict], pools: Live, live: Live, tokens: mx.array) -> bool:
         """False: the constants in the graphs have moved, as happens when they are read on the host."""
         now = self._current
         assert now is not None
-        new, held = index_arrays(index), flatten(pools)
+        new, held, states = index_arrays(index), flatten(pools), flatten(self._states(live))
         first, second = len(new) + 1, len(new) + 1 + len(held)
-        at = self._device.addresses([tokens, *new, *held, *now.constants])
-        if at[second:] != now.at["constants"]:
+        third = second + len(states)
+        at = self._device.addresses([tokens, *new, *held, *states, *now.constants])
+        if at[third:] != now.at["constants"]:
             self._drop(key)
             return False
         if at[first:second] != now.pools:
@@ -258,7 +263,17 @@ class CudaGraphRunner:
         self._captured.move_to_end(key)
         self._copy_tables(now, new, at[1:first])
         self._copy_tokens(now, tokens, at[0])
+        self._copy_states(now, states, at[second:third])
         return True
+
+    def _states(self, live: Live) -> Live:
+        return {layer: arrays for layer, arrays in live.items() if layer in self._recurrent}
+
+    def _copy_states(self, now: CapturedStep, states: list[mx.array], at: list[int]) -> None:
+        """The states a tail begins with, to the first buffer."""
+        for to, source, state in zip(now.at["states"], at, states, strict=True):
+            self._device.copy(to, source, state.nbytes)
+        self._sources += states
 
     def _drop(self, key: tuple) -> None:
         self.wait()
@@ -270,7 +285,10 @@ class CudaGraphRunner:
     def _run_and_capture(self, key, tokens, batch, index, pools, live):
         self.wait()
         masked = "mask" in index[-1]
-        tails = {i: tuple(mx.zeros(a.shape, a.dtype) for a in arrays) for i, arrays in live.items()}
+        tails = {
+            i: tuple(copied(a) if i in self._recurrent else mx.zeros_like(a) for a in arrays)
+            for i, arrays in live.items()
+        }
         asked = self._model.kernels.num_tested
         with self._library.recording() as launches:
             result, out = self._step(tokens, batch, index, pools, tails)
@@ -286,7 +304,7 @@ class CudaGraphRunner:
             now = self._current = self._captured[key]
             launches.clear()  # they keep the pools alive
             # The next step goes on from here; one with a mask was sampled without it and is sampled again.
-            if self._begin(key, index, pools, tokens if masked else now.tokens):
+            if self._begin(key, index, pools, live, tokens if masked else now.tokens):
                 self._last = (self._last[0], out)
                 if masked:
                     self._copy_steps(now, 0)
@@ -303,17 +321,19 @@ class CudaGraphRunner:
         self._captured[key] = known
 
     def _capture(self, launches, tokens, index, pools, live, tails, result, out) -> CapturedStep:
-        buffers = [(mx.zeros_like(where["table"]), mx.zeros_like(where["where"])) for where in index]
+        tables = with_tables(index)
+        buffers = [(mx.zeros_like(where["table"]), mx.zeros_like(where["where"])) for where in tables]
         masks = [where["mask"] for where in index if "mask" in where]
         own_masks = [mx.zeros_like(mask) for mask in masks]
         mx.eval(buffers, masks, own_masks)
         outputs = [a for launch in launches for a in launch.outputs]
         fixed = {id(a) for a in self._model.constants()}
         used = {id(a): a for launch in launches for a in launch.inputs if id(a) in fixed}
+        first = live | self._states(tails)
         special = {
             "input tokens": [tokens],
-            "input table": [where["table"] for where in index],
-            "input where": [where["where"] for where in index],
+            "input table": [where["table"] for where in tables],
+            "input where": [where["where"] for where in tables],
             "input mask": masks,
             "pools": flatten(pools),
             "read": flatten(tails),
@@ -322,7 +342,8 @@ class CudaGraphRunner:
             "tokens": [result[0]],
             "result": list(result[1:]),
             "written": flatten(out),
-            "zeros": flatten(live),
+            "zeros": flatten(first),
+            "states": flatten(self._states(tails)),
             "table": [table for table, _ in buffers],
             "where": [where for _, where in buffers],
             "mask": own_masks,
@@ -341,7 +362,7 @@ class CudaGraphRunner:
             result[0],
             [(a.shape, a.dtype) for a in result[1:]],
             (tails, out),
-            live,
+            first,
             list(used.values()),
             buffers,
             {name: [at[id(a)] for a in arrays] for name, arrays in named.items()},
@@ -353,7 +374,17 @@ class CudaGraphRunner:
 
 def index_arrays(index: list[dict]) -> list[mx.array]:
     """A group's block table, and where its rows end for all steps of a tail."""
-    return [where[name] for where in index for name in ("table", "steps")]
+    return [where[name] for where in with_tables(index) for name in ("table", "steps")]
+
+
+def with_tables(index: list[dict]) -> list[dict]:
+    """Those of a step's groups that have block tables; recurrent layers have states instead."""
+    return [where for where in index if "table" in where]
+
+
+def copied(array: mx.array) -> mx.array:
+    """The same numbers in a buffer of their own."""
+    return array * mx.array(1, array.dtype)
 
 
 def flatten(layers: Live) -> list[mx.array]:

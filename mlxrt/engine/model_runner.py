@@ -132,7 +132,7 @@ class ModelRunner:
     def _open_graphs(self, max_bytes: int | None) -> CudaGraphRunner | None:
         """Where decode steps can be launched without MLX: on CUDA, if kernels read all caches."""
         gpu = self.model.kernels.gpu
-        if gpu is None or gpu.library is None or not all(g.spec.pages for g in self.groups):
+        if gpu is None or gpu.library is None or not all(g.spec.pages or g.spec.recurrent for g in self.groups):
             return None
         try:
             device = Driver(gpu.library)
@@ -140,7 +140,19 @@ class ModelRunner:
             log.warning(f"decode steps are launched kernel by kernel: CUDA's driver cannot be used ({error})")
             return None
         step, library = (self.sample_step, self.sample_fn), gpu.library
-        return CudaGraphRunner(*step, self.model, library, device, max_bytes, compiled_logits=self.logits_fn)
+        return CudaGraphRunner(
+            *step,
+            self.model,
+            library,
+            device,
+            max_bytes,
+            compiled_logits=self.logits_fn,
+            recurrent=self.recurrent_layers,
+        )
+
+    @property
+    def recurrent_layers(self) -> frozenset[int]:
+        return frozenset(i for i, g in self.group_of.items() if self.groups[g].spec.recurrent)
 
     @property
     def live(self) -> dict[int, tuple] | tuple[()]:
@@ -349,7 +361,7 @@ class ModelRunner:
         with self.model.kernels.capturing(graphs is not None):
             outputs, t.live = decode_fn(*inputs) if graphs is None else graphs(t.used, *inputs)
         t.used, t.checkpoint = t.used + 1, step.checkpoint
-        if graphs is not None and t.is_block and all(g.spec.size == TAIL for g in self.groups):
+        if graphs is not None and t.is_block and all(g.spec.size == TAIL for g in self.groups if g.spec.paged):
             t.blocks = self._tail_blocks(step, t.start)
         return outputs
 

@@ -111,7 +111,7 @@ class GatedAttention(Attention):
         rows = mx.arange(2 * self.heads * self.head_dim).reshape(self.heads, 2, self.head_dim)
         gate, query = (take_rows(self.q_proj, rows[:, i].flatten()) for i in (1, 0))
         if gate is not None and query is not None:
-            self.gate_proj, self.q_proj = gate, query
+            self["gate_proj"], self["q_proj"] = gate, query
         super().fuse()
 
     def __call__(self, x, kv, *, norm=None, residual=None):

@@ -31,6 +31,11 @@ def launch_once(kernels, folder):  # noqa: F811
     kernels.self_test = lambda op, dtype: argmax.launch(kernels.gpu, mx.zeros((1, 8)))
 
 
+def attach_graphs(runner, library, device):
+    step, layers = (runner.sample_step, runner.sample_fn), runner.recurrent_layers
+    runner.graphs = CudaGraphRunner(*step, runner.model, library, device, recurrent=layers)
+
+
 @pytest.fixture
 def engines(folder, monkeypatch):  # noqa: F811
     """Two of them on simulated kernels: as it is, and with steps that are launched again."""
@@ -47,7 +52,7 @@ def engines(folder, monkeypatch):  # noqa: F811
         runner.compiled = True  # tables as wide as a compiled step wants them; the step itself cannot be compiled here
         device, said = Bench(), capture_log("decode steps")
         if again:
-            runner.graphs = CudaGraphRunner(runner.sample_step, runner.sample_fn, runner.model, library, device)
+            attach_graphs(runner, library, device)
         made.append(engine)
         return engine, device, said
 
@@ -83,7 +88,7 @@ def test_steps_of_these_families_are_nothing_but_kernels(name):
     library, said = FakeLibrary(Simulator(checked=False)), capture_log("decode steps")
     with made(name, Kernels("strict", make_gpu("metal", library))) as engine:
         runner, device = engine.core.runner, Bench()
-        runner.graphs = CudaGraphRunner(runner.sample_step, runner.sample_fn, runner.model, library, device)
+        attach_graphs(runner, library, device)
         assert [answer(engine, 6) for _ in range(3)] == [expected] * 3
     assert not said and device.launched == 2 * 5 - 1  # all but those of the first answer, and the one that was recorded
 
@@ -99,10 +104,27 @@ def test_steps_of_many_rows_are_nothing_but_kernels(name):
             runner = engine.core.runner
             runner.compiled = True
             if again:
-                runner.graphs = CudaGraphRunner(runner.sample_step, runner.sample_fn, runner.model, library, device)
+                attach_graphs(runner, library, device)
             answers.append([[c.tokens for c in engine.generate(asked)] for _ in range(3)])
     assert answers[0] == answers[1] and not said and device.launched
     assert {"qmm", "add_norm"} <= set(kernels.used) and ("moe_grouped" in kernels.used) == ("a3b" in name)
+
+
+def test_recurrent_states_go_from_tail_to_tail():
+    """A tail that goes on takes the state the last one ended with, one of another request the state of its prompt."""
+    first, second = (OTHER * 40)[:159], [i % 90 for i in range(159)]  # a step to the end of a block: one tail by MLX
+    rounds = [[ask(first, 37, logprobs=1)], [ask(OTHER, 3), ask(second, 4)], [ask(second, 5, logprobs=1)]]
+    answers = []
+    for again in (False, True):
+        library, device = FakeLibrary(Simulator(checked=False)), Bench()
+        with made("qwen3.5-9b", Kernels("strict", make_gpu("metal", library))) as engine:
+            runner = engine.core.runner
+            runner.compiled = True
+            if again:
+                attach_graphs(runner, library, device)
+            answers.append([[(c.tokens, c.logprobs) for c in engine.generate(asked)] for asked in rounds])
+    assert answers[0] == answers[1]  # log probabilities show what tokens of random weights would not
+    assert device.launched == 31 + 3 + 4  # of the second tail, of what goes on from it, of the last request
 
 
 @pytest.mark.slow  # most of it is compiling; the GPU tests have random programs, too

@@ -18,7 +18,7 @@ from .programs import make_program, run_program
 SHAPES = from_environment(
     "GPU_SHAPES", "qwen3-0.6b@4bit,qwen3-30b-a3b@4bit/few,gemma4-e2b@4bit/few,gpt-oss-20b@mxfp4/few,qwen3.5-9b@4bit/few"
 )
-CAPTURED = ("qwen3-", "gemma4-e2b")  # their steps are nothing but kernels
+CAPTURED = ("qwen3-", "gemma4-e2b", "gpt-oss", "qwen3.5")  # their steps are nothing but kernels
 KV = from_environment("GPU_KV", "full,q8")
 PROGRAMS = range(1, 1 + int(from_environment("GPU_PROGRAMS", "6")[0]))
 

@@ -29,6 +29,10 @@ SMALL = {
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
     "sliding_window": 16,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
     "layer_types": ["sliding_attention", "full_attention"],
     "pad_token_id": 0,
     "bos_token_id": 1,
@@ -41,6 +45,7 @@ FAMILIES = [
     ("qwen3-0.6b", DENSE, 4 * LAYERS + 3),
     ("qwen3-30b-a3b", SPARSE, 4 * LAYERS + 3),
     ("gpt-oss-20b", SPARSE, 4 * LAYERS + 3),
+    ("qwen3.5-9b", {"qkv_attention", "qmv", "gated_delta_step"}, 5 * LAYERS + 3),
     (
         "gemma4-e2b",
         {"qkv_attention", "qmv", "add_norm_qmv", "add_norm"},
@@ -53,7 +58,10 @@ def made(name, kernels, kv="full", dtype=mx.float32, **sizes):
     raw = shape_config(name)
     if name == "gemma4-e2b":
         sizes |= {"num_hidden_layers": GEMMA_LAYERS, "layer_types": SMALL["layer_types"] * 2}
-    raw |= {key: value for key, value in (SMALL | sizes).items() if raw.get(key) is not None}
+    if name.startswith("qwen3.5"):
+        sizes |= {"layer_types": ["linear_attention", "full_attention"]}
+    inner = raw.get("text_config", raw)
+    inner |= {key: value for key, value in (SMALL | sizes).items() if inner.get(key) is not None}
     family = find(raw)
     model = family(family.parse(raw))
     mx.random.seed(3)

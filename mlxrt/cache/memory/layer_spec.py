@@ -39,6 +39,7 @@ class LayerSpec(ABC):
     paged: bool = False  # grows by blocks of `size` tokens; else one block per sequence, a checkpoint every `stride`
     compiles: bool = True  # its steps are pure functions of arrays
     pages: bool = False  # paged attention kernels can read it
+    recurrent: bool = False  # `live` is a state that goes on from tail to tail; else every tail begins empty
     portable: bool = True  # its blocks can be saved and loaded
     size: int
     stride: int
@@ -84,8 +85,8 @@ class LayerSpec(ABC):
         """The pool with `live` written into it; `full`: the tail has TAIL tokens and begins at a block boundary."""
 
     def block_id(self, state: Any, position: int) -> int:
-        """The id of the block that holds a position; only where `pages` is true."""
-        raise TypeError(f"{type(self).__name__} has no pages")
+        """The id of the block that holds a position; only where `pages` or `recurrent` is true."""
+        raise TypeError(f"{type(self).__name__} has no such blocks")
 
     @abstractmethod
     def view(self, batch: Batch, index: dict[str, mx.array], pool: Arrays, live: Arrays) -> "LayerView": ...

@@ -64,6 +64,7 @@ class Recurrent(LayerSpec):
 
     parts: tuple[tuple[tuple[int, ...], mx.Dtype], ...]
     stride: int = 32  # tokens between two checkpoints
+    recurrent = True
 
     @property
     def signature(self):
@@ -89,6 +90,9 @@ class Recurrent(LayerSpec):
 
     def open_live(self, pool, index, rows, arrays):
         return self.read(pool, index)
+
+    def block_id(self, state, position):
+        return state.blocks[0].check()
 
     def read(self, pool, index):
         """The states before the step; zeros where the block is 0, the dummy."""
