@@ -9,8 +9,8 @@ import pytest
 import mlxrt
 from mlxrt.cache.memory import PagedKV
 from mlxrt.engine.cpu_step import StepRecorder
+from mlxrt.kernels import device
 from mlxrt.kernels.cpu import build
-from mlxrt.kernels.device import IDLE_CACHE
 
 from ..support.log_lines import capture_log
 from ..support.tiny_files import CONFIG, float_weights, write_folder
@@ -157,11 +157,14 @@ def test_a_prompt_does_not_copy_the_pools(tmp_path):
         assert held > 16 << 20 and mx.get_peak_memory() - before < held / 4
 
 
-def test_an_idle_engine_keeps_few_buffers(tmp_path):
+def test_an_idle_engine_gives_buffers_back(tmp_path, monkeypatch):
+    """Once, after the last token of the last request."""
+    released = []
+    monkeypatch.setattr(device, "IDLE_CACHE", -1)
     with mlxrt.load(write_model(tmp_path, "llama")) as engine:
-        held = mx.zeros((IDLE_CACHE,), mx.uint32)
-        mx.eval(held)
-        del held
-        assert mx.get_cache_memory() > IDLE_CACHE
-        engine.generate(PROMPTS[0], max_tokens=1)
-        assert mx.get_cache_memory() <= IDLE_CACHE
+        monkeypatch.setattr(device, "release_cache", lambda: released.append(engine.core.busy))
+        engine.generate([PROMPTS[0], PROMPTS[1]], max_tokens=5)
+        assert released == [False]
+        monkeypatch.setattr(device, "IDLE_CACHE", 1 << 40)
+        engine.generate(PROMPTS[2], max_tokens=2)
+        assert released == [False]
