@@ -5,6 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ...kernels import PackedRows
 from ..layer_state import RecurrentState
 from .layer_spec import Arrays, LayerSpec, LayerView
 from .slices import update
@@ -48,6 +49,16 @@ class RecurrentView(LayerView):
     @property
     def is_prefill(self) -> bool:
         return "checkpoints" in self.index
+
+    def packed_rows(self) -> PackedRows | None:
+        """The rows of a prefill step, for a kernel that takes them all at once; None in a decode step."""
+        if not self.is_prefill:
+            return None
+        if "packed_rows" not in self.index:  # the same for all layers of the group
+            lengths = [1] * self.batch.singles + [b - a for a, b, _ in self.batch.spans]
+            inner = [[n for n, _ in row] for row in self.index["checkpoints"]]
+            self.index["packed_rows"] = PackedRows.pack(list(zip(lengths, inner, strict=True)))
+        return self.index["packed_rows"]
 
     def write_rows(self, states: Arrays) -> None:
         """Keep the states after the rows and, in a prefill step, those at the checkpoints of each row in turn."""
