@@ -17,6 +17,7 @@ FAMILIES = {
     "minimax_m2": ("minimax_m2", "MiniMaxM2"),
     "mistral": ("mistral", "Mistral"),
     "mixtral": ("mixtral", "Mixtral"),
+    "phi3": ("phi3", "Phi3"),
     "qwen2": ("qwen2", "Qwen2"),
     "qwen2_moe": ("qwen2_moe", "Qwen2MoE"),
     "qwen3": ("qwen3", "Qwen3"),

@@ -75,6 +75,8 @@ def read_rope(raw: Mapping[str, Any], dim: int, context: int, *, partial: bool =
     if whole and (factor := read_number(given, "partial_rotary_factor", None, low=0)) not in (None, 1):
         raise UnsupportedModel(f"config.json: partial_rotary_factor = {factor} is not supported by this family")
     kind = given.get("rope_type", given.get("type", "default"))
+    if kind in ("longrope", "su") and "factor" not in given:  # the context it was extended to says it
+        given["factor"] = context / original_context(raw, given, context)
     if not isinstance(kind, str) or kind not in KINDS:
         raise UnsupportedModel(
             f"config.json: rope scaling {quote(kind)} is not supported; supported: {', '.join(KINDS)}"
@@ -227,12 +229,32 @@ def dynamic(dim, theta, given, context) -> RopeParams:
     return RopeParams(dim, theta, "dynamic", limit=context)
 
 
+def longrope(dim, theta, given, context) -> RopeParams:
+    """Phi-3's two sets of factors: one up to the original context, another beyond it, for *every* key.
+
+    As with `dynamic`, a KV cache cannot follow that: the context ends where the first set does.
+    """
+    factors = given.get("short_factor")
+    if not isinstance(factors, (list, tuple)) or not all(
+        isinstance(f, (int, float)) and not isinstance(f, bool) and 0 < f < 1e30 for f in factors
+    ):
+        raise BadCheckpoint("config.json: rope scaling 'longrope' needs short_factor, numbers above 0")
+    periods = scale_periods(theta, dim, factors)
+    magnitude = read_number(given, "attention_factor", None, low=1e-6)
+    if magnitude is None:
+        factor = read_number(given, "factor", None, low=1e-6, required="longrope")
+        magnitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(context))
+    return RopeParams(dim, theta, "longrope", periods, magnitude=magnitude, limit=context)
+
+
 KINDS = {
     "default": default,
     "linear": linear,
     "llama3": llama3,
     "yarn": yarn,
     "dynamic": dynamic,
+    "longrope": longrope,
+    "su": longrope,  # its first name
     "proportional": proportional,
 }
 
@@ -246,5 +268,7 @@ KEYS = {
         "mscale", "mscale_all_dim",
     },
     "dynamic": {"factor", "original_max_position_embeddings"},
+    "longrope": {"factor", "short_factor", "long_factor", "original_max_position_embeddings", "attention_factor"},
     "proportional": {"factor"},
 }  # fmt: skip
+KEYS["su"] = KEYS["longrope"]

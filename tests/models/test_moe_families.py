@@ -304,7 +304,7 @@ def test_gpt_oss_without_scaling_is_yarn():
         ("minimax_m2", {"shared_intermediate_size": 64}, "shared_intermediate_size"),
         ("minimax_m2", {"sliding_window": 8}, "sliding_window"),
         ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act"),
-        ("mixtral", {"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
+        ("mixtral", {"rope_scaling": {"rope_type": "odd"}}, "odd"),
     ],
 )
 def test_another_architecture(arch, changes, words):

@@ -293,7 +293,7 @@ def test_rotary_dim():
         ("qwen3_next", {"use_sliding_window": True}, "use_sliding_window"),
         ("qwen3_next", {"mlp_bias": True}, "mlp_bias"),
         ("qwen3_next", {"layer_types": ["sliding_attention"] * 4}, "sliding_attention"),
-        ("qwen3_next", {"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
+        ("qwen3_next", {"rope_scaling": {"rope_type": "odd"}}, "odd"),
         ("qwen3_5", {"text": {"attn_output_gate": False}}, "attn_output_gate"),
         ("qwen3_5", {"text": {"num_experts": 8}}, "num_experts"),
         ("qwen3_5_moe", {"text": {"norm_topk_prob": False}}, "norm_topk_prob"),

@@ -16,6 +16,7 @@ import pytest
 from mlxrt.bench.backend import Backend
 from mlxrt.weights import GgufCheckpoint, build
 from tests.support.llama_cpp_files import convert
+from tests.support.phi3_folder import long_rope, write_phi3
 from tests.support.qwen2_moe_folder import write_qwen2_moe
 
 pytestmark = pytest.mark.skipif(
@@ -35,6 +36,10 @@ CASES = {
     "minimax_m2": ({}, 1e-3),
     "gemma4_mm": ({}, 0.05),  # E2B's parts: inputs per layer, shared keys and values, double width
     "gemma4_moe": ({"attention_bias": False}, 0.05),
+    "phi3": (
+        {"original_max_position_embeddings": 1024, "max_position_embeddings": 4096, **long_rope(8)},  # within the first
+        1e-3,
+    ),
     "qwen2_moe": ({"mlp_only_layers": []}, 1e-3),
     "qwen3_next": (
         {"linear_value_head_dim": 16, "mlp_only_layers": [], "num_hidden_layers": 2, "norm_topk_prob": True},
@@ -49,6 +54,8 @@ def made(arch: str, folder: Path) -> Path:
     """A fixture without what llama.cpp does not have: dense layers among sparse ones, biases, packed experts."""
     if arch == "qwen2_moe":
         return write_qwen2_moe(folder, **CASES[arch][0])
+    if arch == "phi3":
+        return write_phi3(folder, **CASES[arch][0])
     config = json.loads((FIXTURES / arch / "config.json").read_text())
     text = config.get("text_config", config)
     text |= CASES[arch][0]

@@ -5,6 +5,7 @@ leaves out because llama.cpp has it in its source is written where the model dif
 """
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ ARCHS = {
     "mixtral": "llama", "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
     "qwen2_moe": "qwen2moe", "qwen3_next": "qwen3next", "qwen3_5": "qwen35", "qwen3_5_text": "qwen35",
     "qwen3_5_moe": "qwen35moe", "qwen3_5_moe_text": "qwen35moe", "gemma4": "gemma4", "gemma4_text": "gemma4",
-    "minimax_m2": "minimax-m2",
+    "minimax_m2": "minimax-m2", "phi3": "phi3",
 }  # fmt: skip
 HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
 PERIODS = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2}
@@ -87,7 +88,7 @@ def convert(folder: Path, path: Path, *, kind: str = "F32", tokens: bool = False
 
 def gguf_name(name: str, given: Given) -> str:
     """By the package's map of the architecture; llama's has the dense layers that Qwen3-MoE may have too."""
-    if name in ("rope_freqs.weight",) or name.startswith("blk."):  # where the converter has no Hugging Face name
+    if name.startswith(("rope_f", "blk.")):  # where the converter has no Hugging Face name
         return name
     if name.endswith(".A_log"):
         return gguf_name(f"{name}.x", given).removesuffix(".x")
@@ -133,6 +134,21 @@ def add_keys(writer, given: Given, layers: int | None) -> None:
         add_delta_net(writer, given)
     if given.arch == "minimax-m2":
         writer.add_rope_dimension_count(text["rotary_dim"])
+    if given.arch == "phi3":
+        add_phi3(writer, given)
+
+
+def add_phi3(writer, given: Given) -> None:
+    text, context = given.text, given.text["max_position_embeddings"]
+    original = text["original_max_position_embeddings"]
+    writer.add_rope_scaling_orig_ctx_len(original)
+    writer.add_rope_dimension_count(int(text["head_dim"] * text.get("partial_rotary_factor", 1.0)))
+    if not any(given.slides):
+        writer.add_sliding_window(0)
+    if "short_factor" in given.rope:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+        scale = context / original
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0)
 
 
 def add_sizes(writer, text: dict[str, Any]) -> None:
@@ -191,6 +207,9 @@ def rope_tensors(given: Given):
     """What the converter writes of RoPE as a tensor: llama3's scaling, and pairs of Gemma 4 that do not rotate."""
     if given.rope.get("rope_type", given.rope.get("type")) == "llama3":
         yield "rope_freqs.weight", llama3_factors(given.rope, given.text["head_dim"])
+    if "short_factor" in given.rope:
+        yield "rope_factors_long.weight", np.array(given.rope["long_factor"], np.float32)
+        yield "rope_factors_short.weight", np.array(given.rope["short_factor"], np.float32)
     if given.arch == "gemma4":
         pairs = global_sizes(given.text)[0] // 2
         rotated = int(pairs * given.rope["partial_rotary_factor"])

@@ -21,6 +21,7 @@ from mlxrt.weights.formats.gguf.reorder import take_columns
 from tests.parity_adapter import batch, logits
 from tests.support.llama_cpp_files import convert, tensors
 from tests.support.llama_cpp_files import read as spelled
+from tests.support.phi3_folder import long_rope, write_phi3
 from tests.support.qwen2_moe_folder import write_qwen2_moe
 
 from ..support.log_lines import capture_log
@@ -103,6 +104,32 @@ def test_qwen2_moe(tmp_path):
         assert np.abs(logits(path, tokens) - expected).max() < 1e-3
     path = convert(write_qwen2_moe(tmp_path / "other", mlp_only_layers=[], norm_topk_prob=True), tmp_path / "y.gguf")
     assert np.abs(logits(path, tokens) - expected).max() > 0.1  # the key is read
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_phi3(tmp_path, share):
+    """Against mlx-lm, which has a Phi-3 of its own; within the original context its factors are not looked at there."""
+    from mlx_lm.utils import load_model
+
+    folder = write_phi3(tmp_path / "folder", partial_rotary_factor=share)
+    tokens = np.random.default_rng(2).integers(0, 64, 40).tolist()
+    expected = np.array(load_model(folder)[0](mx.array([tokens]))[0])
+    assert expected.std() > 1
+    for path in (folder, convert(folder, tmp_path / "x.gguf")):
+        assert np.abs(logits(path, tokens) - expected).max() < 1e-3
+
+
+def test_phi3s_factors_and_windows(tmp_path):
+    """tests/peers compares the factors with llama.cpp's."""
+    folder = write_phi3(tmp_path / "folder", sliding_window=9, **long_rope(8))
+    for checkpoint in (FolderCheckpoint(folder), GgufCheckpoint(convert(folder, tmp_path / "x.gguf"))):
+        config = build(checkpoint).config
+        assert config.windows == (9, 9) and config.context == 64
+        np.testing.assert_allclose(config.rope.periods, [(1 + i / 10) * 20000 ** (i / 8) for i in range(8)], rtol=1e-6)
+        assert config.rope.magnitude == pytest.approx((1 + np.log(4) / np.log(64)) ** 0.5)
+    folder = write_phi3(tmp_path / "long", sliding_window=256)
+    for checkpoint in (FolderCheckpoint(folder), GgufCheckpoint(convert(folder, tmp_path / "y.gguf"))):
+        assert build(checkpoint).config.windows == (None, None)
 
 
 def test_a_dense_layer_of_qwen2_moe(tmp_path):

@@ -75,6 +75,26 @@ def minimax_m2(keys: ArchMetadata, tensors: Tensors) -> Config:
     return expert_config(keys) | {"intermediate_size": inner, "rotary_dim": read_rotary_dim(keys)}
 
 
+def phi3(keys: ArchMetadata, tensors: Tensors) -> Config:
+    """The long versions have a window that is longer than their context: it never hides anything."""
+    dim = keys.integer("attention.key_length", keys.integer("embedding_length") // keys.integer("attention.head_count"))
+    config: Config = {"rotary_dim": keys.integer("rope.dimension_count", dim)}
+    if keys.integer("attention.sliding_window", 0, low=0) >= keys.integer("context_length"):
+        config |= {"sliding_window": None, "layer_types": None}
+    return config
+
+
+def phi3_rope(keys: ArchMetadata, config: Config, short: list[float]) -> None:
+    """Factors up to the original context; the scaling's own type is not always written."""
+    original = keys.integer("rope.scaling.original_context_length", config["max_position_embeddings"])
+    config["rope_scaling"] = {
+        "rope_type": "longrope",
+        "short_factor": short,
+        "original_max_position_embeddings": original,
+        "attention_factor": keys.number("rope.scaling.attn_factor", 1.0),
+    }
+
+
 def read_rotary_dim(keys: ArchMetadata) -> int:
     """RoPE turns only the first numbers of a head."""
     return keys.integer("rope.dimension_count", keys.integer("attention.key_length"))

@@ -52,6 +52,7 @@ class Architecture:
     dense_mlp: bool = True  # feed_forward_length is required
     rope_factors: Callable[[Config, list[float]], None] | None = set_factors  # what rope_freqs means; None: nothing
     needs_rope_factors: bool = False
+    long_rope: bool = False  # may have factors for short and long contexts, as tensors
 
     def rename(self, name: str) -> str:
         """The Hugging Face name; an unknown one stays, and building the model reports it."""
@@ -98,6 +99,10 @@ ARCHITECTURES = {
     "minimax-m2": Architecture(
         "minimax_m2", "MiniMaxM2ForCausalLM", LAYER_NAMES | EXPERTS | names.MINIMAX_M2, config=configs.minimax_m2,
         extra_keys=frozenset({"expert_gating_func"}), rope_theta=None, partial_rope=True, dense_mlp=False,
+    ),
+    "phi3": Architecture(
+        "phi3", "Phi3ForCausalLM", LAYER_NAMES | names.PHI_3, config=configs.phi3, partial_rope=True, full_every=0,
+        long_rope=True,
     ),
     "gemma2": Architecture(
         "gemma2", "Gemma2ForCausalLM", LAYER_NAMES | names.POST_NORMS, config=configs.gemma2, full_every=2,

@@ -11,8 +11,10 @@ import mlx.core as mx
 from ....errors import BadCheckpoint, NoTokenizer, UnsupportedModel, quote
 from ...progress import track
 from ..checkpoint import Checkpoint, TensorInfo
+from .architecture_configs import phi3_rope
 from .architectures import ARCHITECTURES
 from .config import build_config
+from .metadata import ArchMetadata
 from .names import layer_of
 from .reader import GGUFTensor
 from .reorder import take_columns, take_rows
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from ....text import Tokenizer
 
 MAX_MAPPED = 1 << 24  # bytes of the file that are in memory beside the arrays made of them
+SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"  # Phi-3's, up to a context
 ROPE_FREQS = "rope_freqs.weight"  # llama3's scaling as one factor per RoPE pair
 
 
@@ -38,6 +41,9 @@ class GgufCheckpoint(Checkpoint):
         self.metadata: dict[str, Any] = self.file.metadata
         self.config = build_config(self.metadata, self.file.tensors)
         self.arch = ARCHITECTURES[self.metadata["general.architecture"]]
+        if self.arch.long_rope and SHORT_FACTORS in self.file.tensors:
+            keys = ArchMetadata(self.metadata, self.metadata["general.architecture"])
+            phi3_rope(keys, self.config, self.rope_freqs(SHORT_FACTORS))
         self.generation: dict[str, Any] = {}
         self.keep_k_quants = False  # set before `load` where something computes with their blocks
         if self.has_rope_freqs() and self.arch.rope_factors:
@@ -56,7 +62,9 @@ class GgufCheckpoint(Checkpoint):
         """Those of the model: not RoPE's factors, which are in the config, nor layers that predict further tokens."""
         depth = self.config["num_hidden_layers"]
         found = [r for r in self.file.tensors.values() if (layer_of(r.name) or 0) < depth or not self.has_drafts]
-        return [r for r in found if r.name != ROPE_FREQS or not self.has_rope_freqs()]
+        factors = {SHORT_FACTORS, LONG_FACTORS} if self.arch.long_rope else set()
+        factors |= {ROPE_FREQS} if self.has_rope_freqs() else set()
+        return [r for r in found if r.name not in factors]
 
     @property
     def has_drafts(self) -> bool:
@@ -104,15 +112,15 @@ class GgufCheckpoint(Checkpoint):
             rows = moved
         return convert(tensor, rows, self.keep_k_quants)
 
-    def rope_freqs(self) -> list[float]:
-        tensor = self.file.tensors[ROPE_FREQS]
+    def rope_freqs(self, name: str = ROPE_FREQS) -> list[float]:
+        tensor = self.file.tensors[name]
         sizes = [own["head_dim"] for own in self.config.get("per_layer_config", {}).values()]  # Gemma 4's
         pairs = max([self.config.get("rotary_dim", self.config["head_dim"]), *sizes]) // 2
         if tensor.ggml_type != "F32" or tensor.shape != (pairs,):
-            raise BadCheckpoint(f"{ROPE_FREQS} must be F32 [{pairs}], found {tensor.ggml_type} {list(tensor.shape)}")
+            raise BadCheckpoint(f"{name} must be F32 [{pairs}], found {tensor.ggml_type} {list(tensor.shape)}")
         factors = stored_rows(self.file, tensor).view("<f4")[0].tolist()
         if not all(0 < f < float("inf") for f in factors):
-            raise BadCheckpoint(f"{ROPE_FREQS} must hold finite values > 0")
+            raise BadCheckpoint(f"{name} must hold finite values > 0")
         return factors
 
     def tokenizer(self) -> "Tokenizer":

@@ -146,6 +146,8 @@ def read_rope_scaling(keys: ArchMetadata, context: int, arch: Architecture) -> d
         return {"rope_type": "linear", "factor": factor} if factor != 1 else None
     if kind in (None, "none"):
         return None if arch.yarn_extras is None else {"rope_type": "default"}
+    if kind == "longrope" and arch.long_rope:
+        return None  # its factors are tensors
     if kind not in ("linear", "yarn"):
         raise UnsupportedModel(f"rope scaling {quote(kind)} is not supported in GGUF; supported: none, linear, yarn")
     scaling: dict[str, Any] = {"rope_type": kind, "factor": keys.number("rope.scaling.factor")}
