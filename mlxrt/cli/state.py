@@ -265,5 +265,4 @@ def read_identity(folder: Path) -> Row:
 
 def summarize_identity(folder: Path) -> Row:
     identity = read_identity(folder)
-    dtype = identity.get("dtype", "unknown").replace("mlx.core.", "")
-    return {"weights": identity.get("weights", "unknown")[:12], "dtype": dtype}
+    return {"weights": identity.get("weights", "unknown")[:12], "dtype": identity.get("dtype", "unknown")}

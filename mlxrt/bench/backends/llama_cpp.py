@@ -2,7 +2,7 @@
 
 Setting: {gguf, context, parallel, threads, gpu, exact: KV cache in float32 and no flash attention, which rounds it}.
 Questions as in `mlxrt.py`: generate {prompt, max_tokens, fresh, ends}, batch {requests}; and scores {prompt, vocab} ->
-the log probability of every next token by its id.
+the log probability of every next token by its id; losses {windows, first}.
 """
 
 import time
@@ -77,6 +77,24 @@ class LlamaCppBackend(Served):
         if len(found) != vocab:
             raise MlxrtError(f"gave {len(found)} of {vocab} log probabilities")
         return [found[i] for i in range(vocab)]
+
+    def losses(self, windows: list[list[int]], first: int) -> dict[str, Any]:
+        """Negative log probability of every token from `first` on.
+
+        A bias makes each of them the one that is sampled; the probability it is reported with is without the bias.
+        """
+        losses = []
+        for tokens in windows:
+            for i in range(first, len(tokens)):
+                body = {"prompt": tokens[:i], "max_tokens": 1, "temperature": 0, "cache_prompt": True, "logprobs": 1}
+                reply = self.server.handle_completions(body | {"logit_bias": [[tokens[i], 1e4]], "ignore_eos": False})
+                if "error" in reply:
+                    raise MlxrtError(f"refused the prompt: {reply['error']}")
+                [token] = reply["choices"][0]["logprobs"]["content"]
+                if token["id"] != tokens[i]:
+                    raise MlxrtError(f"sampled {token['id']} in spite of a bias for {tokens[i]}")
+                losses.append(-token["logprob"])
+        return {"losses": losses}
 
     def batch(self, requests: list[dict[str, Any]]) -> dict[str, Any]:
         def answer(request: dict[str, Any], began: float) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def serve(pipe: Connection, log: str) -> None:
 
 
 def limit_memory() -> None:
-    if sys.platform == "linux":
+    if sys.platform == "linux" and "libasan" not in os.environ.get("LD_PRELOAD", ""):  # it reserves terabytes
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
