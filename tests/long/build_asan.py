@@ -16,8 +16,9 @@ def main() -> int:
     sources = sorted(map(str, build.SOURCES.glob("*.c")))
     flags = ("-O1", "-g", "-march=native", "-fsanitize=address", "-fno-omit-frame-pointer", *build.FLAGS)
     subprocess.run(["gcc", *flags, *sources, "-o", str(path), *build.LIBRARIES], check=True)
-    library = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout
-    print(f"LD_PRELOAD={library.strip()} ASAN_OPTIONS=detect_leaks=0:abort_on_error=1")
+    names = [f"-print-file-name={name}" for name in ("libasan.so", "libstdc++.so")]  # it must find both
+    found = [subprocess.run(["gcc", name], capture_output=True, text=True, check=True).stdout for name in names]
+    print(f'LD_PRELOAD="{" ".join(map(str.strip, found))}" ASAN_OPTIONS=detect_leaks=0:abort_on_error=1')
     return 0
 
 

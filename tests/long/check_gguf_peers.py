@@ -19,7 +19,7 @@ from tests.long.check_real_models import PROMPTS, SOURCES
 
 GGUFS = ["smollm2", "gemma3-270m", "tinyllama"]
 
-WINDOW = 192
+WINDOW = 256
 WITHIN = 0.003
 MEMORY = """
 import sys, mlxrt
@@ -84,7 +84,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=GGUFS)
     parser.add_argument("--tokens", type=int, default=24)
-    parser.add_argument("--windows", type=int, default=4)
+    parser.add_argument("--windows", type=int, default=8)
     options = parser.parse_args()
     names = [options.only] if options.only else GGUFS
     passed = [check(name, SOURCES[name](), options.tokens, options.windows) for name in names]

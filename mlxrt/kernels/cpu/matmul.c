@@ -27,8 +27,8 @@ INLINE void multiply_rows(
     int64_t left = groups_of_row(a, format);
     floats acc[4][4];
     span s[4];
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) acc[r][c] = zeros();
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int c = 0; c < C; c++) acc[r][c] = zeros();
     for (int64_t n = 0; left > 0; n++, left -= most) {
         const int groups = left < most ? (int)left : most;
         for (int r = 0; r < R; r++) open_span(a, format, bits, row + r, n, groups, &s[r]);
@@ -37,15 +37,15 @@ INLINE void multiply_rows(
             for (int r = 0; r < R; r++) values[r] = open_group(&s[r], format, bits, g);
             for (int e = 0; e < each; e += step, i += step)
                 for (int k = 0; k < step; k++, x += 16)
-                    for (int r = 0; r < R; r++) {
+                    UNROLL for (int r = 0; r < R; r++) {
                         if (k == 0) fetch_ahead(&s[r], format, bits, i);
                         floats w = chunk_values(&s[r], format, bits, i, k, values[r], end);
-                        for (int c = 0; c < C; c++) acc[r][c] = multiply_add(w, load(x + c * a->width), acc[r][c]);
+                        UNROLL for (int c = 0; c < C; c++) acc[r][c] = multiply_add(w, load(x + c * a->width), acc[r][c]);
                     }
         }
     }
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) y[c * stride + r] = sum(acc[r][c]);
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int c = 0; c < C; c++) y[c * stride + r] = sum(acc[r][c]);
 }
 
 /* Row `row` of the matrix as floats, in the order in which products read it. */
@@ -80,7 +80,8 @@ INLINE matrix as_made_for(const matrix *a, int group, int scale_type) {
         for (; row < end; row++) multiply_rows(a, F, B, 1, C, row, x, y + row - first, stride); \
     }
 #define FORMAT(name, F, B, G, T) \
-    DIRECT(name, F, B, G, T, 4, 1) DIRECT(name, F, B, G, T, TILE_ROWS, 2) DIRECT(name, F, B, G, T, TILE_ROWS, 4) \
+    DIRECT(name, F, B, G, T, 4, 1) DIRECT(name, F, B, G, T, TILE_ROWS, 2) DIRECT(name, F, B, G, T, TILE_ROWS, 3) \
+    DIRECT(name, F, B, G, T, TILE_ROWS, 4) \
     static void name##_unpack(const matrix *given, int64_t row, float *to) { \
         const matrix known = as_made_for(given, G, T), *a = &known; \
         unpack_row(a, F, B, row, to); \
@@ -96,10 +97,10 @@ K_QUANTS(ONE)
 #undef ONE
 
 typedef void (*direct)(const matrix *, int64_t, int64_t, const float *, float *, int64_t);
-typedef struct { direct one, two, four; void (*unpack)(const matrix *, int64_t, float *); } reader;
+typedef struct { direct of_columns[DIRECT_COLUMNS + 1]; void (*unpack)(const matrix *, int64_t, float *); } reader;
 
 static const reader *reader_of(const matrix *a) {
-#define AS(name) {name##_1, name##_2, name##_4, name##_unpack}
+#define AS(name) {{0, name##_1, name##_2, name##_3, name##_4}, name##_unpack}
     static const reader of_files[] = {AS(affine4_32), AS(affine8_32)}; /* as GGUF has them */
     static const reader narrow = AS(affine4), wide = AS(affine8), other = AS(affine), k_quants[] = {
 #define ONE(F) [F] = AS(F##_),
@@ -154,11 +155,7 @@ static void multiply_range(const job *j, int64_t first, int64_t end, float *tile
     const matrix *a = j->a;
     const reader *read = reader_of(a);
     if (j->columns <= DIRECT_COLUMNS) {
-        static const int parts[DIRECT_COLUMNS + 1][2] = {{0, 0}, {1, 0}, {2, 0}, {2, 1}, {4, 0}};
-        for (int64_t p = 0, c = 0; p < 2; c += parts[j->columns][p++]) {
-            const int some = parts[j->columns][p];
-            if (some) (some == 1 ? read->one : some == 2 ? read->two : read->four)(a, first, end, j->x + c * a->width, y + c * stride, stride);
-        }
+        if (j->columns) read->of_columns[j->columns](a, first, end, j->x, y, stride);
         return;
     }
     for (int64_t row = first; row < end; row += UNPACKED_ROWS) {

@@ -9,6 +9,12 @@
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
+/* Before a loop over accumulators: one that is left as a loop keeps them in memory. */
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 4")
+#endif
 
 /* Sixteen codes of `bits` bits lie in 2 * bits bytes: which bytes a lane reads, and how far it shifts them. */
 #define BYTE(i, bits, b) ((i) * (bits) / 8 + (b) < 16 ? (i) * (bits) / 8 + (b) : 15)
