@@ -39,7 +39,7 @@ log = logging.getLogger("mlxrt")
 MAX_TOKENS = 2048  # of an answer, unless -n says otherwise: who reads it can stop it
 HELP = """/retry            answer the last question again
 /set NAME VALUE   set a sampling option, such as temperature 0.7; alone it lists them
-/tools FILE.py    let the model call the functions of a file, each call only after your yes; /tools off ends it
+/tools FILE.py    let the model call the functions of a file, each after your yes; /tools off ends it
 /system TEXT      begin a new conversation with this system message; alone it shows the present one
 /context          show how full the context is, and the summary of turns that are gone
 /undo [N]         remove the last question and answer, or the last N

@@ -16,9 +16,10 @@ from .. import __version__, _openblas
 from ..bench.token_cost import grows
 from ..cache.memory import ExternalKV, LayerSpec, Shared
 from ..config import EngineConfig
+from ..engine.cpu_kernels import suits_cpu_kernels
 from ..engine.load_plan import STORED_DTYPES, choose_dtype, compute_dtype, plan_checkpoint
 from ..engine.weight_size import loaded_bytes, make_outline, parameters
-from ..kernels import backend, device
+from ..kernels import device
 from ..models import CausalLM, find
 from ..weights import Checkpoint, TensorInfo
 from ..weights.formats.jang.labels import read_labels
@@ -212,6 +213,14 @@ def group_to_dict(spec: Any, layers: int) -> dict[str, Any]:
     return {"kind": kind, "layers": layers, "bytes_per_token": layers * spec.nbytes() / spec.size}
 
 
+def describe_kernels() -> str:
+    """What computes here. Whether the CPU's kernels compile is `doctor`'s to tell: it takes seconds."""
+    if device.backend() != "cpu":
+        return "mlxrt's own where they fit, else plain MLX"
+    own = "mlxrt's own for packed weights (mlxrt doctor tries them), else " if suits_cpu_kernels(EngineConfig()) else ""
+    return f"{own}plain MLX: no GPU"
+
+
 def inspect_machine() -> dict[str, Any]:
     total, free = device.memory()
     kind = device.backend()
@@ -222,6 +231,6 @@ def inspect_machine() -> dict[str, Any]:
         "device_name": str(mx.device_info().get("device_name", "")) or kind,
         "memory_bytes": total,
         "free_bytes": free,
-        "kernels": "plain MLX: no GPU" if backend() == "cpu" else "mlxrt's own where they fit, else plain MLX",
+        "kernels": describe_kernels(),
     }
     return found | ({"blas": _openblas.running()} if kind == "cpu" else {})

@@ -265,4 +265,5 @@ def read_identity(folder: Path) -> Row:
 
 def summarize_identity(folder: Path) -> Row:
     identity = read_identity(folder)
-    return {"weights": identity.get("weights", "unknown")[:12], "dtype": identity.get("dtype", "unknown")}
+    dtype = identity.get("dtype", "unknown").replace("mlx.core.", "")
+    return {"weights": identity.get("weights", "unknown")[:12], "dtype": dtype}

@@ -59,7 +59,7 @@ def prefill_batch(step: Step, groups: list[Group], start: list[int], used: int, 
         mx.array(positions), mx.array(row), mx.array(start + [0] * idle), mx.array([used]), singles + idle, tuple(spans)
     )
     rows = [s.seq.parts for s in step.slices]
-    index = [g.spec.index([parts[i] for parts in rows], width, bool(spans)) for i, g in enumerate(groups)]
+    index = [g.spec.index([parts[i] for parts in rows], width, prefill=True) for i, g in enumerate(groups)]
     return batch, index
 
 

@@ -15,13 +15,18 @@ from ..weights.source.cache_dir import cache_root
 log = logging.getLogger("mlxrt")
 
 
+def suits_cpu_kernels(config: EngineConfig) -> bool:
+    """Whether they apply. They may not be compiled yet, which takes seconds and needs a compiler."""
+    fits = config.kernels != "reference" and config.dtype in (None, "float32") and not config.compile
+    return device.backend() == "cpu" and fits
+
+
 def open_cpu_kernels(config: EngineConfig) -> CpuKernels | None:
     """None on a GPU, for `kernels="reference"`, a dtype other than float32, and where they cannot be built.
 
     Nor for compiled steps: these kernels compute at once, while such a step is only traced.
     """
-    fits = config.kernels != "reference" and config.dtype in (None, "float32") and not config.compile
-    if device.backend() != "cpu" or not fits:
+    if not suits_cpu_kernels(config):
         return None
     path = locate(cache_root() / "kernels")
     return None if path is None else CpuKernels(path, choose_threads())

@@ -34,6 +34,7 @@ from .load_plan import (
     LoadPlan,
     check_plan,
     compute_dtype,
+    confirm_plan,
     is_packed,
     plan_checkpoint,
     plan_shape,
@@ -118,7 +119,8 @@ class OpenModel:
 
     def _build(self) -> CausalLM:
         if self.checkpoint is not None:
-            return build_model(self.checkpoint, self.config, self.plan.dequantise)
+            plan = confirm_plan(self.plan, self.checkpoint, self.config)
+            return build_model(self.checkpoint, self.config, plan.dequantise)
         assert self.shape is not None
         return build_random_model(self.shape, self.config)
 
@@ -135,7 +137,7 @@ def open_model(name: str, config: EngineConfig) -> OpenModel:
     assert resolved.path is not None
     before = stamp_files(resolved.path)
     checkpoint = open_checkpoint(resolved)
-    plan = plan_checkpoint(checkpoint, config)
+    plan = plan_checkpoint(checkpoint, config, suppose_kernels=True)
     check_plan(plan, config)
     tokenizer = open_tokenizer(checkpoint)
     eos, generation = find_eos_ids(checkpoint, tokenizer), tuple(checkpoint.generation.items())

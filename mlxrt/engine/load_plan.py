@@ -22,7 +22,7 @@ from ..weights.formats.quantized import refuse_methods
 from ..weights.load.assign import check_depth
 from ..weights.random_models import Shape
 from .check_config import check_disk_cache
-from .cpu_kernels import open_cpu_kernels
+from .cpu_kernels import open_cpu_kernels, suits_cpu_kernels
 from .memory import choose_context, max_chunk_size, plan_memory, weight_bytes
 from .weight_size import check_weights_fit, checkpoint_bytes, cpu_kernels_read, make_outline, shape_bytes
 
@@ -69,7 +69,8 @@ def is_packed(checkpoint: Checkpoint) -> bool:
     return not all(info.dtype in ("F32", "F16", "BF16") for info in checkpoint.sizes().values())
 
 
-def plan_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> LoadPlan:
+def plan_checkpoint(checkpoint: Checkpoint, config: EngineConfig, suppose_kernels: bool = False) -> LoadPlan:
+    """`suppose_kernels`: that CPU kernels compile where they apply, without compiling them now."""
     family = find(checkpoint.config)
     refuse_methods(checkpoint.config)
     if not family.is_adapter:
@@ -79,7 +80,7 @@ def plan_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> LoadPlan:
     plain = weight_bytes(outline)
     if not is_packed(checkpoint):
         return LoadPlan(checkpoint.name, outline, False, plain, plain)
-    on_cpu = uses_cpu_kernels(checkpoint, config)
+    on_cpu = uses_cpu_kernels(checkpoint, config, suppose_kernels)
     packed = checkpoint_bytes(checkpoint, outline.dtype, False, on_cpu)
     plan = LoadPlan(checkpoint.name, outline, True, plain, packed)
     if config.dequantise is None:
@@ -90,9 +91,20 @@ def plan_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> LoadPlan:
     return plan if unpacks else replace(plan, dequantise=False, weights=packed)
 
 
-def uses_cpu_kernels(checkpoint: Checkpoint, config: EngineConfig) -> bool:
+def confirm_plan(plan: LoadPlan, checkpoint: Checkpoint, config: EngineConfig) -> LoadPlan:
+    """A plan that supposed CPU kernels, once they are compiled; where they cannot be, another one, checked again."""
+    if not is_packed(checkpoint) or uses_cpu_kernels(checkpoint, config) == uses_cpu_kernels(checkpoint, config, True):
+        return plan
+    plan = plan_checkpoint(checkpoint, config)
+    check_plan(plan, config)
+    return plan
+
+
+def uses_cpu_kernels(checkpoint: Checkpoint, config: EngineConfig, suppose: bool = False) -> bool:
     """Whether CPU kernels compute packed matrices, should they stay packed."""
-    return not config.dequantise and not find(checkpoint.config).is_adapter and open_cpu_kernels(config) is not None
+    if config.dequantise or find(checkpoint.config).is_adapter or not suits_cpu_kernels(config):
+        return False
+    return suppose or open_cpu_kernels(config) is not None
 
 
 def has_labels(checkpoint: Checkpoint) -> bool:

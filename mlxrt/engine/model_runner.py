@@ -310,7 +310,7 @@ class ModelRunner:
         pools = self.pools
         batch, index = prefill_batch(step, self.groups, [s.start for s in step.slices], 0, len(step.slices))
         batch = batch._replace(every=every)
-        views = self.open_views(batch, index, pools.arrays, dict.fromkeys(self.group_of, ()))
+        views = self.open_views(batch, index, pools.arrays, self._open_prefill(index))
         if self.model.kernels.cpu is not None:
             self.synchronize()  # its kernels compute at once
         pools.arrays = {}  # what is held twice when it is written is copied, all of it
@@ -330,6 +330,16 @@ class ModelRunner:
             n += s.stop - s.start
             ends.append(n - 1)
         return hidden[mx.array(ends)], finite
+
+    def _open_prefill(self, index: list[dict]) -> dict[int, tuple]:
+        """What a prefill step reads of the pools before it writes them, by layer. It is computed by the time the step
+        waits for the device: MLX copies a pool that still has a reader."""
+        pools = self.pools.arrays
+        live = {i: self.groups[g].spec.open_prefill(pools[i], index[g]) for i, g in self.group_of.items()}
+        if self.graphs is not None and any(live.values()):
+            self.graphs.wait()  # it writes the pools without MLX's knowledge
+        mx.async_eval(live)
+        return live
 
     def _run_decode(self, step, rows, tokens, decode_fn, draws):
         """One token a row, any number of steps in flight."""

@@ -9,6 +9,7 @@ from dataclasses import MISSING, fields
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from ..config import EngineConfig
+from .logits import LogitsRow
 from .request import Request, SamplingParams
 
 Prompt = str | Request | Sequence[int] | Sequence[Mapping[str, Any]]  # one input of `generate`
@@ -44,7 +45,7 @@ class GenerateOptions(TypedDict, total=False):
     thinking: str
     thinking_budget: int | None
     enable_thinking: bool | None
-    on_logits: Callable[[Any], None] | None
+    on_logits: Callable[[LogitsRow], None] | None
     priority: int
     deadline_s: float | None
     response_format: Mapping[str, Any] | None

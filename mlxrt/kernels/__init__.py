@@ -11,6 +11,7 @@ from .ops.draw import draw
 from .ops.draw_rows import DrawPlan, DrawRow, pack_rows
 from .ops.embedding import embed_rows
 from .ops.gated_delta import gated_delta_step
+from .ops.gated_delta_prefill import PackedRows, gated_delta_prefill
 from .ops.hadamard import hadamard
 from .ops.kv_codec import KV_GROUPS, Codec, PlainKV, QuantizedKV
 from .ops.linear import linear
@@ -31,9 +32,9 @@ from .registry import OPS, Case, Op, Source
 
 __all__ = [
     "KV_GROUPS", "MODES", "OPS", "PLAIN", "Case", "Codec", "DeviceProfile", "DrawPlan", "DrawRow", "Gpu", "Kernels",
-    "LUTMatrix", "LazyQKV", "Op", "PackedKV", "Pages", "PlainKV", "QKVLayout", "QuantizedKV", "QuantizedMatrix",
+    "LUTMatrix", "LazyQKV", "Op", "PackedKV", "PackedRows", "Pages", "PlainKV", "QKVLayout", "QuantizedKV", "QuantizedMatrix",
     "QuantizedPages", "Source", "add_norm", "add_norm_qmv", "apply_rope", "argmax", "attention_op", "backend",
-    "codebook_rows", "compute_qkv", "decode_attention", "draw", "embed_rows", "gated_delta_step", "hadamard",
+    "codebook_rows", "compute_qkv", "decode_attention", "draw", "embed_rows", "gated_delta_prefill", "gated_delta_step", "hadamard",
     "linear", "lut_dequantize", "make_gpu", "moe_combine", "moe_down", "moe_gate_up", "moe_grouped", "moe_router",
     "moe_router_gate_up", "moe_sort", "pack_rows", "paged_attention", "qkv_attention", "qmm", "qmv",
     "quantized_paged_attention", "top_logprobs",

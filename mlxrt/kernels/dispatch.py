@@ -140,22 +140,28 @@ class Kernels:
         """The op by its kernel where one fits, else by its fallback."""
         if self.cpu is not None and op.cpu_launch is not None:
             return self._run_on_cpu(op, self.cpu, arguments)
-        if self.gpu is None or self.mode == "reference" or op.launch is None:
+        if not self.accepts(op, **arguments):
             return self._fall_back(op, arguments)
-        if not op.is_faster(**arguments):
-            return self._fall_back(op, arguments)  # measured: it is faster for this shape
-        if not (reason := op.unsupported(**arguments)):
-            self._test_once(op, compute_dtype(arguments.values()))
-            reason = self.disabled.get(op.name)
-        if reason:
-            self.report_fallback(op, reason, "plain MLX" if op.unfused is None else "several launches")
-            return self._fall_back(op, arguments)
+        assert op.launch is not None
         self.used[op.name] = self.used.get(op.name, 0) + 1
         try:
             return op.launch(self.gpu, **arguments)
         except (RuntimeError, ValueError) as error:
             error.add_note(f"in the kernel of {describe_call(op, arguments)}")
             raise
+
+    def accepts(self, op: Op, /, **arguments: Any) -> bool:
+        """Whether the op's kernel for the GPU takes this call. Where it cannot, that is reported: in strict mode an error."""
+        if self.gpu is None or self.mode == "reference" or op.launch is None:
+            return False
+        if not op.is_faster(**arguments):
+            return False  # measured: the fallback is faster for this shape
+        if not (reason := op.unsupported(**arguments)):
+            self._test_once(op, compute_dtype(arguments.values()))
+            reason = self.disabled.get(op.name)
+        if reason:
+            self.report_fallback(op, reason, "plain MLX" if op.unfused is None else "several launches")
+        return not reason
 
     def _run_on_cpu(self, op: Op, cpu: CpuKernels, arguments: dict[str, Any]) -> Any:
         assert op.cpu_launch is not None

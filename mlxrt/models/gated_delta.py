@@ -1,14 +1,15 @@
 """Gated delta net: linear attention whose memory is one matrix per head, corrected towards v wherever k points.
 
-Holds the layer and the rule for many tokens at once (kernels/ops/gated_delta.py has the step). Knows nothing of
-families or caches: it hands `memory.scan` a cell and says with `spec` what the cell remembers.
+Holds the layer and the rule for many tokens at once by plain MLX; kernels/ops/gated_delta.py has the step,
+gated_delta_prefill.py the kernels for many tokens. Knows nothing of families or caches: it hands `memory.scan` a cell
+and says with `spec` what the cell remembers.
 """
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..cache.memory import Recurrent
-from ..kernels import gated_delta_step
+from ..kernels import gated_delta_prefill, gated_delta_step
 from ..kernels.mlx_defects import cumsum
 from ..kernels.ops.gated_delta import gated_delta_layer
 from .base import FusedModule
@@ -50,12 +51,11 @@ class GatedDeltaNet(FusedModule):
         return self.get("in_proj")
 
     def project(self, x, norm=None):
-        """q, k and v side by side; the gate z; b and a, one number a head."""
+        """[N, sum of widths]: q, k and v side by side; the gate z; b and a, one number a head."""
         if "in_proj" in self:
-            ends = [sum(self.widths[: i + 1]) for i in range(3)]
-            return mx.split(fused_linear(self.in_proj, x, self.kernels, norm=norm), ends, axis=-1)
+            return fused_linear(self.in_proj, x, self.kernels, norm=norm)
         h = x if norm is None else norm(x)
-        return [self[name](h) for name in PROJECTIONS]
+        return mx.concatenate([self[name](h) for name in PROJECTIONS], axis=-1)
 
     def spec(self, dtype: mx.Dtype) -> Recurrent:
         past = (self.conv1d.weight.shape[1] - 1, self.widths[0])
@@ -63,19 +63,36 @@ class GatedDeltaNet(FusedModule):
         return Recurrent(((past, dtype), (state, mx.float32)), stride=CHUNK)
 
     def __call__(self, x, memory, *, norm=None, residual=None):
-        qkv, z, b, a = self.project(x, norm)
-        y = memory.scan(self.cell, qkv, z, a, b)
+        projected = self.project(x, norm)
+        if (y := self.prefill(projected, memory)) is None:
+            ends = [sum(self.widths[: i + 1]) for i in range(3)]
+            qkv, z, b, a = mx.split(projected, ends, axis=-1)
+            y = memory.scan(self.cell, qkv, z, a, b)
         return fused_linear(self.out_proj, y, self.kernels, residual=residual)
+
+    def prefill(self, projected, memory):
+        """All rows of a prefill step at once; None where kernels cannot, and in a decode step."""
+        if self.kernels.gpu is None or (rows := memory.packed_rows()) is None:
+            return None
+        given = {"projected": projected, "rows": rows} | self.arguments(memory.live)
+        if not self.kernels.accepts(gated_delta_prefill, **given):
+            return None
+        y, *states = self.kernels.run(gated_delta_prefill, **given)
+        memory.write_rows(states)
+        return y
+
+    def arguments(self, parts):
+        """What the ops take beside the token: the memory and the layer's constants."""
+        weights = {"conv_weight": self.conv1d.weight, "a_log": self.A_log, "dt_bias": self.dt_bias}
+        return dict(zip(("conv_state", "state"), parts), **weights, norm=self.norm.weight, eps=self.norm.eps)
 
     def cell(self, parts, *xs):
         """parts: inputs of the convolution, state [B, Hv, Dk, Dv]; xs: qkv [B, L, C], the gate, a and b [B, L, Hv]."""
-        weights = {"conv_weight": self.conv1d.weight, "a_log": self.A_log, "dt_bias": self.dt_bias}
-        given = dict(zip(("conv_state", "state"), parts), **weights, norm=self.norm.weight, eps=self.norm.eps)
         if xs[0].shape[1] > 1:
-            y, *kept = gated_delta_layer(chunks, *xs, **given)
+            y, *kept = gated_delta_layer(chunks, *xs, **self.arguments(parts))
             return tuple(kept), y
         row = dict(zip(("qkv", "z", "a", "b"), (x[:, 0] for x in xs)))
-        y, *kept = self.kernels.run(gated_delta_step, **row, **given)
+        y, *kept = self.kernels.run(gated_delta_step, **row, **self.arguments(parts))
         return tuple(kept), y[:, None]
 
 

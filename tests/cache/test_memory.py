@@ -1,5 +1,7 @@
 """In place where it must be, nothing copied by launching ahead, one trace for many steps."""
 
+import dataclasses
+
 import mlx.core as mx
 import pytest
 
@@ -7,9 +9,10 @@ from mlxrt import Engine, EngineConfig, Request, SamplingParams
 from mlxrt.cache.memory.slices import bucket, extend, pad_table, update
 from mlxrt.kernels.ops import kv_codec
 from mlxrt.kernels.ops.kv_codec import QuantizedKV
+from tests.engine.test_few_states import WideHybrid
 from tests.support.ahead_memory import measure_peak
 from tests.support.oracle import truth, truths
-from tests.support.toy_models import make
+from tests.support.toy_models import CONFIG, make
 
 
 def ask(prompt, n):
@@ -64,6 +67,20 @@ def test_chunks_write_the_pool_in_place():
     base = mx.get_active_memory()
     next(stream)
     assert mx.get_peak_memory() - base < engine.core.pools.arrays[0][0].nbytes / 4
+
+
+def test_chunks_write_recurrent_states_in_place():
+    """Every chunk reads the states that the one before it wrote: MLX copies a pool that still has a reader."""
+    mx.random.seed(0)
+    model = WideHybrid(dataclasses.replace(CONFIG, num_hidden_layers=2, windows=(None,) * 2))
+    model.fuse()
+    engine = large(model, 2000, chunk=16)
+    stream = engine.stream(ask(range(60), 2))
+    mx.synchronize()
+    mx.reset_peak_memory()
+    base, pool = mx.get_active_memory(), engine.core.pools.arrays[0][1].nbytes
+    next(stream)
+    assert pool > 8e6 and mx.get_peak_memory() - base < pool / 4
 
 
 def test_steps_wait_only_to_write_the_pool():

@@ -62,6 +62,7 @@ def test_a_bundle(cli, saved):
 def test_a_disk_cache(cli, saved):
     files = list(saved.glob("store/*/*-*.safetensors"))
     [row] = read(cli("state", "ls", saved / "store", "--json"))["entries"]
+    assert row["dtype"] == "float32"
     assert row["records"] == len(files) and row["bytes"] == sum(f.stat().st_size for f in files)
     shown = read(cli("state", "show", saved / "store", row["name"], "--json"))
     assert shown["weights"].startswith(row["weights"]) and shown["adapter"] == "none"

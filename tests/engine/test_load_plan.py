@@ -7,6 +7,7 @@ import mlxrt
 from mlxrt import BadRequest, EngineConfig, Request, WontFit
 from mlxrt.cache.memory.kv_options import KV
 from mlxrt.config import KV_KINDS
+from mlxrt.engine import cpu_kernels
 from mlxrt.engine import load as loading
 from mlxrt.engine.load import open_model
 from mlxrt.engine.memory import weight_bytes
@@ -66,6 +67,27 @@ def test_a_file_beyond_the_limit_is_refused_from_its_headers(files, kind, unread
     need = open_model(str(files[kind]), EngineConfig(dequantise=False)).plan.weights
     with pytest.raises(WontFit, match=f"needs {need} bytes for its weights, memory is limited to {need // 2}"):
         mlxrt.load(str(files[kind]), EngineConfig(memory=need // 2))
+
+
+@pytest.mark.parametrize("kind", ["4bit", "Q4_1"])
+def test_kernels_are_not_compiled_for_a_model_that_is_refused(files, kind, unread, monkeypatch):
+    need = open_model(str(files[kind]), EngineConfig(dequantise=False)).plan.weights
+    monkeypatch.setattr(cpu_kernels, "locate", refuse_weights)
+    for limit in (need // 2, need + 1):
+        with pytest.raises(WontFit, match=f"memory is limited to {limit}"):
+            mlxrt.load(str(files[kind]), EngineConfig(memory=limit))
+    with pytest.raises(BadRequest, match="max_context 20000"):
+        mlxrt.load(str(files[kind]), EngineConfig(max_context=20000))
+
+
+@pytest.mark.parametrize("kind", ["4bit", "Q4_1"])
+def test_weights_are_planned_again_where_kernels_do_not_compile(files, kind, monkeypatch):
+    packed, plain = (open_model(str(files[kind]), EngineConfig(dequantise=d)).plan for d in (False, True))
+    monkeypatch.setattr(cpu_kernels, "locate", lambda _: None)
+    opened = open_model(str(files[kind]), EngineConfig())
+    assert opened.plan.weights == packed.weights
+    with opened.load() as engine:
+        assert engine.core.memory.weights == weight_bytes(engine.model) == plain.weights
 
 
 @pytest.mark.parametrize("name", sorted(published_configs()))

@@ -40,6 +40,7 @@ mlxrt.load("smollm2", kvs="q8")
 mlxrt.load("smollm2", max_running="all")
 mlxrt.SamplingParams(temprature=1.0)
 engine.generate("hi").txt
+engine.generate("hi", on_logits=lambda row: row.edits(row))
 """
 
 

@@ -167,5 +167,6 @@ def test_doctor_on_a_machine_without_a_gpu(capsys):
         tried = [name for name, op in OPS.items() if op.cpu_launch]
         assert all("kernel     agrees" in rows[name] for name in tried)
         assert not rows.keys() & (OPS.keys() - set(tried)) and "cpu kernels" in out
+        assert "mlxrt's own for packed weights" in rows["kernels"]
         assert f"none of the {len(tried)} tried disagrees" in out
         assert f"not tried, run as plain MLX: {len(OPS) - len(tried)} ops (this device has no GPU" in out

@@ -2,10 +2,14 @@
 
 from itertools import product
 
+import mlx.core as mx
 import pytest
 
-from mlxrt.kernels import DeviceProfile
+from mlxrt.kernels import DeviceProfile, Kernels, linear, make_gpu
 from mlxrt.kernels.ops.qmm import CENTROID_BYTES, MAX_QMM_ROWS, tile_config
+from mlxrt.kernels.testing import sample
+
+from ..support.metal_sim import Simulator
 
 ROWS = (1, 40, 1024, 4095, 4096, 6144, 12287, 12288, 24576, 151936, 262144)
 WIDTHS = (128, 256, 384, 1024, 2048, 8064, 8192, 12288, 21504)
@@ -17,3 +21,28 @@ def test_partial_results_fit(memory):
         high, parts = tile_config(DeviceProfile(132, memory), rows, width, tiles)
         assert high in (2, 4) and parts in (1, 2, 4, 8, 16) and parts * 128 <= width
         assert parts * (8 * high) * (8 * tiles) * 4 + CENTROID_BYTES <= memory, (rows, width, tiles)
+
+
+def test_any_number_of_rows_takes_one_of_eight_kernels():
+    """A prompt's last chunk has any number of tokens: each of its own kernel would have to be compiled first."""
+    sim, compiled = Simulator(strict=False), set()
+
+    def make(**definition):
+        kernel = sim.metal_kernel(**definition)
+
+        def launch(*, template, **rest):
+            compiled.update({tuple(template)} if definition["name"].startswith("mlxrt_qmm") else ())
+            return kernel(template=template, **rest)
+
+        return launch
+
+    kernels = Kernels("strict", make_gpu("metal", make))
+    matrix = sample("affine", (16, 128), mx.bfloat16, 4)
+    for rows in (5, 7, 11, 13, 16):
+        mx.random.seed(rows)
+        x, residual = (mx.random.normal((rows, n)).astype(mx.bfloat16) for n in (128, 16))
+        y = linear(kernels, x, matrix, residual=residual)
+        right = matrix.multiply(x) + residual
+        assert y.shape == right.shape and y.dtype == mx.bfloat16
+        assert mx.allclose(y.astype(mx.float32), right.astype(mx.float32), atol=0.1, rtol=0.02)
+    assert not sim.errors() and len(compiled) == 2  # of 8 and of 16 rows

@@ -15,7 +15,7 @@ import mlxrt  # noqa: F401  before MLX
 
 import mlx.core as mx  # isort: skip
 
-from mlxrt.kernels import OPS, Case, QuantizedMatrix, make_gpu
+from mlxrt.kernels import OPS, Case, PackedRows, QuantizedMatrix, make_gpu
 from mlxrt.kernels.device import MIN_THREADGROUP_MEMORY
 from mlxrt.kernels.ops.attention_layout import PackedKV, Pages, QKVLayout, QuantizedPages
 from mlxrt.kernels.ops.kv_codec import QuantizedKV
@@ -223,6 +223,16 @@ def draw_delta(rng: random.Random, dtype: mx.Dtype) -> Case:
     return Case(f"{rows} rows, {keys} x {each} heads of {key_dim} x {value_dim}, width {width}", arrays, {"eps": 1e-6})
 
 
+def draw_delta_prefill(rng: random.Random, dtype: mx.Dtype) -> Case:
+    step = draw_delta(rng, dtype)
+    lengths = [rng.choice([1, rng.randint(1, 30)]) for _ in range(step.arrays["state"].shape[0])]
+    rows = [(n, sorted(rng.sample(range(1, n), rng.randint(0, min(3, n - 1))))) for n in lengths]
+    arrays = {name: a for name, a in step.arrays.items() if name not in ("qkv", "z", "a", "b")}
+    width = sum(step.arrays[name].shape[1] for name in ("qkv", "z", "a", "b"))
+    arrays["projected"] = normal(dtype, sum(lengths), width) * rng.choice([1, 5])
+    return Case(f"{lengths} tokens, {step.name}", arrays, {"rows": PackedRows.pack(rows), **step.options})
+
+
 DRAWS: dict[str, Draw] = {
     "paged_attention": draw_pages,
     "quantized_paged_attention": draw_packed,
@@ -235,6 +245,7 @@ DRAWS: dict[str, Draw] = {
     "moe_down": draw_down,
     "moe_grouped": draw_grouped,
     "gated_delta_step": draw_delta,
+    "gated_delta_prefill": draw_delta_prefill,
 }
 
 

@@ -80,6 +80,11 @@ class LayerSpec(ABC):
     def open_live(self, pool: Arrays, index: dict[str, mx.array], rows: int, arrays: ArrayCache) -> Arrays:
         """`live` of a batch that begins to decode."""
 
+    def open_prefill(self, pool: Arrays, index: dict[str, Any]) -> Arrays:
+        """`live` of a prefill step: what it reads of the pool before it writes there. It is evaluated before the step
+        is launched, for MLX copies a pool that still has a reader."""
+        return ()
+
     @abstractmethod
     def flush(self, pool: Arrays, live: Arrays, batch: Batch, index: dict[str, mx.array], full: bool) -> Arrays:
         """The pool with `live` written into it; `full`: the tail has TAIL tokens and begins at a block boundary."""
@@ -100,7 +105,7 @@ class LayerView:
     batch: Batch
     index: dict[str, mx.array]
     pool: Arrays
-    live: Arrays  # () in a prefill step, which writes the pool itself
+    live: Arrays  # in a prefill step, which writes the pool itself, what `open_prefill` read
     scratch: dict = field(default_factory=dict)  # private to the kind, for this step
 
     @property

@@ -1,17 +1,8 @@
+#include "gated_delta.h"
+
 // One decode step of a Gated DeltaNet layer: causal convolution, the gated delta rule, gated RMSNorm.
 //     S = e^g S;  S = S + k (beta (v - k S));  o = q S
 // y [rows, V_HEADS V_DIM], conv_out [rows, CONV - 1, channels], state_out [rows, V_HEADS, K_DIM, V_DIM].
-
-FN float sigmoid(float v) {
-    return 1.0f / (1.0f + metal::exp(-v));
-}
-
-// log(1 + e^v). Near 1 a GPU's log is exact to 4e-7 of one, which is much of a small decay: there a series is better.
-FN float softplus(float v) {
-    float e = metal::exp(-metal::abs(v));
-    return metal::max(v, 0.0f)
-           + (e < 0.03f ? e * (1.0f - e * (0.5f - e * 0.33333333f)) : metal::log(1.0f + e));
-}
 
 // A threadgroup has one value head's state, of which every element is read once: ACROSS simdgroups lie side by side, 32
 // columns each, and parts of the rows go to as many more. What a thread has of a column stays in registers from the
@@ -49,10 +40,8 @@ FN float softplus(float v) {
         gate = float(z[to]);
         gain = float(norm[t]);
     }
-    float decay = metal::exp(
-        -metal::exp(float(a_log[head]))
-        * softplus(float(a[n * V_HEADS + head]) + float(dt_bias[head]))
-    );
+    float decay =
+        state_decay(float(a_log[head]), float(a[n * V_HEADS + head]), float(dt_bias[head]));
     float beta = sigmoid(float(b[n * V_HEADS + head]));
 
     // Convolution and SiLU; its state moves on by one token.
@@ -61,19 +50,16 @@ FN float softplus(float v) {
         uint c = value ? 2 * KEYS + head * V_DIM + i - 2 * K_DIM
                        : i / K_DIM * KEYS + k_head * K_DIM + i % K_DIM;
         T x[CONV];
-        float sum = 0.0f;
         #pragma unroll
         for (int j = 0; j < CONV; j++) {
             x[j] = j + 1 == CONV ? qkv[n * CHANNELS + c]
                                  : conv_state[(n * (CONV - 1) + j) * CHANNELS + c];
-            sum += float(x[j]) * float(conv_weight[c * CONV + j]);
         }
         #pragma unroll
         for (int j = 1; j < CONV; j++) {
             if (value || first) conv_out[(n * (CONV - 1) + j - 1) * CHANNELS + c] = x[j];
         }
-        sum = float(static_cast<T>(sum));
-        mixed[i] = float(static_cast<T>(sum * sigmoid(sum)));
+        mixed[i] = float(convolve(x, conv_weight + c * CONV));
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -128,6 +114,5 @@ FN float softplus(float v) {
     float squares = 0.0f;
     for (uint i = lane; i < uint(V_DIM); i += 32) squares += o[i] * o[i];
     float inv = metal::rsqrt(simd_sum(squares) / float(V_DIM) + as_type<float>(uint(EPS)));
-    if (t < uint(V_DIM))
-        y[to] = static_cast<T>(float(static_cast<T>(o[t] * inv * gain)) * gate * sigmoid(gate));
+    if (t < uint(V_DIM)) y[to] = gate_normed<T>(o[t], inv, gain, gate);
 }

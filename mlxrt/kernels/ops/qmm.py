@@ -15,6 +15,7 @@ from ..registry import Case, Source, op
 from .qmv import MAX_QMV_ROWS, epilogue_constants, qmv, qmv_case
 
 MAX_QMM_ROWS = 64  # rows of x up to which this is the faster way
+TILE_ROWS = 8  # rows of x in a tile
 CENTROID_BYTES = 1024  # of threadgroup memory, for the centroids of a LUT matrix
 
 QMM = Source("qmm.metal", ("x", "packed", "scales", "biases", "lut", "bias", "other", "order", "bounds"), ("y",))
@@ -71,7 +72,7 @@ def is_faster(x, matrix, **rest) -> bool:
 @qmm.kernel(QMM, unsupported=unsupported, is_faster=is_faster)
 def launch(gpu, x, matrix, bias=None, activation=None, pair=False, times=None, residual=None, softcap=None):
     rows, m = matrix.rows // 2 if pair else matrix.rows, x.shape[0]
-    tiles = math.ceil(m / 8)
+    tiles = math.ceil(m / TILE_ROWS)
     row_tiles, splits = tile_config(gpu.profile, matrix.rows, matrix.width, tiles)
     other = times if times is not None else residual
     [y] = gpu(
