@@ -259,7 +259,16 @@ class EngineCore:
             return self._run_deferred_if_free()
         with self.exclusive():  # leaving it runs what was deferred
             if not self.busy and not self._closed:
-                self.runner.flush()
+                self._flush_idle()
+
+    def _flush_idle(self) -> None:
+        """Flush the decode tail of requests that have ended. Their answers are whole: where the device fails here they
+        are not lost by it, and the next request gets the error."""
+        try:
+            self.runner.flush()
+        except MLX_ERRORS as error:
+            self._shut_down(error)
+            log.error(f"{self.closed_error('')}")
 
     def pause(self, id: int) -> None:
         """No more tokens for a request until `resume`: its reader lags behind."""

@@ -16,6 +16,7 @@ CUDA_SHARED_MEMORY = 49152  # bytes that every CUDA device gives a block
 # Cores by the last letter of Apple's architecture, "applegpu_g13s": phones, base and Pro chips, Max, Ultra.
 APPLE_CORES = {"p": 6, "g": 10, "s": 40, "d": 80}
 MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+DRIVER_MEMORY = 256 << 20  # that CUDA takes itself, for kernels and graphs: without it a launch fails
 IDLE_CACHE = 16 << 20  # bytes of MLX's buffers that an idle process keeps on a CPU
 SHARED_MEMORY = 8  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK
 
@@ -87,7 +88,8 @@ def memory() -> tuple[int, int]:
         total = int(info.get("total_memory", info.get("memory_size", 0)))
         if "free_memory" not in info:
             return total, max(total - mx.get_active_memory(), 0)
-        return total, min(total, int(info["free_memory"]) + mx.get_cache_memory())
+        free = min(total, int(info["free_memory"]) + mx.get_cache_memory())
+        return total, max(0, free - DRIVER_MEMORY)
     total, free = host_memory()
     return total, min(total, free + mx.get_cache_memory())
 

@@ -171,6 +171,22 @@ def test_an_error_of_mlx_while_scoring_ends_the_engine(monkeypatch):
         engine.generate(ask(2, 9, 5))
 
 
+def test_an_error_of_mlx_after_the_last_token_loses_no_answer(monkeypatch):
+    model = KINDS["full"]()
+    engine, lines = Engine(model), capture_log("the engine stopped")
+
+    def fail(*_, **__):
+        raise RuntimeError("cudaGraphInstantiate failed: out of memory")
+
+    engine.generate(ask(1, 5, 2))
+    flush, runner = engine.core.runner.flush, engine.core.runner
+    monkeypatch.setattr(runner, "flush", lambda **given: flush(**given) if engine.core.busy else fail())
+    assert engine.generate(ask(2, 9, 5)).tokens == truth(model, ask(2, 9, 5).tokens, 5)
+    assert "out of memory" in lines[0] and "load it again" in lines[0]
+    with pytest.raises(mlxrt.EngineFailed, match="out of memory"):
+        engine.generate(ask(2, 9, 5))
+
+
 def test_a_device_that_is_gone_is_logged_and_the_caller_still_gets_the_error(monkeypatch):
     engine, lines = Engine(KINDS["full"]()), capture_log("the device does not answer")
 
