@@ -60,6 +60,9 @@ test-all: test $(PEERS)
 	@$(BIN)/python -m tests.long.state_machine --programs 3000
 	@$(BIN)/python -m tests.long.planted_faults
 	@$(BIN)/python -m tests.long.scheduler --programs 2000
+	@$(BIN)/python -m tests.long.mutate_formats --count 2000
+	@$(BIN)/python -m tests.long.grammar_batches --batches 80
+	@$(BIN)/python -m tests.long.structured_output --patterns --max-tokens 200
 	@$(BIN)/python -m tests.long.soak
 	@$(BIN)/python -m tests.long.kill_during_save --saves 200
 	@$(BIN)/python -m tests.long.check_exits
