@@ -11,7 +11,7 @@ import mlx.nn as nn
 from ..cache.memory import Recurrent
 from ..kernels import gated_delta_prefill, gated_delta_step
 from ..kernels.mlx_defects import cumsum
-from ..kernels.ops.gated_delta import gated_delta_layer
+from ..kernels.ops.gated_delta import gated_delta_layer, split_projection
 from .base import FusedModule
 from .fused_linear import fused_linear
 from .layers import merge_linears
@@ -65,9 +65,7 @@ class GatedDeltaNet(FusedModule):
     def __call__(self, x, memory, *, norm=None, residual=None):
         projected = self.project(x, norm)
         if (y := self.prefill(projected, memory)) is None:
-            ends = [sum(self.widths[: i + 1]) for i in range(3)]
-            qkv, z, b, a = mx.split(projected, ends, axis=-1)
-            y = memory.scan(self.cell, qkv, z, a, b)
+            y = memory.scan(self.cell, projected)
         return fused_linear(self.out_proj, y, self.kernels, residual=residual)
 
     def prefill(self, projected, memory):
@@ -86,13 +84,13 @@ class GatedDeltaNet(FusedModule):
         weights = {"conv_weight": self.conv1d.weight, "a_log": self.A_log, "dt_bias": self.dt_bias}
         return dict(zip(("conv_state", "state"), parts), **weights, norm=self.norm.weight, eps=self.norm.eps)
 
-    def cell(self, parts, *xs):
-        """parts: inputs of the convolution, state [B, Hv, Dk, Dv]; xs: qkv [B, L, C], the gate, a and b [B, L, Hv]."""
-        if xs[0].shape[1] > 1:
-            y, *kept = gated_delta_layer(chunks, *xs, **self.arguments(parts))
+    def cell(self, parts, projected):
+        """parts: inputs of the convolution, state [B, Hv, Dk, Dv]; projected [B, L, sum of widths]."""
+        given = self.arguments(parts)
+        if projected.shape[1] > 1:
+            y, *kept = gated_delta_layer(chunks, **split_projection(projected, given["state"]), **given)
             return tuple(kept), y
-        row = dict(zip(("qkv", "z", "a", "b"), (x[:, 0] for x in xs)))
-        y, *kept = self.kernels.run(gated_delta_step, **row, **self.arguments(parts))
+        y, *kept = self.kernels.run(gated_delta_step, projected=projected[:, 0], **given)
         return tuple(kept), y[:, None]
 
 

@@ -93,7 +93,7 @@ def test_steps_of_these_families_are_nothing_but_kernels(name):
     assert not said and device.launched == 2 * 5 - 1  # all but those of the first answer, and the one that was recorded
 
 
-@pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-30b-a3b", "qwen3.5-9b"])
 def test_steps_of_many_rows_are_nothing_but_kernels(name):
     """By matrix units, which take half precision; experts read once for all of their tokens."""
     asked, answers = [ask([*range(i, 2 * i + 3)], 4) for i in range(9)], []

@@ -83,10 +83,10 @@ def test_launches_a_token():
 def test_token_memory_and_one_buffer_are_the_inputs():
     layer = qwen(simulated(sim := Counting())).model.layers[0].linear_attn
     parts = tuple(mx.zeros((1, *shape), dtype) for shape, dtype in layer.spec(mx.float32).parts)
-    xs = [mx.random.normal((1, 1, layer.widths[i])) for i in range(4)]
+    projected = mx.random.normal((1, 1, sum(layer.widths)))
     sim.inputs.clear()
-    layer.cell(parts, *xs)
-    assert sim.inputs == [7]  # qkv, the gate, a, b; what came before, the state; the layer's constants
+    layer.cell(parts, projected)
+    assert sim.inputs == [4]  # the projection; what came before, the state; the layer's constants
 
 
 def test_nothing_drifts():
@@ -96,7 +96,7 @@ def test_nothing_drifts():
     ours = plain = {name: given.pop(name) for name in ("conv_state", "state")}
     mx.random.seed(2)
     for _ in range(60):
-        given["qkv"] = mx.random.normal(given["qkv"].shape)
+        given["projected"] = mx.random.normal(given["projected"].shape)
         both = ((launcher(gpu), ours), (gated_delta_step.reference, plain))
         (y, *a), (z, *b) = (f(**given, **had) for f, had in both)
         ours, plain = (dict(zip(("conv_state", "state"), kept)) for kept in (a, b))
@@ -129,5 +129,5 @@ def test_what_it_cannot_take_is_said_and_computed(changes, reason):
 def test_other_types_are_refused():
     given = list_cases(gated_delta_step, "bfloat16")[0].arguments()
     assert gated_delta_step.unsupported(**given) is None
-    for name, other in (("conv_state", mx.float32), ("z", mx.float32), ("state", mx.bfloat16)):
+    for name, other in (("conv_state", mx.float32), ("projected", mx.float32), ("state", mx.bfloat16)):
         assert "a state of" in gated_delta_step.unsupported(**given | {name: given[name].astype(other)})

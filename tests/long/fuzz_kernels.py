@@ -214,8 +214,7 @@ def draw_delta(rng: random.Random, dtype: mx.Dtype) -> Case:
     key_dim, value_dim, width = 32 * rng.randint(1, 8), 32 * rng.randint(1, 8), rng.randint(2, 8)
     heads = keys * each
     channels = 2 * keys * key_dim + heads * value_dim
-    arrays = {name: normal(dtype, rows, heads) * rng.choice([1, 5]) for name in ("a", "b")}
-    arrays |= {"qkv": normal(dtype, rows, channels), "z": normal(dtype, rows, heads * value_dim)}
+    arrays = {"projected": normal(dtype, rows, channels + heads * (value_dim + 2)) * rng.choice([1, 5])}
     arrays |= {"norm": normal(dtype, value_dim), "conv_state": normal(dtype, rows, width - 1, channels)}
     arrays |= {name: normal(rng.choice([dtype, mx.float32]), heads) for name in ("a_log", "dt_bias")}
     arrays["conv_weight"] = normal(rng.choice([dtype, mx.float32]), channels, width)
@@ -227,9 +226,8 @@ def draw_delta_prefill(rng: random.Random, dtype: mx.Dtype) -> Case:
     step = draw_delta(rng, dtype)
     lengths = [rng.choice([1, rng.randint(1, 30)]) for _ in range(step.arrays["state"].shape[0])]
     rows = [(n, sorted(rng.sample(range(1, n), rng.randint(0, min(3, n - 1))))) for n in lengths]
-    arrays = {name: a for name, a in step.arrays.items() if name not in ("qkv", "z", "a", "b")}
-    width = sum(step.arrays[name].shape[1] for name in ("qkv", "z", "a", "b"))
-    arrays["projected"] = normal(dtype, sum(lengths), width) * rng.choice([1, 5])
+    width = step.arrays["projected"].shape[1]
+    arrays = step.arrays | {"projected": normal(dtype, sum(lengths), width) * rng.choice([1, 5])}
     return Case(f"{lengths} tokens, {step.name}", arrays, {"rows": PackedRows.pack(rows), **step.options})
 
 

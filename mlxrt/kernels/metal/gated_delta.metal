@@ -2,6 +2,7 @@
 
 // One decode step of a Gated DeltaNet layer: causal convolution, the gated delta rule, gated RMSNorm.
 //     S = e^g S;  S = S + k (beta (v - k S));  o = q S
+// projected [rows, WIDTH]: q, k and v of all heads, the output's gate, b, a: one array, which a batch's rows need not be cut of.
 // y [rows, V_HEADS V_DIM], conv_out [rows, CONV - 1, channels], state_out [rows, V_HEADS, K_DIM, V_DIM].
 
 // A threadgroup has one value head's state, of which every element is read once: ACROSS simdgroups lie side by side, 32
@@ -17,6 +18,7 @@
     uint n = threadgroup_position_in_grid.y;
     const int KEYS = K_HEADS * K_DIM;
     const int CHANNELS = 2 * KEYS + V_HEADS * V_DIM;
+    const int WIDTH = CHANNELS + V_HEADS * V_DIM + 2 * V_HEADS;
     const int ROWS = K_DIM * ACROSS / SIMDGROUPS;
     const int COLS = 32 * ACROSS;
     threadgroup float mixed[2 * K_DIM + V_DIM];  // q, k, v after the convolution
@@ -37,12 +39,13 @@
     float gate = 0.0f;
     float gain = 0.0f;
     if (t < uint(V_DIM)) {
-        gate = float(z[to]);
+        gate = float(projected[n * WIDTH + CHANNELS + head * V_DIM + t]);
         gain = float(norm[t]);
     }
-    float decay =
-        state_decay(float(a_log[head]), float(a[n * V_HEADS + head]), float(dt_bias[head]));
-    float beta = sigmoid(float(b[n * V_HEADS + head]));
+    uint b = n * WIDTH + CHANNELS + V_HEADS * V_DIM + head;
+    float a = float(projected[b + V_HEADS]);
+    float decay = state_decay(float(a_log[head]), a, float(dt_bias[head]));
+    float beta = sigmoid(float(projected[b]));
 
     // Convolution and SiLU; its state moves on by one token.
     for (uint i = t; i < uint(2 * K_DIM + V_DIM); i += uint(SIMDGROUPS * 32)) {
@@ -52,7 +55,7 @@
         T x[CONV];
         #pragma unroll
         for (int j = 0; j < CONV; j++) {
-            x[j] = j + 1 == CONV ? qkv[n * CHANNELS + c]
+            x[j] = j + 1 == CONV ? projected[n * WIDTH + c]
                                  : conv_state[(n * (CONV - 1) + j) * CHANNELS + c];
         }
         #pragma unroll

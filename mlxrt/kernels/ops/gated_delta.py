@@ -21,7 +21,7 @@ MAX_HEAD_DIM = 256  # no thread has more than one element of y, or 32 rows of a 
 CONV_WIDTHS = range(2, 9)
 SIMDGROUPS = 16
 
-INPUTS = ("qkv", "z", "a", "b", "conv_state", "state", "conv_weight", "a_log", "dt_bias", "norm")
+INPUTS = ("projected", "conv_state", "state", "conv_weight", "a_log", "dt_bias", "norm")
 GATED_DELTA = Source("gated_delta.metal", INPUTS, ("y", "conv_out", "state_out"))
 
 
@@ -49,10 +49,17 @@ def delta_rule(state, q, k, v, g, beta):
     return decay * state + k.swapaxes(-1, -2) * u, q_dot + (q * k).sum(-1, keepdims=True) * u
 
 
-def num_key_heads(qkv, state) -> int:
-    """qkv holds q and k of these and v of the value heads, side by side."""
+def num_key_heads(channels, state) -> int:
+    """`channels` holds q and k of these and v of the value heads, side by side."""
     _, heads, key_dim, value_dim = state.shape
-    return (qkv.shape[-1] - heads * value_dim) // (2 * key_dim)
+    return (channels.shape[-1] - heads * value_dim) // (2 * key_dim)
+
+
+def split_projection(projected: mx.array, state: mx.array) -> dict[str, mx.array]:
+    """qkv, z, b, a of a layer's projection [..., W], which has them side by side."""
+    _, heads, _, value_dim = state.shape
+    ends = [projected.shape[-1] - n for n in (heads * (value_dim + 2), 2 * heads, heads)]
+    return dict(zip(("qkv", "z", "b", "a"), mx.split(projected, ends, axis=-1)))
 
 
 def gated_rms_norm(y, gate, weight, eps):
@@ -94,12 +101,11 @@ def delta_cases(dtype: mx.Dtype) -> Iterator[Case]:
         mx.random.seed(key_dim + value_dim)
         heads = keys * each
         channels = 2 * keys * key_dim + heads * value_dim
+        a = mx.linspace(-6, 6, rows * heads).reshape(rows, heads)  # both ways to a logarithm
+        projected = [mx.random.normal((rows, channels + heads * (value_dim + 1))), a]
         halves = {
-            "qkv": mx.random.normal((rows, channels)),
-            "z": mx.random.normal((rows, heads * value_dim)),
+            "projected": mx.concatenate(projected, axis=-1),
             "conv_state": mx.random.normal((rows, width - 1, channels)),
-            "a": mx.linspace(-6, 6, rows * heads).reshape(rows, heads),  # both ways to a logarithm
-            "b": mx.random.normal((rows, heads)),
             "conv_weight": mx.random.normal((channels, width)),
             "norm": mx.random.normal((value_dim,)),
         }
@@ -111,36 +117,40 @@ def delta_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 
 @op(delta_cases)
-def gated_delta_step(qkv, z, a, b, conv_state, state, **weights):
-    """`gated_delta_layer` without the axis of tokens: qkv [B, C], z [B, Hv Dv], a and b [B, Hv] -> y as z, new
-    conv_state, new state."""
-    qkv, z, a, b = (x[:, None] for x in (qkv, z, a, b))
-    y, conv_state, state = gated_delta_layer(delta_rule, qkv, z, a, b, conv_state, state, **weights)
+def gated_delta_step(projected, conv_state, state, **weights):
+    """projected [B, C + Hv Dv + 2 Hv] (q, k, v; z; b; a) of a token of each row -> y [B, Hv Dv], new conv_state, new
+    state."""
+    xs = split_projection(projected[:, None], state)
+    y, conv_state, state = gated_delta_layer(delta_rule, **xs, conv_state=conv_state, state=state, **weights)
     return y[:, 0], conv_state, state
 
 
-def unsupported(qkv, z, conv_state, state, conv_weight, **rest) -> str | None:
+def unsupported(projected, conv_state, state, conv_weight, **rest) -> str | None:
     key_dim, value_dim = state.shape[2:]
     if key_dim % 32 or value_dim % 32 or max(key_dim, value_dim) > MAX_HEAD_DIM:
         return f"heads of {key_dim} x {value_dim}: multiples of 32 up to {MAX_HEAD_DIM}"
     if conv_weight.shape[1] not in CONV_WIDTHS:
         return f"a convolution {conv_weight.shape[1]} wide"
-    if state.dtype != mx.float32 or not qkv.dtype == z.dtype == conv_state.dtype:
-        return f"a state of {state.dtype}, {conv_state.dtype} before {qkv.dtype}, a gate of {z.dtype}"
+    if state.dtype != mx.float32 or projected.dtype != conv_state.dtype:
+        return f"a state of {state.dtype}, {conv_state.dtype} before {projected.dtype}"
     return None
 
 
 @gated_delta_step.kernel(GATED_DELTA, unsupported=unsupported)
-def launch(gpu, qkv, z, a, b, conv_state, state, conv_weight, a_log, dt_bias, norm, eps):
+def launch(gpu, projected, conv_state, state, conv_weight, a_log, dt_bias, norm, eps):
     rows, heads, key_dim, value_dim = state.shape
     y, conv_out, state_out = gpu(
         GATED_DELTA,
-        [qkv, z, a, b, conv_state, state, conv_weight, a_log, dt_bias, norm],
+        [projected, conv_state, state, conv_weight, a_log, dt_bias, norm],
         (heads, rows, 1),
         SIMDGROUPS * 32,
-        [(z.shape, z.dtype), (conv_state.shape, conv_state.dtype), (state.shape, state.dtype)],
-        T=qkv.dtype,
-        K_HEADS=num_key_heads(qkv, state),
+        [
+            ((rows, heads * value_dim), projected.dtype),
+            (conv_state.shape, conv_state.dtype),
+            (state.shape, state.dtype),
+        ],
+        T=projected.dtype,
+        K_HEADS=num_key_heads(conv_state, state),
         V_HEADS=heads,
         K_DIM=key_dim,
         V_DIM=value_dim,

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..registry import Case, Source, op
-from .gated_delta import UNIT_EPS, delta_rule, gated_delta_layer
+from .gated_delta import UNIT_EPS, delta_rule, gated_delta_layer, num_key_heads, split_projection
 from .gated_delta import unsupported as unsupported_step
 from .qmv import bits_of
 
@@ -50,14 +50,6 @@ class PackedRows:
         tokens[np.array(kept) - 1, 1] = np.arange(len(kept))
         spans = np.stack([ends - lengths, ends], axis=1).astype(np.int32)
         return cls(mx.array(spans), mx.array(tokens), len(kept))
-
-
-def split_projection(projected: mx.array, state: mx.array) -> tuple[mx.array, ...]:
-    """qkv, z, b, a of the layer's projection [N, ...], which has them side by side."""
-    _, heads, _, value_dim = state.shape
-    values = heads * value_dim
-    ends = [projected.shape[-1] - n for n in (values + 2 * heads, 2 * heads, heads)]
-    return tuple(mx.split(projected, ends, axis=-1))
 
 
 def delta_scan(state, q, k, v, g, beta):
@@ -104,7 +96,7 @@ def prefill_cases(dtype: mx.Dtype) -> Iterator[Case]:
 def gated_delta_prefill(projected, rows, conv_state, state, **weights):
     """projected [N, C + Hv Dv + 2 Hv] (q, k, v; z; b; a), conv_state [R, width - 1, C], state [R, Hv, Dk, Dv] ->
     y [N, Hv Dv], and the states that `rows` keeps, as those given."""
-    xs = dict(zip(("qkv", "z", "b", "a"), split_projection(projected, state)))
+    xs = split_projection(projected, state)
     slots: Any = rows.tokens[:, 1].tolist()
     spans: Any = rows.spans.tolist()
     ys: list[mx.array] = []
@@ -121,15 +113,14 @@ def gated_delta_prefill(projected, rows, conv_state, state, **weights):
 
 
 def unsupported(projected, conv_state, state, conv_weight, **rest) -> str | None:
-    qkv, z = (mx.zeros((0,), projected.dtype),) * 2
-    return unsupported_step(qkv, z, conv_state, state, conv_weight)
+    return unsupported_step(projected, conv_state, state, conv_weight)
 
 
 @gated_delta_prefill.kernel(INPUTS, SCAN, NORM, unsupported=unsupported)
 def launch(gpu, projected, rows, conv_state, state, conv_weight, a_log, dt_bias, norm, eps):
     (n, width), (num_rows, heads, key_dim, value_dim) = projected.shape, state.shape
     values = heads * value_dim
-    key_heads = (width - 2 * values - 2 * heads) // (2 * key_dim)
+    key_heads = num_key_heads(conv_state, state)
     dtype, channels = projected.dtype, width - values - 2 * heads
     shape = {"T": dtype, "K_HEADS": key_heads, "V_HEADS": heads, "K_DIM": key_dim, "V_DIM": value_dim}
     simdgroups = math.gcd(key_heads + heads, MAX_SIMDGROUPS)
