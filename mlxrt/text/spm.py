@@ -20,15 +20,15 @@ from .tokenizer_config import Settings
 from .vocabulary import SpecialToken, SpecialTokenSplitter, Vocabulary
 
 SPACE = "\u2581"
+# `normalizer_spec { add_dummy_prefix: false }` in a model's own format, where a message that comes again is merged
+# with the first. The library's method for it is gone since 0.2.3.
+NO_PREFIX = b"\x1a\x02\x18\x00"
 
 
 def read_model(data: bytes, settings: Settings) -> Vocabulary:
-    start, later = load(data), load(data)
-    if settings.prefix_space is False:
-        start.override_normalizer_spec(add_dummy_prefix=False)
+    start = load(data + NO_PREFIX * (settings.prefix_space is False))
+    later = load(data + NO_PREFIX * (not settings.legacy))
     prefixed = start.normalize("a").startswith(SPACE)
-    if not settings.legacy:
-        later.override_normalizer_spec(add_dummy_prefix=False)
     pieces = read_pieces(start)
     control = {p: i for i, p in enumerate(pieces) if start.is_control(i) or start.is_unknown(i)}
     tokens = {text: SpecialToken(text, i) for text, i in control.items()}
@@ -63,7 +63,7 @@ def load(data: bytes):
     import sentencepiece
 
     try:
-        if not data:  # the library takes that for a model yet to be loaded
+        if not data.removesuffix(NO_PREFIX):  # the library takes that for a model yet to be loaded
             raise ValueError("the file is empty")
         return sentencepiece.SentencePieceProcessor(model_proto=data)
     except (RuntimeError, OSError, ValueError, TypeError) as e:
