@@ -55,6 +55,23 @@ class MoEConfig(ModelConfig):
         return super()._complete(raw)
 
 
+class SparseLayers:
+    """Which layers of a config have experts, as Qwen's families say it; goes before the config that it completes."""
+
+    num_hidden_layers: int
+    intermediate_size: int
+    decoder_sparse_step: int
+    mlp_only_layers: tuple[int, ...] | None
+
+    def sparse(self, i: int) -> bool:
+        return i not in (self.mlp_only_layers or ()) and (i + 1) % self.decoder_sparse_step == 0
+
+    def _complete(self, raw: Mapping[str, Any]) -> Self:
+        if not self.intermediate_size and not all(map(self.sparse, range(self.num_hidden_layers))):
+            raise BadCheckpoint("config.json has no intermediate_size; the layers without experts need it")
+        return super()._complete(raw)  # type: ignore[misc]  # the config's
+
+
 def rename_keys(raw: Mapping[str, Any], spellings: Mapping[str, str]) -> dict[str, Any]:
     """The config with the names of keys that we use."""
     same = dict(raw)

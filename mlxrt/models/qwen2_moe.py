@@ -2,17 +2,16 @@
 
 from dataclasses import dataclass
 
-from ..errors import BadCheckpoint
 from .layers import Attention, Block, GatedMLP
 from .llama import Llama
-from .moe import MoEConfig
+from .moe import MoEConfig, SparseLayers
 from .qwen2 import QwenConfig
 from .qwen3_next import SharedExpertMoE
 from .sanitize_moe import rename_experts, sanitize_experts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen2MoEConfig(MoEConfig, QwenConfig):
+class Qwen2MoEConfig(SparseLayers, MoEConfig, QwenConfig):
     intermediate_size: int = 0  # of the layers without experts: needed where there are some
     moe_intermediate_size: int
     shared_expert_intermediate_size: int
@@ -20,14 +19,6 @@ class Qwen2MoEConfig(MoEConfig, QwenConfig):
     decoder_sparse_step: int = 1
     mlp_only_layers: tuple[int, ...] | None = None
     qkv_bias: bool = True
-
-    def sparse(self, i: int) -> bool:
-        return i not in (self.mlp_only_layers or ()) and (i + 1) % self.decoder_sparse_step == 0
-
-    def _complete(self, raw):
-        if not self.intermediate_size and not all(map(self.sparse, range(self.num_hidden_layers))):
-            raise BadCheckpoint("config.json has no intermediate_size; the layers without experts need it")
-        return super()._complete(raw)
 
 
 class Qwen2MoE(Llama):

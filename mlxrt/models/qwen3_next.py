@@ -18,7 +18,7 @@ from .config import SUPPORTED_VALUES, ModelConfig, config_field
 from .fused_linear import fused_linear
 from .gated_delta import GatedDeltaNet
 from .layers import Attention, Block, DecoderLM, GatedMLP, take_rows
-from .moe import MoEConfig, SparseMoE
+from .moe import MoEConfig, SparseLayers, SparseMoE
 from .rope import read_rope
 from .sanitize_hybrid import sanitize_hybrid
 from .sanitize_moe import rename_experts, sanitize_experts
@@ -79,7 +79,7 @@ class HybridConfig(ModelConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparseConfig(HybridConfig, MoEConfig):
+class SparseConfig(SparseLayers, HybridConfig, MoEConfig):
     """With experts."""
 
     ignored_keys: ClassVar[frozenset[str]] = HybridConfig.ignored_keys | MoEConfig.ignored_keys
@@ -89,14 +89,6 @@ class SparseConfig(HybridConfig, MoEConfig):
     norm_topk_prob: bool = True
     decoder_sparse_step: int = 1
     mlp_only_layers: tuple[int, ...] | None = None
-
-    def sparse(self, i: int) -> bool:
-        return i not in (self.mlp_only_layers or ()) and (i + 1) % self.decoder_sparse_step == 0
-
-    def _complete(self, raw):
-        if not self.intermediate_size and not all(map(self.sparse, range(self.num_hidden_layers))):
-            raise BadCheckpoint("config.json has no intermediate_size; the layers without experts need it")
-        return super()._complete(raw)
 
 
 class GatedAttention(Attention):

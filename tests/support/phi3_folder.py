@@ -1,10 +1,8 @@
 """A tiny Phi-3 checkpoint with random weights: fused matrices, RoPE on a part of each head, two sets of factors."""
 
-import json
 from pathlib import Path
 
-import mlx.core as mx
-import numpy as np
+from .random_folder import write_random_folder
 
 CONFIG = {
     "model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "hidden_act": "silu", "hidden_size": 48,
@@ -32,10 +30,4 @@ def write_phi3(folder: Path, **changes) -> Path:
         shapes |= {f"{here}self_attn.o_proj.weight": (hidden, hidden)}
         shapes |= {f"{here}mlp.gate_up_proj.weight": (2 * inner, hidden)}
         shapes |= {f"{here}mlp.down_proj.weight": (hidden, inner)}
-    random = np.random.default_rng(4)
-    arrays = {name: random.standard_normal(shape, np.float32) * shape[-1] ** -0.25 for name, shape in shapes.items()}
-    arrays["lm_head.weight"] *= 4
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(folder / "model.safetensors"), {k: mx.array(v) for k, v in arrays.items()})
-    return folder
+    return write_random_folder(folder, config, shapes, seed=4)

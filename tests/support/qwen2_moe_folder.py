@@ -1,10 +1,8 @@
 """A tiny Qwen2-MoE checkpoint with random weights: a dense layer, then experts beside a shared one."""
 
-import json
 from pathlib import Path
 
-import mlx.core as mx
-import numpy as np
+from .random_folder import write_random_folder
 
 CONFIG = {
     "model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"], "hidden_act": "silu", "hidden_size": 32,
@@ -36,13 +34,7 @@ def write_qwen2_moe(folder: Path, **changes) -> Path:
         shapes |= gated_mlp(f"{here}mlp.shared_expert.", hidden, config["shared_expert_intermediate_size"])
         for e in range(config["num_experts"]):
             shapes |= gated_mlp(f"{here}mlp.experts.{e}.", hidden, config["moe_intermediate_size"])
-    random = np.random.default_rng(8)
-    arrays = {name: random.standard_normal(shape, np.float32) * shape[-1] ** -0.25 for name, shape in shapes.items()}
-    arrays["lm_head.weight"] *= 4
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(folder / "model.safetensors"), {k: mx.array(v) for k, v in arrays.items()})
-    return folder
+    return write_random_folder(folder, config, shapes, seed=8)
 
 
 def gated_mlp(prefix: str, hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
