@@ -30,6 +30,7 @@ from .check_config import check_disk_cache, check_graphs, disk_folder
 from .kv_allocator import KVAllocator
 from .memory import (
     MlxLimits,
+    StepMemory,
     activation_bytes,
     check_buffers,
     choose_context,
@@ -116,7 +117,8 @@ class EngineCore:
         reuse = config.prefix_cache and not config.deterministic
         self.prefix_cache = PrefixCache(self.pools.empty_states, self.node_size) if reuse else None
         self.allocator = KVAllocator(self.pools.empty_states, self.prefix_cache)
-        self.scheduler = Scheduler(self.allocator, self._limits(config))
+        fit_prefill = StepMemory.of(model, config.max_running).fit if device.backend() != "cpu" else None
+        self.scheduler = Scheduler(self.allocator, self._limits(config), fit_prefill=fit_prefill)
         self.disk = self._open_disk(self.prefix_cache) if self.prefix_cache is not None and config.disk_cache else None
 
     def _context_length(self) -> int:

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -23,6 +23,7 @@ from ..cache.memory import LayerSpec, Shared
 from ..config import EngineConfig, nbytes
 from ..errors import BadRequest, WontFit, is_out_of_memory
 from ..kernels import device
+from ..kernels.ops.qmm import MAX_QMM_ROWS
 from ..models import CausalLM
 
 log = logging.getLogger("mlxrt")
@@ -86,6 +87,43 @@ def step_bytes(model: CausalLM, chunk: int) -> int:
     wide = [row_count(a) for _, a in found if a.ndim >= 2 and a.shape[-2] != model.config.vocab_size]
     narrow = min((a.shape[0] for name, a in found if a.ndim == 1 and "norm" in name), default=max(wide, default=1))
     return chunk * model.dtype.size * (WIDE_BUFFERS * max(wide, default=1) + HIDDEN_BUFFERS * max(narrow, 1))
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """What a prefill step takes of the device beside weights and pools. It is looked at before each: the plan was made
+    when the engine was loaded, and other programs and engines have taken memory since."""
+
+    token: int  # bytes of each token
+    logits: int  # of the rows that end in it
+    dense: int  # the largest matrix dequantised, which steps of many rows multiply by
+
+    @classmethod
+    def of(cls, model: CausalLM, running: int) -> Self:
+        found: Any = tree_flatten(model.parameters())
+        names = {name for name, _ in found}
+        packed = [a for name, a in found if a.ndim == 2 and f"{name.removesuffix('weight')}scales" in names]
+        rows = [a.shape[0] for a in packed if a.shape[0] != model.config.vocab_size]
+        width = model.config.hidden_size
+        logits = LOGITS_BUFFERS * 4 * model.config.vocab_size * running
+        return cls(step_bytes(model, 1), logits, max(rows, default=0) * width * model.dtype.size)
+
+    def fit(self, tokens: int) -> tuple[int, str]:
+        """How many of these tokens a step can have now, and what is short if they are fewer."""
+        total, free = device.memory()
+        if (need := self.bytes_of(tokens)) > free:
+            device.release_cache()
+            total, free = device.memory()
+        if need <= free:
+            return tokens, ""
+        fits = max((free - self.logits - self.dense) // self.token, 0)
+        if fits <= MAX_QMM_ROWS:
+            fits = min(max((free - self.logits) // self.token, 0), MAX_QMM_ROWS)
+        shortage = f"a step of {tokens} tokens takes {need} bytes, the device has {free} of {total} bytes free"
+        return (min(fits, tokens) if fits >= min(tokens, MIN_CHUNK) else 0), shortage
+
+    def bytes_of(self, tokens: int) -> int:
+        return tokens * self.token + self.logits + (self.dense if tokens > MAX_QMM_ROWS else 0)
 
 
 def count_kv_layers(specs: list[LayerSpec | Shared]) -> int:

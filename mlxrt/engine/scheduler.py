@@ -43,8 +43,17 @@ class Plan(NamedTuple):
 
 
 class Scheduler:
-    def __init__(self, allocator: KVAllocator, limits: Limits, clock: Callable[[], float] = time.monotonic):
+    """`fit_prefill`: how many of so many prompt tokens the device has memory for now, and what is short."""
+
+    def __init__(
+        self,
+        allocator: KVAllocator,
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+        fit_prefill: Callable[[int], tuple[int, str]] | None = None,
+    ):
         self.allocator, self.limits, self.clock = allocator, limits, clock
+        self.fit_prefill = fit_prefill
         self.waiting = WaitingQueue(limits.age)
         self.running: dict[Sequence, None] = {}  # in the order they were admitted
         self.decoding: dict[Sequence, None] = {}  # the running ones that decode
@@ -215,6 +224,9 @@ class Scheduler:
 
     def _prefill_chunks(self, budget: int) -> tuple[list[Slice], bool]:
         chunks, checkpoint = [], False
+        if self.fit_prefill is not None and budget > 0 and self.prefilling:
+            budget, short = self.fit_prefill(budget)
+            self.allocator.shortage = short or self.allocator.shortage
         for seq, n in self._share_budget(budget).items():
             todo = seq.todo
             n = self._grow_by(seq, n)

@@ -10,7 +10,7 @@ import mlxrt
 from mlxrt import Engine, EngineConfig, Request, SamplingParams
 from mlxrt.engine import load as loader
 from mlxrt.engine import memory as planner
-from mlxrt.engine.memory import activation_bytes
+from mlxrt.engine.memory import StepMemory, activation_bytes
 from mlxrt.engine.weight_size import checkpoint_bytes, shape_bytes
 from mlxrt.kernels import PLAIN, add_norm, device
 from mlxrt.weights import FolderCheckpoint
@@ -121,6 +121,30 @@ def test_pools_grow_only_as_far_as_the_device_allows(fake, kind):
         assert [d.tokens for d in engine.generate(four)] == [truth(model, r.tokens, 12) for r in four]
         fake.taken = 0  # the neighbour has gone
         assert engine.generate(long).tokens == truth(model, long.tokens, 5)
+
+
+def test_a_prefill_step_is_as_long_as_what_is_free_allows(fake):
+    """Memory that another program took after loading: shorter steps, then a typed error; never the device's own."""
+    model, lengths = KINDS["full"](), []
+    with Engine(model, EngineConfig(max_running=4, prefix_cache=False, kv_memory="64M", chunk=128)) as engine:
+        step = StepMemory.of(model, 4)
+        engine.core.scheduler.fit_prefill = step.fit  # as on a GPU
+        launch = engine.core.runner.launch
+        engine.core.runner.launch = lambda step: lengths.append(step.num_tokens) or launch(step)
+        engine.core.pools.reserve = 0
+        engine.generate(ask(1, 120, 2))  # pools and tails are there
+        long = ask(2, 120, 2)
+        lengths.clear()
+        fake.taken = fake.memory()[1] - step.bytes_of(40)
+        assert engine.generate(long).tokens == truth(model, long.tokens, 2)
+        assert 16 <= max(lengths) <= 64  # a tail was freed meanwhile
+        fake.taken = fake.total
+        with pytest.raises(
+            mlxrt.WontFit, match=r"a step of \d+ tokens takes \d+ bytes, the device has \d+ of \d+ bytes free"
+        ):
+            engine.generate(ask(3, 120, 2))
+        fake.taken = 0  # the next one is answered
+        assert engine.generate(long).tokens == truth(model, long.tokens, 2)
 
 
 def test_running_sequences_wait_for_each_other_where_pools_cannot_grow(fake):
