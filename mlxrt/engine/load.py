@@ -22,6 +22,7 @@ from ..models.quantized.packed_linear import has_packed_layers, pack_modules
 from ..text import Tokenizer
 from ..text.grammar import check_format
 from ..weights import Checkpoint, FolderCheckpoint, GgufCheckpoint, build
+from ..weights.formats.gguf.tensors import BLOCKS, SPLIT, UNPACKED
 from ..weights.identity import FileStamp, check_loaded, stamp_files
 from ..weights.random_models import Shape, random_weights
 from ..weights.source.cache_dir import cache_root
@@ -169,7 +170,8 @@ def build_model(checkpoint: Checkpoint, config: EngineConfig, dequantise: bool |
     unpack = plan_checkpoint(checkpoint, config).dequantise if dequantise is None else dequantise
     by_kernels = not unpack and on_cpu and uses_cpu_kernels(checkpoint, config)
     if isinstance(checkpoint, GgufCheckpoint):
-        checkpoint.keep_k_quants = by_kernels
+        stays = not unpack and not find(checkpoint.config).is_adapter
+        checkpoint.k_quants = BLOCKS if by_kernels else SPLIT if stays and not on_cpu else UNPACKED
     model = build(checkpoint, dtype=dtype, dequantise=unpack, keep_scales=by_kernels)
     if on_cpu and is_packed(checkpoint):
         how = "unpacked to" if unpack else "kept packed, computed in"

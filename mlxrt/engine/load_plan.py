@@ -81,7 +81,7 @@ def plan_checkpoint(checkpoint: Checkpoint, config: EngineConfig, suppose_kernel
     if not is_packed(checkpoint):
         return LoadPlan(checkpoint.name, outline, False, plain, plain)
     on_cpu = uses_cpu_kernels(checkpoint, config, suppose_kernels)
-    packed = checkpoint_bytes(checkpoint, outline.dtype, False, on_cpu)
+    packed = checkpoint_bytes(checkpoint, outline.dtype, False, on_cpu, device.backend() != "cpu")
     plan = LoadPlan(checkpoint.name, outline, True, plain, packed)
     if config.dequantise is None:
         stays = device.backend() != "cpu" or (on_cpu and cpu_kernels_read(checkpoint) and not has_labels(checkpoint))

@@ -16,7 +16,8 @@ from mlx.utils import tree_flatten
 from ..config import EngineConfig, nbytes
 from ..errors import WontFit
 from ..kernels import device
-from ..kernels.ops.quantized import CPU_BITS, K_QUANTS
+from ..kernels.ops.k_quants import K_QUANTS, SPLIT_KINDS
+from ..kernels.ops.quantized import CPU_BITS
 from ..models import CausalLM, find
 from ..models.config import suppress_reports
 from ..weights import Checkpoint, TensorInfo
@@ -65,8 +66,11 @@ def shape_bytes(shape: Shape, dtype: mx.Dtype) -> int:
     return sum(array.nbytes for array in parameters(make_shape_outline(shape, dtype)).values())
 
 
-def checkpoint_bytes(checkpoint: Checkpoint, dtype: mx.Dtype | None, dequantise: bool, on_cpu: bool = False) -> int:
-    """`dtype` None: floats stay as they are stored. `on_cpu`: CPU kernels compute packed matrices, which stay so."""
+def checkpoint_bytes(
+    checkpoint: Checkpoint, dtype: mx.Dtype | None, dequantise: bool, on_cpu: bool = False, on_gpu: bool = False
+) -> int:
+    """`dtype` None: floats stay as they are stored. `on_cpu`: CPU kernels compute packed matrices, which stay so.
+    `on_gpu`: GPU kernels compute K-quants."""
     family = find(checkpoint.config)
     if dequantise and not family.is_adapter:
         return count_parameters(build_skeleton(checkpoint.config)) * (dtype or mx.float16).size
@@ -77,7 +81,9 @@ def checkpoint_bytes(checkpoint: Checkpoint, dtype: mx.Dtype | None, dequantise:
         if not any(re.search(pattern, name) for pattern, _ in family.IGNORED_TENSORS)
     )
     return sum(
-        loaded_bytes(info, None, on_cpu=True) if on_cpu and is_cpu_matrix(name, sizes) else loaded_bytes(info, dtype)
+        loaded_bytes(info, None, on_cpu=True)
+        if on_cpu and is_cpu_matrix(name, sizes)
+        else loaded_bytes(info, dtype, on_gpu=on_gpu and not family.is_adapter)
         for name, info in used
     )
 
@@ -107,12 +113,14 @@ def cpu_kernels_read(checkpoint: Checkpoint) -> bool:
     return not any(len(sizes[name].shape) != 2 or not sizes[name].dtype.startswith(unpacked) for name in others)
 
 
-def loaded_bytes(info: TensorInfo, dtype: mx.Dtype | None, on_cpu: bool = False) -> int:
-    """Bytes of a tensor once loaded: floats are cast, types that MLX has no kernel for are dequantised."""
+def loaded_bytes(info: TensorInfo, dtype: mx.Dtype | None, on_cpu: bool = False, on_gpu: bool = False) -> int:
+    """Bytes of a tensor once loaded: floats are cast, types that have no kernel are dequantised."""
     if info.dtype in AFFINE:
         return packed_bytes(prod(info.shape), AFFINE[info.dtype], dtype)
     if info.dtype.lower() in K_QUANTS and dtype is None and on_cpu:
         return info.nbytes
+    if on_gpu and (split := SPLIT_KINDS.get(info.dtype.lower())) and len(info.shape) > 1:
+        return info.nbytes // split.nbytes * split.split_bytes
     if info.dtype in KEPT or (dtype is None and info.dtype in FLOATS):
         return info.nbytes
     return prod(info.shape) * (UNPACKED_BYTES if dtype is None else dtype.size)

@@ -7,6 +7,7 @@ from .ops.add_norm_qmv import add_norm_qmv
 from .ops.argmax import argmax
 from .ops.attention_layout import PackedKV, Pages, QKVLayout, QuantizedPages
 from .ops.codebook import codebook_rows
+from .ops.dequantize import dequantize
 from .ops.draw import draw
 from .ops.draw_rows import DrawPlan, DrawRow, pack_rows
 from .ops.embedding import embed_rows
@@ -15,7 +16,6 @@ from .ops.gated_delta_prefill import PackedRows, gated_delta_prefill
 from .ops.hadamard import hadamard
 from .ops.kv_codec import KV_GROUPS, Codec, PlainKV, QuantizedKV
 from .ops.linear import linear
-from .ops.lut_dequantize import lut_dequantize
 from .ops.lut_matrix import LUTMatrix
 from .ops.moe_fused import moe_router_gate_up
 from .ops.moe_grouped import moe_combine, moe_grouped, moe_sort
@@ -34,8 +34,8 @@ __all__ = [
     "KV_GROUPS", "MODES", "OPS", "PLAIN", "Case", "Codec", "DeviceProfile", "DrawPlan", "DrawRow", "Gpu", "Kernels",
     "LUTMatrix", "LazyQKV", "Op", "PackedKV", "PackedRows", "Pages", "PlainKV", "QKVLayout", "QuantizedKV", "QuantizedMatrix",
     "QuantizedPages", "Source", "add_norm", "add_norm_qmv", "apply_rope", "argmax", "attention_op", "backend",
-    "codebook_rows", "compute_qkv", "decode_attention", "draw", "embed_rows", "gated_delta_prefill", "gated_delta_step", "hadamard",
-    "linear", "lut_dequantize", "make_gpu", "moe_combine", "moe_down", "moe_gate_up", "moe_grouped", "moe_router",
+    "codebook_rows", "compute_qkv", "decode_attention", "dequantize", "draw", "embed_rows", "gated_delta_prefill", "gated_delta_step", "hadamard",
+    "linear", "make_gpu", "moe_combine", "moe_down", "moe_gate_up", "moe_grouped", "moe_router",
     "moe_router_gate_up", "moe_sort", "pack_rows", "paged_attention", "qkv_attention", "qmm", "qmv",
     "quantized_paged_attention", "top_logprobs",
 ]  # fmt: skip

@@ -39,9 +39,9 @@ def norm_arguments(norm: nn.RMSNorm | None) -> dict[str, Any]:
 
 def kernel_matrix(linear: nn.Module, x: mx.array, kernels: Kernels) -> QuantizedMatrix | None:
     """matrix_of(linear) if kernels may compute it for x: on a GPU if x has few rows, on a CPU if it is packed."""
-    if isinstance(linear, PackedLinear | PackedEmbedding):
-        return linear.matrix
-    return matrix_of(linear) if kernels.gpu is not None and x.shape[0] <= MAX_QMM_ROWS else None
+    if kernels.gpu is None:
+        return linear.matrix if isinstance(linear, PackedLinear | PackedEmbedding) else None
+    return matrix_of(linear) if x.shape[0] <= MAX_QMM_ROWS else None
 
 
 def fused_linear(

@@ -26,7 +26,8 @@ def concat_linears(linears: list[nn.Module]) -> nn.Module | None:
         if name not in vars(merged):
             setattr(merged, name, value)
     for name in linears[0]:
-        merged[name] = mx.concatenate([m[name] for m in linears])
+        shared = name.startswith("_")  # no parameter, but a table of the format
+        merged[name] = linears[0][name] if shared else mx.concatenate([m[name] for m in linears])
     return merged
 
 
@@ -34,7 +35,7 @@ def take_rows(linear: nn.Module, rows: mx.array) -> nn.Module | None:
     """A linear with some rows of another's matrix, or None where its format holds more than rows."""
     if (taken := concat_linears([linear])) is None:
         return None
-    for name in taken:
+    for name in taken.parameters():
         taken[name] = mx.contiguous(linear[name][rows])
     return taken
 

@@ -25,6 +25,7 @@ from .base import FusedModule, KernelModule
 from .config import SUPPORTED_VALUES, ModelConfig
 from .fused_linear import matrix_of, norm_arguments, packed_matrix, rms_norm
 from .quantized.lut_linear import LUTExpertLinear
+from .quantized.packed_linear import PackedExpertLinear
 
 GROUPED = 8  # tokens from which an expert is likely to have more than one of them
 MIN_SORTED_PAIRS = 64  # (token, expert) pairs from which sorting them by expert pays: each matrix is then read once
@@ -143,6 +144,8 @@ def expert_matrix(linear: nn.Module) -> QuantizedMatrix | None:
         return QuantizedMatrix(linear["weight"])
     if type(linear) is LUTExpertLinear and "divisor" not in linear:
         return linear.matrix
+    if isinstance(linear, PackedExpertLinear):
+        return linear.matrix
     if type(linear) is not QuantizedExpertLinear:
         return None
     return packed_matrix(linear)
@@ -154,7 +157,7 @@ def same_format(a: nn.Module, b: nn.Module) -> bool:
         return False
     if isinstance(a, LUTExpertLinear):
         return a.coding == b.coding and expert_matrix(a) is not None
-    if isinstance(a, QuantizedExpertLinear):
+    if isinstance(a, QuantizedExpertLinear | PackedExpertLinear):
         return (a.bits, a.group_size, a.mode) == (b.bits, b.group_size, b.mode)
     return type(a) is ExpertLinear
 
@@ -222,7 +225,7 @@ class Experts(FusedModule):
             return True
         # Many tokens on an H200, a layer of Qwen3-30B-A3B: 1.20 ms against 2.53 of gather_qmm's for 128, 1.26 against
         # 9.06 for 512. Not measured on a Mac, whose gather_qmm differs.
-        gpu, coded = self.kernels.gpu, isinstance(self.gate_up_proj, LUTExpertLinear)
+        gpu, coded = self.kernels.gpu, isinstance(self.gate_up_proj, LUTExpertLinear | PackedExpertLinear)
         return (coded or (gpu is not None and gpu.name == "cuda")) and self.is_grouped(x)
 
     def is_grouped(self, x: mx.array) -> bool:

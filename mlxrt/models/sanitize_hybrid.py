@@ -8,7 +8,7 @@ import re
 import mlx.core as mx
 
 from ..errors import BadCheckpoint, quote
-from ..kernels.ops.quantized import K_QUANTS
+from ..kernels.ops.k_quants import TENSOR_NAMES
 
 Arrays = dict[str, mx.array]
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
@@ -16,7 +16,7 @@ FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 LESS_ONE = re.compile(r"(.*\.(input|post_attention)_layernorm|.*\.self_attn\.[qk]_norm|model\.norm)\.weight")
 # The norms around layers: all near 1 or all near 0.
 AROUND = re.compile(r".*\.(input|post_attention)_layernorm\.weight")
-ROWS = "|".join(("weight", "scales", "biases", *K_QUANTS))
+ROWS = "|".join(("weight", "scales", "biases", *TENSOR_NAMES))
 GROUPED = re.compile(rf"(.*\.linear_attn\.)in_proj_(qkvz|ba)\.({ROWS})")
 CONV = re.compile(r".*\.linear_attn\.conv1d\.weight")
 

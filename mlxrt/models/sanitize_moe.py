@@ -9,11 +9,15 @@ from collections import defaultdict
 import mlx.core as mx
 
 from ..errors import BadCheckpoint, UnsupportedModel, quote
+from ..kernels.ops.k_quants import TENSOR_NAMES
 
 Arrays = dict[str, mx.array]
 
 SINGLE = re.compile(r"(.*\bexperts)\.(\d{1,6})\.(.+)")  # one tensor per expert
-ROWS = ("", ".weight", ".scales", ".biases", ".bias", ".tq_packed", ".tq_norms", ".tq2_packed", ".tq2_scales", ".codes")
+ROWS = (
+    "", ".weight", ".scales", ".biases", ".bias", ".tq_packed", ".tq_norms", ".tq2_packed", ".tq2_scales", ".codes",
+    *(f".{name}" for name in TENSOR_NAMES),
+)  # fmt: skip
 SHARED = (".tq_bits", ".codebook", ".awq_scale", ".awq_scales")
 FUSED = re.compile(rf"(.*\bexperts)\.gate_up_proj({'|'.join(map(re.escape, (*SHARED, *ROWS)))})")
 BARE = re.compile(r".*\bexperts\.(gate|up|down)_proj")  # a parameter without a module around it

@@ -13,7 +13,7 @@ from mlxrt.engine import cpu_kernels
 from mlxrt.kernels import OPS, Kernels
 from mlxrt.kernels.cpu import build
 from mlxrt.kernels.cpu.library import CpuKernels
-from mlxrt.kernels.ops.quantized import K_QUANTS
+from mlxrt.kernels.ops.k_quants import K_QUANTS
 from mlxrt.kernels.selftest import verify_cpu
 from mlxrt.kernels.testing import sample
 from mlxrt.models.quantized.packed_linear import PackedEmbedding, PackedLinear

@@ -83,8 +83,8 @@ QKV_ATTENTION = [  # heads, KV heads, dim, quantized -> the same, of one short r
 ]
 
 
-def matrix(rows: int, width: int, bits: int = 4, packed: bool = True) -> SimpleNamespace:
-    return SimpleNamespace(rows=rows, width=width, bits=bits, packed=packed)
+def matrix(rows: int, width: int, bits: int = 4, packed: bool = True, is_k_quant: bool = False):
+    return SimpleNamespace(rows=rows, width=width, bits=bits, packed=packed, is_k_quant=is_k_quant)
 
 
 @pytest.mark.parametrize(("shape", "chosen"), QMV)
@@ -92,6 +92,11 @@ def test_qmv(shape, chosen):
     rows, width, packed, m, pair = shape
     outputs = rows // 2 if pair else rows
     assert tuple(qmv.tile_config(H200, outputs, matrix(rows, width, packed=packed), m, pair).values()) == chosen
+
+
+def test_three_threadgroups_of_a_k_quant_are_resident():
+    for rows, resident in ((1024, 3), (12288, 3), (24576, 2)):
+        assert qmv.tile_config(H200, rows, matrix(rows, 4096, is_k_quant=True), 1, False)["RESIDENT"] == resident
 
 
 @pytest.mark.parametrize(("shape", "chosen"), QMM)

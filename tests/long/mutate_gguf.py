@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlxrt.kernels.ops.quantized import K_QUANT_HALVES, K_QUANTS
+from mlxrt.kernels.ops.k_quants import K_QUANT_HALVES, K_QUANTS
 from tests.support.fuzz.pool import Child
 from tests.support.fuzz.seeds import FIXTURES, Gguf
 from tests.support.llama_cpp_files import convert

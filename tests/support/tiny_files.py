@@ -7,7 +7,7 @@ import gguf
 import mlx.core as mx
 import numpy as np
 
-from mlxrt.kernels.ops.quantized import K_QUANTS
+from mlxrt.kernels.ops.k_quants import K_QUANTS
 
 CONFIG = {
     "model_type": "llama",
@@ -86,10 +86,10 @@ def permuted(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def write_gguf(
-    path: Path, weights: dict[str, np.ndarray], config: dict = CONFIG, kind: str = "F32", extra=None
+    path: Path, weights: dict[str, np.ndarray], config: dict = CONFIG, kind: str = "F32", extra=None, kinds=None
 ) -> Path:
     """`extra(writer)` adds keys and tensors. Matrices are stored as `kind`, the rest as F32; rows of bytes are
-    K-quants, one block each."""
+    K-quants: of those that `kinds` names, else one block each."""
     arch = config["model_type"]
     writer = gguf.GGUFWriter(path, arch)
     writer.add_embedding_length(config["hidden_size"])
@@ -106,7 +106,8 @@ def write_gguf(
     for name, array in weights.items():
         if arch == "llama" and ("q_proj" in name or "k_proj" in name):
             array = permuted(array, config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"])
-        add_tensor(writer, gguf_name(name), array, kind if array.ndim == 2 else "F32")
+        own = (kinds or {}).get(name, kind)
+        add_tensor(writer, gguf_name(name), array, own if array.ndim > 1 else "F32")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -116,7 +117,8 @@ def write_gguf(
 
 def add_tensor(writer, name: str, array: np.ndarray, kind: str) -> None:
     if array.dtype == np.uint8:
-        [kind] = [name.upper() for name, size in K_QUANTS.items() if size == array.shape[1]]
+        if kind == "F32":
+            [kind] = [name.upper() for name, size in K_QUANTS.items() if size == array.shape[1]]
         writer.add_tensor(name, array, raw_dtype=gguf.GGMLQuantizationType[kind])
         return
     type_ = gguf.GGMLQuantizationType[kind]

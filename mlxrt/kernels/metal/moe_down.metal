@@ -15,7 +15,7 @@
     threadgroup float4 x_shared[SG * 256];
     threadgroup float x_sums[SG * 64];
     threadgroup float partial[SG][R];
-    const int LUT_SIZE = FORM == LUT ? 1 << BITS : 1;
+    const int LUT_SIZE = lut_size<FORM, BITS>();
     threadgroup float lut_shared[LUT_SIZE];
     threadgroup uint expert_ids[C];
     uint row[R];

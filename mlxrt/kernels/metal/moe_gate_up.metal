@@ -17,7 +17,7 @@
     threadgroup float4 x_shared[VECS];
     threadgroup float x_sums[TILE / 16];
     threadgroup float partial_squares[SG];
-    const int LUT_SIZE = FORM == LUT ? 1 << BITS : 1;
+    const int LUT_SIZE = lut_size<FORM, BITS>();
     threadgroup float lut_shared[LUT_SIZE];
     load_lut<FORM, LUT_SIZE, SG * 32>(lut, tid, &lut_shared[0]);
     const int WORDS = FORM == DENSE ? 8 * sizeof(T) : BITS;

@@ -15,13 +15,13 @@ FN uint sort_key(float f) {
     return (u & 0x80000000u) != 0u ? ~u : u | 0x80000000u;
 }
 
-// RFORM, RBITS and RGROUP are the router's matrix's; STAGE_FORM is AFFINE where a matrix needs x's sums by 32.
+// RFORM, RBITS and RGROUP are the router's matrix's; STAGE_FORM is that of the matrix which needs sums of x.
 [[kernel]] void mlxrt_moe_router(MLX_ARGUMENTS) {
 #if FUSE_GATE_UP
     uint pair = threadgroup_position_in_grid.y;
     uint token = pair / uint(C);
     threadgroup uint picked[C];
-    const int LUT_SIZE = FORM == LUT ? 1 << BITS : 1;
+    const int LUT_SIZE = lut_size<FORM, BITS>();
     threadgroup float lut_shared[LUT_SIZE];
     load_lut<FORM, LUT_SIZE, SG * 32>(lut, thread_position_in_threadgroup.x, &lut_shared[0]);
 #else
@@ -33,7 +33,7 @@ FN uint sort_key(float f) {
     uint tid = thread_position_in_threadgroup.x;
     uint opaque_zero = threadgroup_position_in_grid.z;
     const int VECS = TILE / 4;
-    const int ROUTER_LUT_SIZE = RFORM == LUT ? 1 << RBITS : 1;
+    const int ROUTER_LUT_SIZE = lut_size<RFORM, RBITS>();
     threadgroup float logits[E];
     threadgroup float4 x_shared[VECS];
     threadgroup float x_sums[TILE / 16];

@@ -143,7 +143,7 @@ FN void norm_rope(
     threadgroup float4 xs[TILE / 4];
     threadgroup float x_sums[TILE / 16];
     threadgroup float norms[SIMDGROUPS];
-    const int LUT_SIZE = FORM == LUT ? 1 << BITS : 1;
+    const int LUT_SIZE = lut_size<FORM, BITS>();
     threadgroup float lut[LUT_SIZE];
     load_lut<FORM, LUT_SIZE, SIMDGROUPS * 32>(w_lut, t, &lut[0]);
     uint magic = magic_bits<BITS>(opaque_zero);

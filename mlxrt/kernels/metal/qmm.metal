@@ -17,10 +17,10 @@
     uint tile = threadgroup_position_in_grid.x * uint(RG) + row_group;
     const int OUTPUTS = PAIR ? RT * 4 : RT * 8;
     threadgroup float partial[RG][KS][RT * 8][MT * 8];
-    const int LUT_SIZE = FORM == LUT ? 1 << BITS : 1;
+    const int LUT_SIZE = lut_size<FORM, BITS>();
     threadgroup float lut_shared[LUT_SIZE];
     load_lut<FORM, LUT_SIZE, RG * KS * 32>(lut, tid, &lut_shared[0]);
-    if (FORM == LUT) threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (LUT_SIZE > 1) threadgroup_barrier(mem_flags::mem_threadgroup);
     uint last = uint(PAIR ? 2 * O - 1 : O - 1);
     uint base = expert * (last + 1);
     uint row[RT];
@@ -60,17 +60,20 @@
             #pragma unroll
             for (int r = 0; r < RT; r++) {
                 uint block = row[r] * uint(K / 32) + first_k / 32;
-                uint group = block / uint(GROUP / 32);
                 uint words[BITS];
+                float scale;
+                float zero;
                 load_words<BITS>(packed, block, words);
-                float scale = scale_at<FORM>(scales, group);
-                float zero = zero_at<FORM, BITS>(biases, group, scale);
+                load_scales<FORM, BITS, GROUP>(scales, biases, block, scale, zero);
                 #pragma unroll
                 for (int n = 0; n < 32; n++) {
+                    int part = n * num_parts<FORM>() / 32;
                     set<T>(
                         left[r][n / 2], n % 2,
                         static_cast<T>(
-                            unpack_value<FORM, BITS>(words, n, magic, &lut_shared[0]) * scale + zero
+                            unpack_value<FORM, BITS>(words, n, magic, &lut_shared[0])
+                                * group_scale<FORM>(scale, zero, part)
+                            + group_zero<FORM, BITS>(scale, zero, part)
                         )
                     );
                 }

@@ -62,7 +62,7 @@ FN float stage_add_norm8(
     threadgroup float x_sums[M * TILE / 16];
     threadgroup float partial[M][SG * LOOPS * ROWS];
     threadgroup float partial_squares[M][SG];
-    const int LUT_SIZE = FORM == LUT ? 1 << BITS : 1;
+    const int LUT_SIZE = lut_size<FORM, BITS>();
     threadgroup float lut_shared[LUT_SIZE];
     load_lut<FORM, LUT_SIZE, SG * 32>(lut, tid, &lut_shared[0]);
     uint first_row = (threadgroup_position_in_grid.x * uint(SG) + sg) * uint(LOOPS * R);

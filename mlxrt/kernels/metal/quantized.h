@@ -1,6 +1,40 @@
 // How a matrix is stored, the FORM of a kernel: MLX's affine groups, MXFP4, plain values of type T, or indices of centroids,
-// which lie in a table in threadgroup memory.
-enum QuantForm { AFFINE = 0, MXFP4 = 1, DENSE = 2, LUT = 3 };
+// which lie in a table in threadgroup memory. GGUF's K-quants have blocks of 256 elements with one or two float16, and in them
+// groups whose scales are small integers: K_MIN groups of 32 with a scale and a minimum, K_SIGNED groups of 16 with a signed
+// scale of signed values, K_NIBBLE groups of 16 with scale and minimum in one byte, K_LUT groups of 32 with a signed scale of
+// centroids.
+enum QuantForm {
+    AFFINE = 0,
+    MXFP4 = 1,
+    DENSE = 2,
+    LUT = 3,
+    K_MIN = 4,
+    K_SIGNED = 5,
+    K_NIBBLE = 6,
+    K_LUT = 7
+};
+
+template <int FORM>
+FN constexpr bool is_k_quant() {
+    return FORM >= K_MIN;
+}
+
+// Groups of 32 neighbours.
+template <int FORM>
+FN constexpr int num_parts() {
+    return FORM == K_SIGNED || FORM == K_NIBBLE ? 2 : 1;
+}
+
+// How many neighbours in x are added up for a product: those that share what unpack_value adds to their weights. 0: none are.
+template <int FORM>
+FN constexpr int sum_width() {
+    return FORM == AFFINE || FORM == K_MIN ? 32 : num_parts<FORM>() == 2 ? 16 : 0;
+}
+
+template <int FORM, int BITS>
+FN constexpr int lut_size() {
+    return FORM == LUT || FORM == K_LUT ? 1 << BITS : 1;
+}
 
 template <typename T, typename P>
 FN void load8(P p, uint i, thread float* y) {
@@ -89,17 +123,17 @@ FN float e2m1_value(const thread uint (&p)[N], int n) {
 // Copies the lookup table to threadgroup memory, by SIZE threads, before the first barrier of a kernel.
 template <int FORM, int LUT_SIZE, int SIZE, typename L, typename P>
 FN void load_lut(L lut, uint t, P table) {
-    if (FORM == LUT) {
+    if (LUT_SIZE > 1) {
         for (uint i = t; i < uint(LUT_SIZE); i += uint(SIZE)) table[i] = float(lut[i]);
     }
 }
 
-// An element is unpack_value times its group's scale, plus zero_at.
+// An element is unpack_value times its group's scale, plus its zero.
 template <int FORM, int BITS, int N, typename P>
 FN float unpack_value(const thread uint (&p)[N], int n, uint magic, P table) {
-    return FORM == LUT     ? table[quantized_value<BITS>(p, n)]
-           : FORM == MXFP4 ? e2m1_value(p, n) * E2M1_UNIT
-                           : magic_float<BITS>(p, n, magic);
+    return lut_size<FORM, BITS>() > 1 ? table[quantized_value<BITS>(p, n)]
+           : FORM == MXFP4            ? e2m1_value(p, n) * E2M1_UNIT
+                                      : magic_float<BITS>(p, n, magic);
 }
 
 template <int FORM, int BITS, typename Z>
@@ -110,4 +144,82 @@ FN float zero_at(Z z, uint i, float scale) {
 template <int FORM, typename S>
 FN float scale_at(S s, uint i) {
     return FORM == MXFP4 ? as_type<float>(uint(s[i]) << 23) : float(s[i]);
+}
+
+// What is read of the scales of elements 32 at ... 32 at + 31: scale and zero. Of K-quants the bits of their groups' integers
+// and of the block's float16, which group_scale and group_zero read: fewer registers than what comes of them.
+template <int FORM, int BITS, int GROUP, typename S, typename Z>
+FN void load_scales(S s, Z z, uint at, thread float& scale, thread float& zero) {
+    if (is_k_quant<FORM>()) {
+        scale = as_type<float>(uint(s[at]));
+        zero = as_type<float>(uint(z[at / 8]));
+    } else {
+        uint group = at / uint(GROUP / 32);
+        scale = FORM == DENSE ? 1.0f : scale_at<FORM>(s, group);
+        zero = zero_at<FORM, BITS>(z, group, scale);
+    }
+}
+
+// An integer below 2^23 as a float, without a conversion.
+FN float small_float(uint v) {
+    return as_type<float>(0x4b000000u | v) - 8388608.0f;
+}
+
+// The scale of half `part` of those elements, or of all where they are one group.
+template <int FORM>
+FN float group_scale(float scale, float zero, int part) {
+    uint integers = as_type<uint>(scale);
+    float halves[2];
+    unpack2<FLOAT16>(as_type<uint>(zero), halves);
+    uint own = integers >> (8 * part) & (FORM == K_NIBBLE ? 15u : 255u);
+    float number = FORM == K_SIGNED || FORM == K_LUT ? small_float(own) - 128.0f : small_float(own);
+    return is_k_quant<FORM>() ? halves[0] * number : scale;
+}
+
+// What is taken from a scaled value of K_MIN and K_NIBBLE.
+template <int FORM>
+FN float group_min(float scale, float zero, int part) {
+    uint integers = as_type<uint>(scale);
+    float halves[2];
+    unpack2<FLOAT16>(as_type<uint>(zero), halves);
+    return halves[1]
+           * small_float(
+               integers >> (FORM == K_NIBBLE ? 8 * part + 4 : 8) & (FORM == K_NIBBLE ? 15u : 255u)
+           );
+}
+
+// What is added to a product with group_scale of a value from magic_float.
+template <int FORM, int BITS>
+FN float group_zero(float scale, float zero, int part) {
+    if (!is_k_quant<FORM>()) return zero;
+    if (FORM == K_LUT) return 0.0f;
+    float lift = float(1u << BITS) * group_scale<FORM>(scale, zero, part);
+    return FORM == K_SIGNED ? -1.5f * lift : -group_min<FORM>(scale, zero, part) - lift;
+}
+
+// Element i of all rows, exactly.
+template <int FORM, int BITS, int GROUP, typename W, typename S, typename Z, typename L>
+FN float dequantize_at(W packed, S scales, Z biases, L lut, uint i) {
+    uint bit = i % 32 * BITS;
+    uint word = i / 32 * BITS + bit / 32;
+    uint shift = bit % 32;
+    uint value = packed[word] >> shift;
+    if (shift + BITS > 32) value |= packed[word + 1] << (32 - shift);
+    value &= (1u << BITS) - 1u;
+    const uint values[1] = {value};
+    if (FORM == AFFINE || FORM == MXFP4 || FORM == LUT) {
+        uint group = i / uint(GROUP);
+        float scale = scale_at<FORM>(scales, group);
+        return FORM == LUT     ? scale * float(lut[value])
+               : FORM == MXFP4 ? e2m1_value(values, 0) * E2M1_UNIT * scale
+                               : float(value) * scale + float(biases[group]);
+    }
+    float integers;
+    float halves;
+    load_scales<FORM, BITS, GROUP>(scales, biases, i / 32, integers, halves);
+    int part = int(i % 32) * num_parts<FORM>() / 32;
+    float scale = group_scale<FORM>(integers, halves, part);
+    return FORM == K_LUT      ? scale * float(lut[value])
+           : FORM == K_SIGNED ? scale * (float(value) - float(1u << (BITS - 1)))
+                              : scale * float(value) - group_min<FORM>(integers, halves, part);
 }

@@ -25,13 +25,18 @@ FN void unpack8(const thread uint (&p)[N], thread float (&v)[8]) {
     for (int c = 0; c < N; c++) unpack2<T>(p[c], v + 8 / N * c);
 }
 
-// Stores those elements in the tile. AFFINE: and two sums of each 32, of the elements and of elements times what
-// unpack_values4 adds, beyond 16, to the quantized values that they are multiplied by. All lanes of a simdgroup must call it.
+// Stores those elements in the tile. Where sum_width is 32: and two sums of each 32, of the elements and of elements times what
+// unpack_values4 adds, beyond 16, to the quantized values that they are multiplied by; where it is 16: the sums of both halves.
+// All lanes of a simdgroup must call it.
 template <typename T, int FORM, typename P, typename S>
 FN void store8(const thread float (&v)[8], uint i, P xs, S sums) {
     xs[tile_index(8 * i)] = four(v[0], v[1], v[2], v[3]);
     xs[tile_index(8 * i + 4)] = four(v[4], v[5], v[6], v[7]);
-    if (FORM == AFFINE) {
+    if (sum_width<FORM>() == 16) {
+        float sum = v[0] + v[1] + v[2] + v[3] + v[4] + v[5] + v[6] + v[7];
+        sum += simd_shuffle_xor(sum, 8);
+        if (i % 2 == 0) sums[i / 2] = sum;
+    } else if (sum_width<FORM>() == 32) {
         float sum128 = v[0] + v[2] + v[4] + v[6] + v[7];
         float sum2048 = v[1] + v[3] + v[5];
         float sum = sum128 + sum2048;
@@ -73,7 +78,7 @@ FN float stage_x8(X x, uint from, G g, uint at, uint t, P xs, S sums) {
     return squares;
 }
 
-// Elements k ... k + 31 of R rows: packed values, scales and zeros.
+// Elements k ... k + 31 of R rows: packed values, and scales and zeros as load_scales has them.
 template <int FORM, int BITS, int GROUP, int K, int R, int N, typename W, typename S, typename Z>
 FN void load_rows(
     W w, S s, Z z, const thread uint (&row)[R], uint k, thread uint (&p)[R][N],
@@ -82,17 +87,15 @@ FN void load_rows(
     #pragma unroll
     for (int r = 0; r < R; r++) {
         uint at = row[r] * uint(K / 32) + k / 32;
-        uint group = at / uint(GROUP / 32);
         load_words<N>(w, at, p[r]);
-        scale[r] = FORM == DENSE ? 1.0f : scale_at<FORM>(s, group);
-        zero[r] = zero_at<FORM, BITS>(z, group, scale[r]);
+        load_scales<FORM, BITS, GROUP>(s, z, at, scale[r], zero[r]);
     }
 }
 
 // Whether quantized values become floats without a shift of each, see unpack_values4.
 template <typename T, int FORM, int BITS>
 FN constexpr bool in_place() {
-    return FORM == AFFINE && BITS == 4 && sizeof(T) == 2;
+    return sum_width<FORM>() == 32 && BITS == 4 && sizeof(T) == 2;
 }
 
 // Elements 4 c ... 4 c + 3 of those 32, not scaled yet; e2m1 in units of E2M1_UNIT. Shifting a value to a float's last bits
@@ -164,17 +167,32 @@ FN void dot_rows(
                 d[m][r] += y[r][3] * v.w;
             }
         }
+        if (num_parts<FORM>() == 2 && c % 4 == 3) {
+            #pragma unroll
+            for (int m = 0; m < M; m++) {
+                float sum = sums[2 * (m * (TILE_VECS / 8) + kt / 32) + c / 4];
+                #pragma unroll
+                for (int r = 0; r < R; r++) {
+                    acc[m][r] += group_scale<FORM>(scale[r], zero[r], c / 4) * d[m][r]
+                                 + group_zero<FORM, BITS>(scale[r], zero[r], c / 4) * sum;
+                    d[m][r] = 0.0f;
+                }
+            }
+        }
     }
+    if (num_parts<FORM>() == 2) return;
     #pragma unroll
     for (int m = 0; m < M; m++) {
         uint at = 2 * (m * (TILE_VECS / 8) + kt / 32);
-        float sum = FORM == AFFINE ? sums[at] : 0.0f;
+        float sum = sum_width<FORM>() == 32 ? sums[at] : 0.0f;
         float more = in_place<T, FORM, BITS>() ? sums[at + 1] : 0.0f;
         #pragma unroll
         for (int r = 0; r < R; r++)
-            acc[m][r] += FORM == DENSE   ? d[m][r]
-                         : FORM == MXFP4 ? scale[r] * (E2M1_UNIT * d[m][r])
-                                         : scale[r] * (d[m][r] - more) + zero[r] * sum;
+            acc[m][r] += FORM == DENSE ? d[m][r]
+                         : FORM == MXFP4
+                             ? scale[r] * (E2M1_UNIT * d[m][r])
+                             : group_scale<FORM>(scale[r], zero[r], 0) * (d[m][r] - more)
+                                   + group_zero<FORM, BITS>(scale[r], zero[r], 0) * sum;
     }
 }
 

@@ -29,6 +29,8 @@ def sum_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("affine", 4, 32, 5, 1024, 4, {"bias": True, "scaled": True}),  # a whole tile
         ("dense", 16, 32, 7, 2112, 1, {"bias": True}),  # a thread takes two pieces of x
         ("mxfp4", 4, 32, 9, 4128, 1, {"norm": True, "eps": 1e-6}),  # two tiles
+        ("q4_k_split", 4, 32, 11, 512, 1, {"norm": True, "eps": 1e-6}),
+        ("q6_k_split", 6, 32, 6, 1280, 2, {"bias": True}),
     ]
     for shape in shapes:
         base = qmv_case(dtype, *shape)

@@ -1,6 +1,8 @@
 """Packs unsigned integers of a few bits into uint32, in both ways checkpoints do: as one bit stream, or aligned, so that
 no value crosses a word."""
 
+from functools import reduce
+
 import mlx.core as mx
 
 WORD = 32
@@ -11,19 +13,32 @@ def unpack_bits(words: mx.array, bits: int) -> mx.array:
     if WORD % bits == 0:
         each = (words[..., None] >> mx.arange(0, WORD, bits, dtype=mx.uint32)) & mx.array((1 << bits) - 1, mx.uint32)
         return each.flatten(-2)
-    stream = ((words[..., None] >> mx.arange(WORD, dtype=mx.uint32)) & mx.array(1, mx.uint32)).flatten(-2)
-    each = stream.reshape(*words.shape[:-1], -1, bits)
-    return (each << mx.arange(bits, dtype=mx.uint32)).sum(axis=-1).astype(mx.uint32)
+    runs = words.reshape(*words.shape[:-1], -1, bits)  # of 32 values
+    values = []
+    for n in range(WORD):
+        word, bit = divmod(n * bits, WORD)
+        value = runs[..., word] >> bit
+        if bit + bits > WORD:
+            value = value | (runs[..., word + 1] << (WORD - bit))
+        values.append(value)
+    return (mx.stack(values, axis=-1) & mx.array((1 << bits) - 1, mx.uint32)).flatten(-2)
 
 
 def pack_bits(values: mx.array, bits: int) -> mx.array:
-    """uint32 values [..., n] -> words [..., n * bits / 32], as unpack_bits reads them."""
-    if WORD % bits == 0:
-        each = values.reshape(*values.shape[:-1], -1, WORD // bits) << mx.arange(0, WORD, bits, dtype=mx.uint32)
-        return each.sum(axis=-1).astype(mx.uint32)
-    stream = (values[..., None] >> mx.arange(bits, dtype=mx.uint32)) & mx.array(1, mx.uint32)
-    each = stream.reshape(*values.shape[:-1], -1, WORD) << mx.arange(WORD, dtype=mx.uint32)
-    return each.sum(axis=-1).astype(mx.uint32)
+    """Values [..., n] of fewer than `bits` bits -> words [..., n * bits / 32], as unpack_bits reads them."""
+    run = WORD // bits if WORD % bits == 0 else WORD  # values that fill whole words
+    runs = values.reshape(*values.shape[:-1], -1, run)
+    words = []
+    for word in range(run * bits // WORD):
+        first, last = word * WORD // bits, (word * WORD + WORD - 1) // bits
+        fields = [shift_left(runs[..., n].astype(mx.uint32), n * bits - word * WORD) for n in range(first, last + 1)]
+        words.append(reduce(mx.bitwise_or, fields))
+    return mx.stack(words, axis=-1).flatten(-2)
+
+
+def shift_left(words: mx.array, bits: int) -> mx.array:
+    """To the right where `bits` is negative."""
+    return words << bits if bits >= 0 else words >> -bits
 
 
 def aligned_words(count: int, bits: int) -> int:

@@ -7,8 +7,9 @@ import mlx.core as mx
 
 from ..registry import Case, Source, op
 from ..testing import sample
+from .k_quants import K_QUANTS
 from .qmv import bits_of
-from .quantized import K_QUANTS, QuantizedMatrix, dequantize_k_quant
+from .quantized import FORMS
 
 EMBEDDING = Source("embedding.metal", ("tokens", "packed", "scales", "biases", "lut"), ("y",))
 
@@ -19,10 +20,16 @@ def embed_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("affine", 3, 32, 17, 288, 9),
         ("affine", 6, 64, 10, 320, 2),
         ("mxfp4", 4, 32, 12, 64, 3),
+        ("q4_k_split", 4, 32, 9, 512, 3),
+        ("q6_k_split", 6, 32, 7, 256, 2),
+        ("q2_k_split", 2, 32, 5, 512, 4),
+        ("q5_k_split", 5, 32, 3, 768, 1),
+        ("q3_k_split", 3, 32, 5, 256, 3),
+        ("iq4_xs_split", 4, 32, 4, 512, 2),
+        ("iq4_nl_split", 4, 32, 11, 96, 3),
     ]:
         mx.random.seed(width)
-        packed = mx.quantize(mx.random.normal((rows, width)).astype(dtype), group, bits, mode=mode)
-        matrix = QuantizedMatrix(packed[0], packed[1], packed[2] if mode == "affine" else None, bits, group, mode)
+        matrix = sample(mode, (rows, width), dtype, bits, group)
         tokens = mx.random.randint(0, rows, (many,)).astype(mx.uint32)
         options = {"matrix": matrix, "scale": width**0.5, "dtype": dtype}
         yield Case(f"{mode}{bits} group {group} [{rows}, {width}] x{many}", {"tokens": tokens}, options)
@@ -31,8 +38,8 @@ def embed_cases(dtype: mx.Dtype) -> Iterator[Case]:
 @op(embed_cases)
 def embed_rows(tokens, matrix, dtype, scale=1.0):
     """[N, K]: the rows the tokens name, unpacked, times `scale`."""
-    if matrix.mode in K_QUANTS:
-        return (dequantize_k_quant(matrix.weight[tokens], matrix.mode) * scale).astype(dtype)
+    if matrix.is_k_quant:
+        return (matrix.take(tokens).plain() * scale).astype(dtype)
     if not matrix.packed:
         return (matrix.weight[tokens] * scale).astype(dtype)
     biases = None if matrix.biases is None else matrix.biases[tokens]
@@ -42,8 +49,10 @@ def embed_rows(tokens, matrix, dtype, scale=1.0):
 
 
 def unsupported(tokens, matrix, dtype, **rest) -> str | None:
-    if matrix.packed and matrix.mode not in ("affine", "mxfp4"):
+    if matrix.packed and matrix.mode not in FORMS:
         return f"{matrix.mode} weights"
+    if matrix.rows * matrix.width >= 1 << 32:
+        return "2^32 elements or more"  # they are counted in 32 bits
     return f"rows of {matrix.width} numbers" if matrix.width % 32 else None
 
 

@@ -17,7 +17,7 @@ from ..testing import sample
 from .activation import ACTIVATIONS
 from .moe_qmv import moe_gate_up
 from .moe_router import INPUTS, SIMDGROUPS, moe_router, router_constants
-from .quantized import AFFINE, QuantizedMatrix
+from .quantized import FORMS, SUM_WIDTHS, QuantizedMatrix
 
 MAX_WIDTH = 4096  # elements of x: 16 KB of threadgroup memory
 
@@ -40,6 +40,9 @@ def router_gate_up_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (1, 3, 64, 2080, 290, ("affine", 8), ("affine", 3), {"normalise": True, "scales": True, "activation": "gelu"}),
         (1, 8, 36, 64, 520, ("affine", 4), ("affine", 4), {"normalise": True}),  # several turns
         (1, 2, 40, 160, 12, ("lut", 2), ("lut", 3), {"normalise": True}),
+        (1, 2, 36, 512, 12, ("dense", 16), ("q4_k_split", 4), {"norm": True, "normalise": True}),
+        (1, 2, 33, 256, 9, ("q6_k_split", 6), ("q6_k_split", 6), {"normalise": True}),
+        (1, 3, 32, 256, 10, ("q4_k_split", 4), ("iq4_xs_split", 4), {"normalise": True}),
     ]
     for rows, k, count, width, hidden, (mode, bits), (kind, each), extra in shapes:
         mx.random.seed(width + hidden)
@@ -85,8 +88,14 @@ def unsupported(x, router, matrix, k, norm=None, **rest) -> str | None:
     return moe_router.unsupported(x, router, k, norm) or matrix.unsupported(x, norm)
 
 
-def is_faster(x, matrix, **rest) -> bool:
-    return x.shape[0] == 1 and matrix.width <= MAX_WIDTH
+def is_faster(x, router, matrix, **rest) -> bool:
+    return x.shape[0] == 1 and matrix.width <= MAX_WIDTH and stage_mode(router, matrix) is not None
+
+
+def stage_mode(router: QuantizedMatrix, matrix: QuantizedMatrix) -> str | None:
+    """The layout whose sums of x are staged for both matrices; None where they need different ones."""
+    widths = [SUM_WIDTHS.get(m.mode, 0) for m in (router, matrix)]
+    return None if 0 < min(widths) < max(widths) else router.mode if widths[0] > widths[1] else matrix.mode
 
 
 @moe_router_gate_up.kernel(ROUTER_GATE_UP, unsupported=unsupported, is_faster=is_faster)
@@ -103,7 +112,7 @@ def launch(
         32 * SIMDGROUPS,
         [((n, k, hidden), x.dtype), ((n, k), mx.uint32), ((n, k), mx.float32)],
         T=x.dtype,
-        STAGE_FORM=AFFINE if AFFINE in (held["FORM"], chosen["RFORM"]) else held["FORM"],
+        STAGE_FORM=FORMS[stage_mode(router, matrix) or matrix.mode],
         I=hidden,
         R=each,
         LOOPS=loops,

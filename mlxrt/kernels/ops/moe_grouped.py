@@ -65,6 +65,8 @@ def grouped_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (40, 1, 4, 128, 40, "mxfp4", {"down": True, "lean": True}),
         (9, 2, 3, 192, 24, "mxfp4", {"pair": True, "activation": "clamped", "bias": True}),  # half a part at the end
         (11, 2, 3, 96, 17, "affine", {"down": True}),
+        (9, 2, 3, 256, 19, "q4_k_split", {"pair": True, "activation": "silu"}),
+        (12, 2, 3, 512, 18, "q6_k_split", {"down": True}),
     ]
     for rows, k, count, width, outs, mode, extra in shapes:
         mx.random.seed(width + outs)

@@ -40,6 +40,10 @@ def gate_up_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (3, 2, 3, 64, 7, "lut", {"bits": 4, "norm": True}),
         (1, 2, 3, 160, 8, "lut", {"bits": 8}),
         (1, 2, 3, 1056, 5, "lut", {"bits": 1, "bias": True}),
+        (2, 2, 4, 512, 10, "q4_k_split", {"norm": True}),
+        (1, 3, 3, 1280, 7, "q6_k_split", {"bias": True, "activation": "clamped"}),
+        (1, 2, 3, 256, 5, "q2_k_split", {}),
+        (1, 2, 3, 256, 6, "iq4_xs_split", {}),
     ]
     for rows, k, count, width, hidden, mode, extra in shapes:
         mx.random.seed(width + hidden)
@@ -66,6 +70,10 @@ def down_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (1, 1, 3, 2080, 9, "lut", 4, ()),
         (3, 2, 3, 64, 10, "lut", 8, ("residual",)),
         (1, 3, 3, 160, 8, "lut", 1, ()),
+        (1, 2, 4, 512, 12, "q4_k_split", 4, ("residual",)),
+        (2, 6, 5, 1280, 9, "q6_k_split", 6, ("bias",)),
+        (1, 2, 3, 256, 5, "q3_k_split", 3, ()),
+        (1, 2, 3, 256, 6, "iq4_nl_split", 4, ()),
         (2, 6, 5, 1056, 514, "lut", 2, ()),  # so many rows that a simdgroup takes several, of which some are none
     ]:
         mx.random.seed(width + outs)
@@ -86,7 +94,9 @@ def gather_qmm(matrix: QuantizedMatrix, x: mx.array, experts: mx.array) -> mx.ar
     """x [N, k or 1, K] through the matrices of `experts` [N, k] -> [N, k, O]."""
     if matrix.lut_matrix is not None:
         return matrix.lut_matrix.gather_multiply(x[:, :, None], experts)[:, :, 0].astype(x.dtype)
-    if matrix.scales is not None:
+    if matrix.is_k_quant:
+        y = gather_mm(x[:, :, None], matrix.plain().astype(x.dtype).swapaxes(-1, -2), experts)
+    elif matrix.scales is not None:
         w, s, b = matrix.weight, matrix.scales, matrix.biases
         y = mx.gather_qmm(
             x[:, :, None], w, s, b, rhs_indices=experts, transpose=True,

@@ -29,6 +29,7 @@ def router_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (2, 32, 64, 4, "dense", {"bias": True, "normalise": True, "scales": True}),
         (2, 35, 64, 3, "dense", {"correction": True}),
         (1, 36, 96, 3, "lut", {"normalise": True}),
+        (2, 34, 512, 4, "q6_k_split", {"norm": True, "normalise": True}),
     ]
     for rows, count, width, k, mode, extra in shapes:
         mx.random.seed(count)

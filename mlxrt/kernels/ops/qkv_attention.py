@@ -86,6 +86,8 @@ def qkv_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("affine", 5, 32, 64, {"bias": True}),
         ("affine", 4, 32, 2080, {"norm": True}),
         ("lut", 3, 0, 160, {}),
+        ("q4_k_split", 4, 32, 256, {"norm": True}),
+        ("q6_k_split", 6, 32, 512, {}),
     ]
     # Four of the short ones: the others differ in how keys are read, which is attention's own matter.
     plain, quantized = short_cases(attention_cases(dtype))[:4], short_cases(quantized_cases(dtype))

@@ -44,6 +44,13 @@ def qmm_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("mxfp4", 4, 32, 24, 352, 9, {"bias": True, "activation": "clamped", "pair": True}),
         ("lut", 4, 0, 9, 160, 33, {}),
         ("affine", 8, 32, 11, 32, 6, {}),
+        ("q4_k_split", 4, 32, 40, 512, 8, {"residual": True}),
+        ("q6_k_split", 6, 32, 21, 256, 13, {"bias": True}),
+        ("q5_k_split", 5, 32, 12, 256, 5, {"activation": "silu", "pair": True}),
+        ("q3_k_split", 3, 32, 17, 512, 33, {}),
+        ("q2_k_split", 2, 32, 9, 256, 9, {"softcap": 3.0}),
+        ("iq4_xs_split", 4, 32, 24, 256, 17, {"residual": True}),
+        ("iq4_nl_split", 4, 32, 11, 96, 6, {}),
     ]
     for shape in shapes:
         case = qmv_case(dtype, *shape)

@@ -48,6 +48,13 @@ def qmv_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("lut", 4, 0, 16, 1056, 2, {"bias": True}),
         ("lut", 8, 0, 11, 64, 4, {}),
         ("lut", 1, 0, 20, 1024, 1, {}),
+        ("q4_k_split", 4, 32, 21, 1280, 1, {"norm": True, "eps": 1e-6}),
+        ("q6_k_split", 6, 32, 13, 1280, 3, {"residual": True}),
+        ("q5_k_split", 5, 32, 9, 512, 2, {"activation": "silu", "pair": True}),
+        ("q3_k_split", 3, 32, 11, 1024, 1, {"bias": True}),
+        ("q2_k_split", 2, 32, 7, 768, 2, {"norm": True, "eps": 1e-6}),
+        ("iq4_xs_split", 4, 32, 12, 512, 1, {"activation": "gelu", "times": True}),
+        ("iq4_nl_split", 4, 32, 10, 1120, 2, {"residual": True}),
     ]
     for shape in shapes:
         yield qmv_case(dtype, *shape)
@@ -136,15 +143,16 @@ def tile_config(profile: DeviceProfile, rows: int, matrix: QuantizedMatrix, m: i
     """How simdgroups share the rows: several at once where there are enough, in as many threadgroups as run together.
 
     Four rows at once need half of a core's registers for a threadgroup. Left to itself the compiler takes all of them: on
-    an H200 25.9 us instead of 18.8 for 24576 x 4096, 136 instead of 97 for 151936 x 4096.
+    an H200 25.9 us instead of 18.8 for 24576 x 4096, 136 instead of 97 for 151936 x 4096. Of K-quants in groups of 16 it
+    takes so many that two of three threadgroups fit; none spills with three.
     """
     simdgroups, tile = 8, tile_width(matrix.width, m)
     most = 1
     if matrix.packed:
         most = 4 if matrix.rows >= profile.scale(16384) else 2 if matrix.rows >= profile.scale(2048) else 1
     each = max(1, most // m // (2 if pair else 1))
-    threadgroups, resident = (profile.scale(264), 2) if most == 4 else (profile.scale(512), 1)
-    loops = max(1, math.ceil(rows / (simdgroups * each * threadgroups))) if matrix.width <= tile else 1
+    threadgroups, resident = (264, 2) if most == 4 else (512, 3 if matrix.is_k_quant else 1)
+    loops = max(1, math.ceil(rows / (simdgroups * each * profile.scale(threadgroups)))) if matrix.width <= tile else 1
     loops = min(loops, 2048 // (m * simdgroups * each * (2 if pair else 1)))  # 8 KB of partial sums
     return {"SG": simdgroups, "R": each, "LOOPS": loops, "TILE": tile, "RESIDENT": resident}
 

@@ -1,36 +1,43 @@
 """Matrices as kernels see them: their layout, and what kernels can read (metal/quantized.h).
 
-32 elements of any width fill whole uint32 words and lie in one quantisation group: a lane reads that many at once.
+32 elements of any width fill whole uint32 words: a lane reads that many at once. They lie in one quantisation group, or
+in two of a K-quant's.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from .k_quants import (
+    GROUP_LUT,
+    K_LUT,
+    K_MIN,
+    K_NIBBLE,
+    K_QUANTS,
+    K_SIGNED,
+    SPLIT_KINDS,
+    SPLIT_MODES,
+    dequantize_blocks,
+    dequantize_split,
+    iq4_lut,
+)
 from .lut_matrix import LUTMatrix
 
 AFFINE, MXFP4, DENSE, LUT = 0, 1, 2, 3
-FORMS = {"affine": AFFINE, "mxfp4": MXFP4, "dense": DENSE, "lut": LUT}
+FORMS = {"affine": AFFINE, "mxfp4": MXFP4, "dense": DENSE, "lut": LUT, GROUP_LUT: LUT}
+FORMS |= {K_MIN: 4, K_SIGNED: 5, K_NIBBLE: 6, K_LUT: 7}
+SUM_WIDTHS = {"affine": 32, K_MIN: 32, K_SIGNED: 16, K_NIBBLE: 16}  # neighbours in x of which kernels need the sum
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
-# GGUF's K-quants, and IQ2_XXS with the same kind of blocks: bytes of a block of 256 weights, which lie in uint8 rows as
-# in the file. CPU kernels read them.
-K_QUANTS = {"q2_k": 84, "q3_k": 110, "q4_k": 144, "q5_k": 176, "q6_k": 210, "iq2_xxs": 66}
-K_QUANT_HALVES = {
-    "q2_k": (80, 2),
-    "q3_k": (108, 1),
-    "q4_k": (0, 2),
-    "q5_k": (0, 2),
-    "q6_k": (208, 1),
-    "iq2_xxs": (0, 1),
-}  # float16: where, how many
 CPU_BITS = (2, 3, 4, 5, 6, 8)  # of affine matrices that CPU kernels read
 
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A matrix [O, K], or a stack [E, O, K]: dense, packed as MLX packs it, or indices of a lookup table.
+    """A matrix [O, K], or a stack [E, O, K]: dense, packed as MLX packs it, indices of a lookup table, or K-quants.
 
-    An element of a LUT matrix is its row's norm, kept as the scale, times the centroid its index points at.
+    An element of a LUT matrix is its row's norm, kept as the scale, times the centroid its index points at. K-quants are
+    uint8 rows of a file's blocks, which have their type as mode, or split (k_quants.py): then `scales` are the groups'
+    integers and `biases` the blocks' float16.
     """
 
     weight: mx.array
@@ -58,14 +65,23 @@ class QuantizedMatrix:
     @property
     def lut_matrix(self) -> LUTMatrix | None:
         """The same matrix as a LUTMatrix, if it is one."""
-        if self.lut is None or self.scales is None:
+        if self.mode != "lut" or self.lut is None or self.scales is None:
             return None
         return LUTMatrix(self.weight, self.scales, self.lut, self.bits, self.width, aligned=False)
 
+    @property
+    def is_k_quant(self) -> bool:
+        return self.mode in K_QUANTS or self.mode in SPLIT_MODES
+
+    def take(self, rows: mx.array) -> "QuantizedMatrix":
+        """Some rows of it."""
+        scales, biases = (None if a is None else a[rows] for a in (self.scales, self.biases))
+        return replace(self, weight=self.weight[rows], scales=scales, biases=biases)
+
     def multiply(self, x: mx.array) -> mx.array:
         """x [..., K] -> [..., O]: the meaning of every product here."""
-        if self.mode in K_QUANTS:
-            return x @ self.plain().astype(x.dtype).T
+        if self.is_k_quant:
+            return x @ self.plain().astype(x.dtype).swapaxes(-1, -2)
         if self.scales is None:
             return x @ self.weight.swapaxes(-1, -2)
         if self.lut_matrix is not None:
@@ -78,9 +94,11 @@ class QuantizedMatrix:
     def plain(self) -> mx.array:
         """The dense matrix, float32."""
         if self.mode in K_QUANTS:
-            return dequantize_k_quant(self.weight, self.mode)
+            return dequantize_blocks(self.weight, self.mode)
         if self.scales is None:
             return self.weight.astype(mx.float32)
+        if self.mode in SPLIT_MODES:
+            return dequantize_split(self.mode, self.bits, self.weight, self.scales, self.biases, self.lut)
         if self.lut_matrix is not None:
             return self.lut_matrix.dequantize()
         scales, biases = self.scales, self.biases
@@ -123,11 +141,8 @@ class QuantizedMatrix:
         return {"FORM": FORMS[self.mode], "BITS": self.bits if self.packed else 1, "GROUP": self.group}
 
 
-def dequantize_k_quant(rows: mx.array, kind: str) -> mx.array:
-    """The float32 values of rows of K-quant blocks, by PyPI's gguf."""
-    import numpy as np
-    from gguf import GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    values = dequantize(np.array(rows), GGMLQuantizationType[kind.upper()])
-    return mx.array(values.astype(np.float32, copy=False))
+def split_matrix(kind: str, arrays: tuple[mx.array, ...]) -> QuantizedMatrix:
+    """The matrix of a GGUF type that split_blocks made."""
+    split, (weight, scales, *biases) = SPLIT_KINDS[kind], arrays
+    lut = iq4_lut() if split.has_lut else None
+    return QuantizedMatrix(weight, scales, biases[0] if biases else None, split.bits, 32, split.mode, lut)

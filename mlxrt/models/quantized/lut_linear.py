@@ -4,24 +4,22 @@ y = norm * sum(rotated x * centroids[indices]). JANGTQ and its version 2 differ 
 Tensor names of checkpoints are read in weights/formats/jang.
 """
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
 
-from ...kernels import LUTMatrix, QuantizedMatrix, lut_dequantize, qmm, qmv
-from ...kernels.mlx_defects import gather_mm
+from ...kernels import LUTMatrix, QuantizedMatrix, dequantize, qmm, qmv
 from ...kernels.ops.bitpack import WORD, aligned_words, pack_bits, unpack_aligned, unpack_bits
 from ...kernels.ops.qmm import MAX_QMM_ROWS
 from ...kernels.ops.qmv import MAX_QMV_ROWS
 from ..base import FusedModule
 from .centroids import lloyd_max, odd_cubic
+from .packed_linear import gather_dequantized
 from .rotation import Rotation, binary_blocks, divide_input, rotate, unrotate
 
 HADAMARD32 = 32
-AT_ONCE = 1 << 30  # bytes of dequantised experts: a layer of 256 would take gigabytes
 PACKED_AT_ONCE = 1 << 23  # indices repacked at a time: each takes up to 32 bytes meanwhile
 
 
@@ -139,7 +137,7 @@ class LUTLinear(LUTLayer):
         if matrix is None:
             y = self.lut.multiply(self.rotate_input(rows)).astype(x.dtype)
         elif rows.shape[0] > MAX_QMM_ROWS:
-            y = self.rotate_input(rows, x.dtype) @ self.kernels.run(lut_dequantize, matrix=matrix, dtype=x.dtype).T
+            y = self.rotate_input(rows, x.dtype) @ self.kernels.run(dequantize, matrix=matrix, dtype=x.dtype).T
         else:
             way = qmv if rows.shape[0] <= MAX_QMV_ROWS else qmm
             y = self.kernels.run(way, x=self.rotate_input(rows, x.dtype), matrix=matrix)
@@ -159,19 +157,7 @@ class LUTExpertLinear(LUTLayer):
         """x [..., 1, in] through the matrices of `experts` [...]."""
         rows, matrix = divide_input(x, self.get("divisor"), experts), self.matrix
         if matrix is not None and experts.size >= self.words.shape[0]:
-            y = self.gather_dequantized(self.rotate_input(rows, x.dtype), matrix, experts, ordered)
+            y = gather_dequantized(self.kernels, self.rotate_input(rows, x.dtype), matrix, experts, ordered)
         else:
             y = self.lut.gather_multiply(self.rotate_input(rows), experts, ordered=ordered).astype(x.dtype)
         return y + self.bias[experts][..., None, :] if "bias" in self else y
-
-    def gather_dequantized(self, rows: mx.array, matrix: QuantizedMatrix, experts: mx.array, ordered: bool) -> mx.array:
-        """Rotated rows [..., 1, in] by dequantised matrices: as many outputs of all experts at a time as fit into
-        `AT_ONCE` bytes."""
-        count, outs = self.norms.shape
-        parts = math.ceil(count * outs * matrix.width * rows.dtype.size / AT_ONCE)
-        each, made = math.ceil(outs / parts), []
-        for i in range(0, outs, each):
-            part = replace(matrix, weight=self.words[:, i : i + each], scales=self.norms[:, i : i + each])
-            stack = self.kernels.run(lut_dequantize, matrix=part, dtype=rows.dtype).swapaxes(-1, -2)
-            made.append(gather_mm(rows, stack, experts, ordered=ordered))
-        return mx.concatenate(made, axis=-1) if len(made) > 1 else made[0]

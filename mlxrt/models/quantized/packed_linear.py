@@ -1,14 +1,23 @@
-"""Linear layers and embeddings whose matrices stay packed on a CPU, computed by the kernels of kernels/cpu.
+"""Linear layers and embeddings whose matrices only our kernels read: on a CPU, where MLX's own products with packed
+matrices crawl, and GGUF's K-quants, for which MLX has none.
 
-MLX's own products with packed matrices crawl there. Modules of their own, because everything that calls a linear layer
-must come to these kernels, not only what fuses it with its neighbours.
+Modules of their own, because everything that calls a linear layer must come to these kernels, not only what fuses it
+with its neighbours.
 """
+
+import math
+from dataclasses import replace
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...kernels import Kernels, QuantizedMatrix, embed_rows, linear
+from ...kernels import Kernels, QuantizedMatrix, dequantize, embed_rows, linear
+from ...kernels.mlx_defects import gather_mm
+from ...kernels.ops.qmm import MAX_QMM_ROWS
 from ..base import CausalLM, KernelModule
+
+MATRIX_PARTS = ("weight", "scales", "biases")
+AT_ONCE = 1 << 30  # bytes of dequantised experts: a layer of 256 would take gigabytes
 
 
 class PackedLinear(KernelModule):
@@ -25,39 +34,84 @@ class PackedLinear(KernelModule):
         return read_matrix(self)
 
     def __call__(self, x: mx.array) -> mx.array:
-        rows = x.reshape(-1, x.shape[-1])
-        return linear(self.kernels, rows, self.matrix, bias=self.get("bias")).reshape(*x.shape[:-1], -1)
+        return multiply(self.kernels, x, self.matrix, self.get("bias"))
 
 
 class PackedEmbedding(KernelModule):
-    def __init__(self, matrix: QuantizedMatrix):
+    def __init__(self, matrix: QuantizedMatrix, dtype: mx.Dtype = mx.float32):
         super().__init__()
         set_matrix(self, matrix)
+        self.dtype = dtype  # of what it gives
 
     @property
     def matrix(self) -> QuantizedMatrix:
         return read_matrix(self)
 
     def __call__(self, tokens: mx.array) -> mx.array:
-        y = self.kernels.run(embed_rows, tokens=tokens.reshape(-1), matrix=self.matrix, dtype=mx.float32)
+        y = self.kernels.run(embed_rows, tokens=tokens.reshape(-1), matrix=self.matrix, dtype=self.dtype)
         return y.reshape(*tokens.shape, -1)
 
     def as_linear(self, x: mx.array) -> mx.array:
-        rows = x.reshape(-1, x.shape[-1])
-        return linear(self.kernels, rows, self.matrix).reshape(*x.shape[:-1], -1)
+        return multiply(self.kernels, x, self.matrix)
+
+
+class PackedExpertLinear(KernelModule):
+    """A stack of matrices, for MLX's products dequantised; kernels read it as it is."""
+
+    def __init__(self, matrix: QuantizedMatrix, bias: mx.array | None = None):
+        super().__init__()
+        set_matrix(self, matrix)
+        if bias is not None:
+            self.bias = bias
+
+    @property
+    def matrix(self) -> QuantizedMatrix:
+        return read_matrix(self)
+
+    def __call__(self, x: mx.array, experts: mx.array, *, ordered: bool = False) -> mx.array:
+        """x [..., 1, in] through the matrices of `experts` [...]."""
+        y = gather_dequantized(self.kernels, x, self.matrix, experts, ordered)
+        return y + self.bias[experts][..., None, :] if "bias" in self else y
+
+
+def multiply(kernels: Kernels, x: mx.array, matrix: QuantizedMatrix, bias: mx.array | None = None) -> mx.array:
+    """x [..., K] -> [..., O]. Many rows on a GPU: dequantised first, so that MLX's fast matmul runs."""
+    rows = x.reshape(-1, x.shape[-1])
+    if kernels.gpu is not None and rows.shape[0] > MAX_QMM_ROWS:
+        y = rows @ kernels.run(dequantize, matrix=matrix, dtype=x.dtype).T
+        y = y if bias is None else y + bias
+    else:
+        y = linear(kernels, rows, matrix, bias=bias)
+    return y.reshape(*x.shape[:-1], -1)
+
+
+def gather_dequantized(
+    kernels: Kernels, x: mx.array, matrix: QuantizedMatrix, experts: mx.array, ordered: bool
+) -> mx.array:
+    """x [..., 1, in] by dequantised matrices: as many outputs of all experts at a time as fit into `AT_ONCE` bytes."""
+    count, outs = matrix.weight.shape[:2]
+    each = math.ceil(outs / math.ceil(count * outs * matrix.width * x.dtype.size / AT_ONCE))
+    made = []
+    for i in range(0, outs, each):
+        parts = {n: a[:, i : i + each] for n in MATRIX_PARTS if (a := getattr(matrix, n)) is not None}
+        stack = kernels.run(dequantize, matrix=replace(matrix, **parts), dtype=x.dtype).swapaxes(-1, -2)
+        made.append(gather_mm(x, stack, experts, ordered=ordered))
+    return mx.concatenate(made, axis=-1) if len(made) > 1 else made[0]
 
 
 def set_matrix(module: nn.Module, matrix: QuantizedMatrix) -> None:
-    module.weight = matrix.weight
-    if matrix.scales is not None:
-        module.scales, module.biases = matrix.scales, matrix.biases
+    for name in MATRIX_PARTS:
+        if (array := getattr(matrix, name)) is not None:
+            module[name] = array
+    if matrix.lut is not None:
+        module["_lut"] = matrix.lut  # no parameter: the format's own
     module.bits, module.group_size, module.mode = matrix.bits, matrix.group, matrix.mode
 
 
 def read_matrix(module: nn.Module) -> QuantizedMatrix:
     """The arrays may have been replaced since."""
     parts = module["weight"], module.get("scales"), module.get("biases")
-    return QuantizedMatrix(*parts, module.bits, module.group_size, module.mode)
+    return QuantizedMatrix(*parts, module.bits, module.group_size, module.mode, module.get("_lut"))
 
 
 def is_mlx_layer(module: nn.Module) -> bool:

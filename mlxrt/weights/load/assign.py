@@ -18,6 +18,7 @@ from ...models import CausalLM
 from ..formats.checkpoint import Checkpoint
 from ..formats.codebook import apply_codebook_config
 from ..formats.fp8 import SCALE
+from ..formats.gguf.k_quants import K_QUANT_SUFFIXES
 from ..formats.jang import labels as jang
 from ..formats.jang.bitstreams import has_streams, read_streams
 from ..formats.jang.jangtq import check_sidecar
@@ -94,7 +95,9 @@ def main_dtype(arrays: Arrays) -> mx.Dtype:
     """The float dtype with the most bytes. One for all: a single float32 norm would make every activation float32."""
     nbytes: Counter[mx.Dtype] = Counter()
     for name, array in arrays.items():
-        if array.dtype in FLOATS and not name.endswith(SCALE):
+        if name.endswith(K_QUANT_SUFFIXES):
+            nbytes[mx.float16] += array.nbytes  # that of their blocks' scales
+        elif array.dtype in FLOATS and not name.endswith(SCALE):
             nbytes[array.dtype] += array.nbytes
     if not nbytes:
         raise BadCheckpoint("the checkpoint holds no float tensors (F32, F16 or BF16)")

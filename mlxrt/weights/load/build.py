@@ -12,7 +12,7 @@ from ...kernels.ops.quantized import CPU_BITS
 from ...models import CausalLM, find
 from ..formats.checkpoint import Checkpoint
 from ..formats.fp8 import has_fp8, unpack_fp8
-from ..formats.gguf.k_quants import KQuantFormat
+from ..formats.gguf.k_quants import KQuantFormat, SplitFormat
 from ..formats.jang import labels as jang
 from ..formats.quantized import MLXFormat, contradictions, refuse_methods
 from ..formats.weight_format import WeightFormat
@@ -73,7 +73,9 @@ def build_native(
     arrays = dequantize(arrays, unpacked, dtype)
     quantized = {path: fmt for path, fmt in formats.items() if path not in unpacked}
     ready = replace_modules(model, arrays, quantized, dtype)
-    assign(model, ready, dtype, keep=scales_to_keep(model, quantized, ready) if keep_scales else frozenset())
+    keep = scales_to_keep(model, quantized, ready) if keep_scales else frozenset()
+    keep |= {f"{path}.scales" for path, fmt in quantized.items() if isinstance(fmt, SplitFormat)}
+    assign(model, ready, dtype, keep)
     return model
 
 

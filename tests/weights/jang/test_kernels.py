@@ -126,16 +126,16 @@ def test_many_tokens_of_other_shapes_unpack_each_expert_once(simulated):
     module, x = jangtq_experts((2, 2, 2)), mx.random.normal((70, DIM))
     experts, weights = mx.random.randint(0, E, (70, 2)).astype(mx.uint32), mx.random.uniform(shape=(70, 2))
     agrees(module, simulated, x, experts, weights)
-    assert simulated.used == {"hadamard": 2, "lut_dequantize": 2}
+    assert simulated.used == {"hadamard": 2, "dequantize": 2}
 
 
 def test_so_many_outputs_at_a_time_that_they_fit(simulated, monkeypatch):
-    monkeypatch.setattr("mlxrt.models.quantized.lut_linear.AT_ONCE", E * DIM * 4 * 15)
+    monkeypatch.setattr("mlxrt.models.quantized.packed_linear.AT_ONCE", E * DIM * 4 * 15)
     mx.random.seed(2)
     module, x = jangtq_experts((2, 2, 2)), mx.random.normal((70, DIM))
     experts, weights = mx.random.randint(0, E, (70, 2)).astype(mx.uint32), mx.random.uniform(shape=(70, 2))
     agrees(module, simulated, x, experts, weights)
-    assert simulated.used == {"hadamard": 2, "lut_dequantize": 14}
+    assert simulated.used == {"hadamard": 2, "dequantize": 14}
 
 
 @pytest.mark.parametrize("rows", [1, 9, 70])

@@ -19,7 +19,7 @@ from .names import layer_of
 from .reader import GGUFTensor
 from .reorder import take_columns, take_rows
 from .splits import read_gguf_set
-from .tensors import convert, dequantize, needs_dequantizing, stays_blocks, stored_rows
+from .tensors import UNPACKED, convert, dequantize, needs_dequantizing, stays_k_quant, stored_rows
 
 log = logging.getLogger("mlxrt")
 
@@ -45,7 +45,7 @@ class GgufCheckpoint(Checkpoint):
             keys = ArchMetadata(self.metadata, self.metadata["general.architecture"])
             phi3_rope(keys, self.config, self.rope_freqs(SHORT_FACTORS))
         self.generation: dict[str, Any] = {}
-        self.keep_k_quants = False  # set before `load` where something computes with their blocks
+        self.k_quants = UNPACKED  # or set before `load`, where kernels compute with them
         if self.has_rope_freqs() and self.arch.rope_factors:
             self.arch.rope_factors(self.config, self.rope_freqs())
         elif self.arch.needs_rope_factors:
@@ -93,7 +93,7 @@ class GgufCheckpoint(Checkpoint):
         return arrays
 
     def stays(self, tensor: GGUFTensor) -> bool:
-        return self.keep_k_quants and stays_blocks(tensor) and not self.splits_blocks(tensor)
+        return stays_k_quant(tensor, self.k_quants) and not self.splits_blocks(tensor)
 
     def splits_blocks(self, tensor: GGUFTensor) -> bool:
         """Whether its columns must be moved and blocks are larger than what moves together."""
@@ -110,7 +110,7 @@ class GgufCheckpoint(Checkpoint):
             if moved is None:
                 return {tensor.name: dequantize(tensor, rows)[:, mx.array(order)]}
             rows = moved
-        return convert(tensor, rows, self.keep_k_quants)
+        return convert(tensor, rows, self.k_quants)
 
     def rope_freqs(self, name: str = ROPE_FREQS) -> list[float]:
         tensor = self.file.tensors[name]

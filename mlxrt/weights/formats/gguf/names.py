@@ -6,7 +6,7 @@ A table maps a module (`attn_q`), whatever the part (weight, bias, ...), or one 
 import re
 from collections.abc import Mapping
 
-from ....kernels.ops.quantized import K_QUANTS
+from ....kernels.ops.k_quants import TENSOR_NAMES
 
 GLOBAL_NAMES = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
@@ -56,7 +56,7 @@ GEMMA_4 = POST_NORMS | {
 PHI_3 = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 
 LAYER = re.compile(r"blk\.(\d{1,6})\.(.+)")
-PART = re.compile(rf"(\w+)\.({'|'.join(('weight', 'bias', 'scales', 'biases', *K_QUANTS))})")
+PART = re.compile(rf"(\w+)\.({'|'.join(('weight', 'bias', 'scales', 'biases', *TENSOR_NAMES))})")
 
 
 def rename(name: str, layer_names: Mapping[str, str]) -> str:

@@ -1,13 +1,16 @@
-"""GGUF blocks to MLX arrays: Q4_0 to Q8_0 and MXFP4 are repacked bit for bit, other types are dequantised."""
+"""GGUF blocks to MLX arrays: Q4_0 to Q8_0 and MXFP4 are repacked bit for bit, and K-quants where kernels compute with
+them; other types are dequantised."""
 
 import mlx.core as mx
 import numpy as np
 
 from ....errors import BadCheckpoint, UnsupportedModel, quote
-from ....kernels.ops.quantized import K_QUANT_HALVES, K_QUANTS
-from .reader import GGUFTensor
+from ....kernels.ops.k_quants import K_QUANT_HALVES, K_QUANTS, SPLIT_KINDS, split_blocks, split_parts
+from .reader import GGML_BLOCKS, GGUFTensor
 from .splits import GGUFSet
 
+# What becomes of K-quants: dequantised, kept as they are for CPU kernels, or split for GPU kernels.
+UNPACKED, BLOCKS, SPLIT = "unpacked", "blocks", "split"
 PLAIN = ("F32", "F16", "BF16")
 # Types that fit MLX's affine (group 32) or mxfp4 exactly -> bytes per block of 32.
 PACKED = {"Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34, "MXFP4": 17}
@@ -18,10 +21,12 @@ def stays_packed(tensor: GGUFTensor) -> bool:
     return tensor.ggml_type in PACKED and len(tensor.shape) in (2, 3) and tensor.name.endswith(".weight")
 
 
-def stays_blocks(tensor: GGUFTensor) -> bool:
-    """A matrix of K-quants, which CPU kernels read as it is. A stack of experts is none: they have no such kernel."""
-    fits = len(tensor.shape) == 2 and tensor.name.endswith(".weight")
-    return tensor.ggml_type.lower() in K_QUANTS and fits and tensor.shape[1] % 256 == 0
+def stays_k_quant(tensor: GGUFTensor, k_quants: str) -> bool:
+    """Whether it is a matrix, or on a GPU a stack of them, whose blocks kernels read. CPU kernels read no stacks."""
+    kind, ranks = tensor.ggml_type.lower(), {UNPACKED: (), BLOCKS: (2,), SPLIT: (2, 3)}[k_quants]
+    known = K_QUANTS if k_quants == BLOCKS else SPLIT_KINDS
+    fits = len(tensor.shape) in ranks and tensor.name.endswith(".weight")
+    return fits and kind in known and tensor.shape[-1] % GGML_BLOCKS[tensor.ggml_type] == 0
 
 
 def needs_dequantizing(tensor: GGUFTensor) -> bool:
@@ -34,15 +39,18 @@ def stored_rows(file: GGUFSet, tensor: GGUFTensor) -> np.ndarray:
     return file.tensor_bytes(tensor).reshape(rows, -1)
 
 
-def convert(tensor: GGUFTensor, rows: np.ndarray, keep_k_quants: bool = False) -> dict[str, mx.array]:
+def convert(tensor: GGUFTensor, rows: np.ndarray, k_quants: str = UNPACKED) -> dict[str, mx.array]:
     """The arrays of one tensor by GGUF name; `rows` are its stored bytes, already unpermuted.
 
-    `keep_k_quants`: their blocks as X.q4_k instead of unpacked ones as X.weight.
+    K-quants that stay are X.q4_k, and split also X.q4_k_scales and X.q4_k_halves.
     """
-    if keep_k_quants and stays_blocks(tensor):
-        kind = tensor.ggml_type.lower()
+    if stays_k_quant(tensor, k_quants):
+        kind, stem = tensor.ggml_type.lower(), tensor.name.removesuffix(".weight")
         check_block_scales(tensor, kind, rows)
-        return {f"{tensor.name.removesuffix('.weight')}.{kind}": mx.array(np.ascontiguousarray(rows))}
+        blocks = mx.array(np.ascontiguousarray(rows).reshape(*tensor.shape[:-1], -1))
+        if k_quants == BLOCKS:
+            return {f"{stem}.{kind}": blocks}
+        return {f"{stem}.{part}": a for part, a in zip(split_parts(kind), split_blocks(kind, blocks), strict=True)}
     if tensor.ggml_type in PLAIN:
         return {tensor.name: read_plain(tensor, rows)}
     with np.errstate(all="ignore"):  # damaged scales overflow; `check_finite` names the tensor
@@ -122,7 +130,7 @@ def dequantize(tensor: GGUFTensor, rows: np.ndarray) -> mx.array:
 def check_block_scales(tensor: GGUFTensor, kind: str, rows: np.ndarray) -> None:
     """The float16 scales of every block, as `check_finite` sees those of unpacked ones."""
     at, count = K_QUANT_HALVES[kind]
-    blocks = rows.reshape(-1, K_QUANTS[kind])
+    blocks = rows.reshape(-1, SPLIT_KINDS[kind].nbytes if kind in SPLIT_KINDS else K_QUANTS[kind])
     check_finite(tensor, np.ascontiguousarray(blocks[:, at : at + 2 * count]).view(np.float16))
 
 
