@@ -1,13 +1,13 @@
 """Decode and prefill of published shapes with random weights: mlxrt, mlx-lm and another checkout of mlxrt, interleaved.
 
     python -m bench.gpu.decode SHAPE ... [--runs 1x512,32x128] [--tokens 128] [--rounds 3] [--before FOLDER]
-        [--kv full,q8] [--launches] [--warm] [--no-peer] [--json FILE]
+        [--kv full,q8] [--max-kv-size N] [--launches] [--warm] [--no-peer] [--json FILE]
 
 Every engine is a backend of `mlxrt bench`. All of them load and compile side by side (MLX takes 40 s for gather_qmm
 alone, in every process), then measure one at a time, in turn. `--before` is the folder of an older checkout, `--kv`
-adds engines with other KV cache kinds, `--launches` one without CUDA graphs, `--warm` keeps the prompts cached, so that
-only the first round prefills them. Greedy tokens are compared with mlxrt's: the first difference and its gap in our
-logits are printed.
+adds engines with other KV cache kinds, `--max-kv-size` one with a window, `--launches` one without CUDA graphs;
+`--warm` keeps the prompts cached, so that only the first round prefills them. Greedy tokens are compared with mlxrt's:
+the first difference and its gap in our logits are printed.
 """
 
 import argparse
@@ -64,6 +64,8 @@ def start_engines(shape: str, context: int, args: argparse.Namespace) -> list[En
     engines = [Engine(name, backend, {}) for name, backend in backends.items()]
     kinds = [kind for kind in args.kv.split(",") if kind != "full"]
     others = {f"{OURS} {kind}": {"kv": kind} for kind in kinds}
+    if args.max_kv_size:
+        others[f"{OURS} max_kv_size {args.max_kv_size}"] = {"max_kv_size": args.max_kv_size}
     if args.launches:
         others[f"{OURS} without graphs"] = {"cuda_graphs": False}
     return engines + [Engine(name, backends[OURS], sizes | changes) for name, changes in others.items()]
@@ -132,6 +134,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--before", type=Path, metavar="FOLDER", help="another checkout of mlxrt to compare with")
     parser.add_argument("--kv", default="full", help="KV cache kinds, such as full,q8,q4")
+    parser.add_argument("--max-kv-size", type=int, metavar="N", help="also with a window of N tokens")
     parser.add_argument("--launches", action="store_true", help="also without CUDA graphs, kernel by kernel")
     parser.add_argument("--warm", action="store_true", help="keep the prompts cached")
     parser.add_argument("--no-peer", action="store_true", help="without mlx-lm")

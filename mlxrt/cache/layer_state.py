@@ -13,7 +13,6 @@ from typing import Any, Self
 from ..errors import CacheCorrupt, CannotRewind
 from .blocks import Block, BlockPool
 
-SHARED = -1  # `filled` of a block that no state may append to
 SERIALS = count()
 
 
@@ -75,6 +74,10 @@ class LayerState(ABC):
     def restore(self, blocks: tuple[Block, ...], n: int, metadata: dict[str, int]) -> Self:
         """From an empty state, the one with n tokens in these newly allocated blocks."""
 
+    def restore_node(self, block: Block, i: int, n: int, metadata: dict[str, int], size: int) -> Any:
+        """From an empty state, what `block_for` gave for the i-th node, which ends with n tokens, in a new block."""
+        return self.restore((block,), n, metadata).block_for(i, size)
+
     @property
     def checkpoints(self) -> tuple[int, ...]:
         """Lengths within the last `grow` at which a sparse state exists too."""
@@ -98,7 +101,8 @@ class LayerState(ABC):
 
 @dataclass(frozen=True)
 class BlockTable(LayerState):
-    """Block table: KV in blocks of `size` tokens. With a window, blocks that fell out of it are released.
+    """Block table: KV in blocks of `size` tokens. With a window, blocks that fell out of it are released, but for those
+    of the first `keep` tokens, which stay at the front.
 
     `slack` tokens beyond the window stay: the decode tail is flushed late and must still find its block, and short
     rewinds stay exact without the prefix cache.
@@ -108,14 +112,28 @@ class BlockTable(LayerState):
     size: int
     window: int | None = None
     slack: int = 0
+    keep: int = 0
     blocks: tuple[Block, ...] = ()
-    first: int = 0
+    first: int = 0  # blocks released, after the kept ones
     length: int = 0
     serial: int = serial()
 
+    @property
+    def kept(self) -> int:
+        """Blocks that are never released."""
+        return -(-self.keep // self.size)
+
+    def first_visible(self, n: int) -> int:
+        """The first block that a token after n others sees, but for the kept ones."""
+        return 0 if self.window is None else max(0, n - self.window + 1) // self.size
+
     def grow(self, n, checkpoints=True):
-        out = 0 if self.window is None else max(self.first, (self.length - self.window - self.slack + 1) // self.size)
-        blocks, end, at = self.blocks[out - self.first :], self.length + n, self.length % self.size
+        out, blocks = self.first, self.blocks
+        if self.window is not None:
+            out = max(out, (self.length - self.window - self.slack + 1) // self.size - self.kept)
+            if out > self.first:
+                blocks = (*blocks[: self.kept], *blocks[self.kept + out - self.first :])
+        end, at = self.length + n, self.length % self.size
         shared = bool(at) and blocks[-1].filled != at  # another sequence has appended to the last block
         needed = -(-end // self.size) - out - len(blocks) + shared
         if needed:  # else the same tuple is kept, so that a decode step does not visit every block of a long text
@@ -126,19 +144,21 @@ class BlockTable(LayerState):
         for i in range(self.length // self.size, -(-end // self.size)):
             blocks[i - out].filled = min(self.size, end - i * self.size)
         # Not `replace`, which takes as long as all of the above: this runs for every sequence in every step.
-        grown = BlockTable(self.pool, self.size, self.window, self.slack, blocks, out, end)
+        grown = BlockTable(self.pool, self.size, self.window, self.slack, self.keep, blocks, out, end)
         if blocks is self.blocks:
             object.__setattr__(grown, "serial", self.serial)
         return grown
 
     def num_blocks(self, n, step=1):
+        if self.window is None:
+            return -(-n // self.size)
         # A growth allocates before it releases what fell out of the window since the growth before it.
-        held = n if self.window is None else min(n, self.window + self.slack + 2 * step + self.size - 2)
-        return -(-held // self.size)
+        held = self.kept * self.size + self.window + self.slack + 2 * step + self.size - 2
+        return -(-min(n, held) // self.size)
 
     @property
     def floor(self):
-        return self.first * self.size + self.window - 1 if self.first and self.window else 0
+        return (self.kept + self.first) * self.size + self.window - 1 if self.first and self.window else 0
 
     def truncate(self, n):
         if n == 0:
@@ -146,80 +166,30 @@ class BlockTable(LayerState):
         return replace(self, blocks=self.blocks[: -(-n // self.size) - self.first], length=n)
 
     def block_for(self, i, size):
-        at = i - self.first
-        return self.blocks[at] if 0 <= at < len(self.blocks) else None
+        at = i if i < self.kept else i - self.first
+        released = at < self.kept <= i
+        return None if released or at >= len(self.blocks) else self.blocks[at]
 
     def describe(self):
         return {"first": self.first}
 
     def restore(self, blocks, n, metadata):
         first = metadata["first"]
-        for i, block in enumerate(blocks, first):
+        for at, block in enumerate(blocks):
+            i = at if at < self.kept else at + first
             block.filled = min(self.size, n - i * self.size)
         return replace(self, blocks=blocks, first=first, length=n)
 
+    def restore_node(self, block, i, n, metadata, size):
+        block.filled = min(self.size, n - i * self.size)
+        return block
+
     def from_blocks(self, blocks, n, size):
-        first = 0 if self.window is None else max(0, n - self.window + 1) // self.size
-        own = tuple(blocks[first : -(-n // self.size)])
+        every, first = blocks[: -(-n // self.size)], max(0, self.first_visible(n) - self.kept)
+        own = (*every[: self.kept], *every[self.kept + first :])
         if any(block is None for block in own):
             return None
         return replace(self, blocks=own, first=first, length=n)
-
-
-@dataclass(frozen=True)
-class RotatingState(LayerState):
-    """Rotating KV cache: a window in one block of `size` slots, overwritten in turn after the first `keep` tokens.
-
-    Appending destroys the oldest tokens, so a block that two states name is copied before it is written.
-    """
-
-    pool: BlockPool
-    size: int
-    window: int
-    keep: int = 0
-    blocks: tuple[Block, ...] = ()
-    oldest: int = 0  # tokens before this one are overwritten, except the first `keep`
-    stride: int = 32
-    before_length: int = 0
-    length: int = 0
-    serial: int = serial()
-    sparse = True
-
-    def grow(self, n, checkpoints=True):
-        blocks = self.blocks or tuple(self.pool.allocate())
-        if blocks[0].filled != self.length:
-            [new] = self.pool.allocate()
-            self.pool.copies.append((blocks[0], new))
-            blocks = (new,)
-        blocks[0].filled = end = self.length + n
-        oldest = max(self.oldest, end - (self.size - self.keep))
-        oldest = 0 if oldest <= self.keep else oldest
-        return replace(self, blocks=blocks, oldest=oldest, before_length=self.length, length=end)
-
-    def num_blocks(self, n, step=1):
-        return 1
-
-    @property
-    def floor(self):
-        return self.oldest + self.window - 1 if self.oldest else 0
-
-    def truncate(self, n):
-        if n == 0:
-            return RotatingState(self.pool, self.size, self.window, self.keep, stride=self.stride)
-        self.blocks[0].filled = SHARED
-        return replace(self, length=n)
-
-    @property
-    def checkpoints(self):
-        first = max(self.before_length // self.stride + 1, -(-self.floor // self.stride)) * self.stride
-        return tuple(range(first, self.length + 1, self.stride))
-
-    def describe(self):
-        return {"oldest": self.oldest}
-
-    def restore(self, blocks, n, metadata):
-        blocks[0].filled = SHARED  # a state read from a file may be continued twice, as any other
-        return replace(self, blocks=blocks, oldest=metadata["oldest"], length=n)
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class EngineCore:
         model = self.model
         self.specs = apply_kv_options(model.cache_specs(), config.kv, config.max_kv_size, model.dtype)
         self.memory = plan_memory(model, self.specs, config, config.chunk or max_chunk_size(model))
-        sizing = size_pools(self.specs, self.memory.kv, config.max_running)
+        sizing = size_pools(self.specs, self.memory.kv, config.max_running, self.memory.chunk)
         self.node_size, self.kv_tokens = sizing.node, sizing.fits
         self.context = self._context_length()
         self._mlx_limits = MlxLimits(self.memory, config)
@@ -125,20 +125,16 @@ class EngineCore:
         return choose_context(self.model.config.context, self.config.max_context, self.kv_tokens)
 
     def _limits(self, config: EngineConfig) -> Limits:
-        max_step, chunk = min(g.spec.max_step for g in self.pools.groups), self.memory.chunk
+        chunk = self.memory.chunk
         if config.deterministic:
             chunk = min(config.chunk or DETERMINISTIC_CHUNK, chunk)
-            log.info(
-                f"deterministic: one sequence a step, prompts in steps of {min(chunk, max_step)} tokens, "
-                "no prefix reuse"
-            )
+            log.info(f"deterministic: one sequence a step, prompts in steps of {chunk} tokens, no prefix reuse")
         elif config.chunk is None:
-            chunk = tune_chunk_size(self.model, self._trial_step, min(self.context - 1, max_step, chunk))
+            chunk = tune_chunk_size(self.model, self._trial_step, min(self.context - 1, chunk))
         return Limits(
             config.max_running,
             chunk,
             self.context,
-            max_step,
             config.max_queue,
             config.max_stall,
             config.max_stall_ms,
@@ -318,7 +314,7 @@ class EngineCore:
 
     def _step(self, began: float) -> bool:
         emitted = self._retire_prefill()
-        overflowed = self._check_prefill() if self.allocator.caches_early else 0
+        overflowed = self._check_prefill() if self.allocator.frees_unchecked(self.scheduler.limits.chunk) else 0
         expired = self.scheduler.expire()
         for seq in expired:
             self.finish(seq, Finish.DEADLINE)

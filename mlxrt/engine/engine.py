@@ -219,7 +219,7 @@ class Engine:
         if chunk is not None:
             chunk = check_number("chunk", chunk, int, 1, 1 << 31, "a whole number >= 1")
         seq = core.detach(known, core.pools.empty_states())
-        rows, most = [], min(chunk or core.scheduler.limits.chunk, core.scheduler.limits.max_step)
+        rows, most = [], chunk or core.scheduler.limits.chunk
         while seq.length < len(known):
             rows.append(core.feed(seq, min(most, len(known) - seq.length)))  # other threads may step in between
         with core.exclusive():
@@ -244,7 +244,7 @@ class Engine:
             known = self.check_tokens(tokens)
             parts, length = (cached.parts, len(cached)) if cached is not None else (core.pools.empty_states(), 0)
             seq = core.detach(known, parts, length, salt)
-            most = min(core.scheduler.limits.chunk, core.scheduler.limits.max_step)
+            most = core.scheduler.limits.chunk
             while seq.length < len(known):
                 core.feed(seq, min(most, len(known) - seq.length))
             core.allocator.cache_prefix(seq, partial=True)

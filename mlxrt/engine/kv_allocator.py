@@ -14,8 +14,8 @@ class KVAllocator:
     def __init__(self, empty: Callable[[], tuple[LayerState, ...]], cache: PrefixCache | None):
         self.empty, self.cache = empty, cache
         self.sparse = any(part.sparse for part in empty())
-        # A window layer frees blocks when its sequence grows: what is to be cached must be known to be finite by then.
-        self.caches_early = cache is not None and any(isinstance(p, BlockTable) and p.window for p in empty())
+        windows = [p.window + p.slack for p in empty() if isinstance(p, BlockTable) and p.window]
+        self._shortest_window = min(windows) if cache is not None and windows else None
         self.shortage = ""  # why the last growth that failed did
 
     def grow(self, seq: Sequence, n: int) -> bool:
@@ -34,6 +34,11 @@ class KVAllocator:
                     self.shortage = str(full)
                     return False
                 checkpoints = False  # a request goes on rather than leave checkpoints for others
+
+    def frees_unchecked(self, chunk: int) -> bool:
+        """Whether a window layer may free blocks of a chunk when its sequence grows by the next one: what is to be
+        cached of them must be known to be finite by then."""
+        return self._shortest_window is not None and chunk >= self._shortest_window
 
     def end_launch(self, step: Step) -> None:
         """A step is launched: free what its sequences held for it alone."""

@@ -163,5 +163,5 @@ def check_memory(plan: LoadPlan, config: EngineConfig) -> None:
         packed = f"; packed (dequantise off) they take {plan.packed}" if plan.packed < plan.weights else ""
         raise WontFit(f"{error}{packed}") from None
     if memory is not None:
-        fits = size_pools(specs, memory.kv, config.max_running).fits
+        fits = size_pools(specs, memory.kv, config.max_running, memory.chunk).fits
         choose_context(plan.outline.config.context, config.max_context, fits)

@@ -26,7 +26,6 @@ class Limits:
     running: int = 32
     chunk: int = 512  # tokens in a step
     length: int = 4096  # tokens of a sequence, prompt and output
-    max_step: int = 1 << 30  # tokens of one sequence in a step
     queue: int = 4096  # requests that may wait
     stall: int | None = None  # prompt tokens between two tokens of a running stream (None: one chunk)
     stall_ms: float | None = None  # the same in milliseconds, by the measured prefill rate
@@ -243,19 +242,19 @@ class Scheduler:
         if not line or budget < 1:
             return shares
         if self.limits.deterministic:  # cut where it would be cut without the others
-            size = min(self.limits.chunk, self.limits.max_step)
+            size = self.limits.chunk
             n = min(line[0].todo, size - line[0].length % size)
             return {line[0]: n} if n <= budget else {}
         first = line[0]
-        budget -= add_share(shares, first, budget - budget // 2, self.limits.max_step)
+        budget -= add_share(shares, first, budget - budget // 2)
         if len(line) > 1:
             urgent = [seq for seq in line if seq.request.priority >= first.request.priority]
             for seq in [*sorted(urgent, key=lambda seq: seq.todo), *line]:
-                budget -= add_share(shares, seq, budget, self.limits.max_step)
+                budget -= add_share(shares, seq, budget)
                 if not budget:
                     break
         else:
-            add_share(shares, first, budget, self.limits.max_step)
+            add_share(shares, first, budget)
         return shares
 
     def _grow_by(self, seq: Sequence, n: int) -> int:
@@ -296,7 +295,7 @@ class Scheduler:
             return self.allocator.fits(seq, self.running)
         limit = self.limits.length
         lengths = [min(len(s.prompt) + s.params.max_tokens, limit) for s in (*self.running, seq)]
-        return self.allocator.fits_to_end(lengths, min(self.limits.chunk, self.limits.max_step))
+        return self.allocator.fits_to_end(lengths, self.limits.chunk)
 
     def _start(self, seq: Sequence) -> None:
         seq.parts, seq.length = self.allocator.empty(), 0
@@ -409,10 +408,10 @@ def queue_order(seq: Sequence) -> tuple[float, int]:
     return seq.queue_key, seq.id
 
 
-def add_share(shares: dict[Sequence, int], seq: Sequence, most: int, longest: int) -> int:
+def add_share(shares: dict[Sequence, int], seq: Sequence, most: int) -> int:
     """Give a sequence up to `most` more tokens; how many it took."""
     had = shares.get(seq, 0)
-    n = min(most, min(seq.todo, longest) - had)
+    n = min(most, seq.todo - had)
     if n > 0:
         shares[seq] = had + n
     return max(n, 0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -63,10 +64,11 @@ def attend(
 
     By the paged kernel where a decode step can use it, else by plain MLX.
     """
-    params = {"scale": scale, "softcap": softcap, "sinks": sinks}
+    params: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks}
     pages = kv.pages() if kernels.gpu is not None or kernels.cpu is not None else None
     if pages is not None and (kernels.gpu is not None or runs_on_cpu(layout, pages)):
-        y, tail = decode_attention(kernels, qkv, pages, layout=layout, window=kv.spec.window, **params)
+        params |= {"layout": layout, "window": kv.spec.window, "keep": kv.spec.keep}
+        y, tail = decode_attention(kernels, qkv, pages, **params)
         kv.replace_tail(tail)
         return y
     q, *new = layout.prepare(compute_qkv(qkv, kernels), kv.positions, rope)  # [N, heads, D] each

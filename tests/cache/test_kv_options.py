@@ -46,25 +46,41 @@ def test_a_window_on_full_attention_equals_recomputation_under_that_mask():
     engine = Engine(make("wf"), EngineConfig(max_kv_size=16))
     assert len(log_lines) == 1 and "max_kv_size 16" in log_lines[0]
     assert [type(s) for s in engine.core.specs] == [WindowKV, RotatingKV]
+    assert (engine.core.specs[1].window, engine.core.specs[1].keep) == (12, 4)
     want = truth(AsChosen(engine), P, 40)
     assert engine.generate(P, max_tokens=40).tokens == want
     assert want != truth(engine.model, P, 40)  # the mask matters
-    kv_bytes = engine.stats().kv_bytes
-    engine.generate((*P, *want), max_tokens=60)
-    assert engine.core.pools.groups[1].pool.used < 12  # one place a sequence and its checkpoints, whatever the length
-    assert kv_bytes
 
 
 @pytest.mark.parametrize("kinds", ["f", "rf", "wf", "rwf"])
-def test_a_window_reuses_prefixes_in_the_steps_it_names(kinds):
-    """Beside recurrent layers only checkpoints are reused."""
-    log_lines, text = capture_log(), tuple(i * 7 % 90 for i in range(150))
-    engine = Engine(make(kinds), EngineConfig(max_kv_size=40))
-    assert "prefixes are reused every 128 tokens" in log_lines[0]
+def test_a_window_reuses_prefixes_of_any_length(kinds):
+    """Beside recurrent layers only their checkpoints are reused."""
+    text = tuple(i * 7 % 90 for i in range(150))
+    engine = Engine(make(kinds), EngineConfig(max_kv_size=40, chunk=32))
     engine.generate(text, max_tokens=2)
-    again = engine.generate((*text, 1), max_tokens=6)
-    assert again.cached_tokens == (128 if "r" in kinds else len(text))
-    assert again.tokens == truth(AsChosen(engine), (*text, 1), 6)
+    for n in (150, 91, 30):
+        prompt = (*text[:n], 1)
+        again = engine.generate(prompt, max_tokens=6)
+        assert again.cached_tokens == (n // 8 * 8 if "r" in kinds else n)
+        assert again.tokens == truth(AsChosen(engine), prompt, 6)
+
+
+def test_a_window_bounds_a_sequence_and_the_pool():
+    """Blocks of 4 tokens, one sequence: 4 that stay, a window of 36, its slack and two steps of 16 tokens."""
+    config = EngineConfig(max_kv_size=40, chunk=16, max_running=1, kv_memory="4M")
+    engine, text = Engine(make("f"), config), tuple(i * 7 % 90 for i in range(400))
+    [group] = engine.core.pools.groups
+    most = group.spec.empty(group.pool).num_blocks(400, 16)
+    assert most * 4 <= 40 + 36 + 32 + 4 and engine.core.context == engine.model.config.context
+    with engine.stream(text, max_tokens=90) as stream:
+        said = []
+        for event in stream:
+            said.append(event.token)
+            assert all(len(seq.parts[0].blocks) <= most for seq in engine.core.scheduler.running)
+    assert tuple(said) == truth(AsChosen(engine), text, 90, said)
+    assert group.pool.size == group.pool.limit == most + 3
+    again = engine.generate((*text, *said[:80], 5), max_tokens=4)
+    assert again.cached_tokens == 480 and again.tokens == truth(AsChosen(engine), (*text, *said[:80], 5), 4)
 
 
 def test_memory_really_shrinks():
@@ -131,10 +147,9 @@ def test_a_batch_of_very_different_lengths_holds_what_it_must():
     [
         ("full", ["FullKV(heads=2, dim=32, codec=Plain(dtype=mlx.core.float32), size=4)"] * 2),
         (
-            "ring-keep",
+            "rotating-keep",
             [
-                "RingKV(heads=2, dim=32, codec=Plain(dtype=mlx.core.float32), size=20, "
-                "window=8, keep=3, slack=9, stride=8)",
+                "RotatingKV(heads=2, dim=32, codec=Plain(dtype=mlx.core.float32), size=4, window=8, keep=5)",
                 "FullKV(heads=2, dim=32, codec=Plain(dtype=mlx.core.float32), size=4)",
             ],
         ),

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from mlxrt.cache import BlockPool, BlockTable, PrefixCache, SequenceState
-from mlxrt.cache.layer_state import RecurrentState, RotatingState
+from mlxrt.cache.layer_state import RecurrentState
 from mlxrt.errors import CacheCorrupt, CannotRewind, EvictedBlock, NoRoom
 
 
@@ -112,7 +112,8 @@ def test_slack_keeps_blocks_that_are_not_flushed_yet():
         lambda pool: BlockTable(pool, 4),
         lambda pool: BlockTable(pool, 4, window=8, slack=36),
         lambda pool: BlockTable(pool, 32, window=5, slack=64),
-        lambda pool: RotatingState(pool, 20, 8, 3),
+        lambda pool: BlockTable(pool, 4, window=8, slack=8, keep=5),
+        lambda pool: BlockTable(pool, 32, window=5, slack=64, keep=4),
         lambda pool: RecurrentState(pool, 8),
     ],
 )
@@ -235,16 +236,44 @@ def test_scheduler_imports_no_mlx():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("made", ["cut", "restored"])
-def test_a_ring_that_somebody_holds_is_copied_before_it_is_written(made):
-    """Writing on destroys a ring's oldest tokens: a value from a file may be held as one from the cache is."""
-    pool = BlockPool(8)
-    value = RotatingState(pool, 20, 8, 3).grow(21)
-    if made == "cut":
-        value = value.truncate(21)
-    else:
-        value = RotatingState(pool, 20, 8, 3).restore(tuple(pool.allocate()), 21, value.describe())
-    first, second = value.grow(30), value.grow(1)
-    assert len({ids(s)[0] for s in (value, first, second)}) == 3
-    assert [o.id for o, _ in pool.copies] == ids(value) * 2
-    assert value.floor == 11 and value.rewind(11).length == 11
+def test_kept_blocks_stay_before_the_window():
+    """Blocks of 4 tokens: 0 and 1 hold the first five, the window of 6 moves on without the ones between."""
+    pool = BlockPool(64)
+    cache, a = make_cache(pool, window=6, keep=5), BlockTable(pool, 4, window=6, keep=5)
+    every = []
+    for n in (8, 8, 8, 8):
+        a = a.grow(n)
+        every += ids(a)[len(every) - a.first :]
+        cache.insert(state(a))
+    assert a.first == 2 and ids(a) == [*every[:2], *every[4:]] and a.floor == 4 * 4 + 6 - 1
+    assert [a.block_for(i, 4) and a.block_for(i, 4).id for i in range(9)] == [*every[:2], None, None, *every[4:], None]
+    for n in range(a.floor, 33):
+        assert ids(a.rewind(n)) == ids(a)[: -(-n // 4) - 2]
+    with pytest.raises(CannotRewind):
+        a.rewind(a.floor - 1)
+    for n in range(1, 32):
+        found = cache.resume([*range(n), 99]).parts[0]
+        first = max(0, n - 6 + 1) // 4
+        assert found.length == n and found.first == max(0, first - 2)
+        assert ids(found) == [every[i] for i in range(-(-n // 4)) if i < 2 or i >= first]
+
+
+def test_a_state_with_kept_blocks_is_restored_as_it_was():
+    pool = BlockPool(64)
+    a = BlockTable(pool, 4, window=6, keep=5)
+    for n in (8, 8, 8, 7):
+        a = a.grow(n)
+    b = BlockTable(pool, 4, window=6, keep=5).restore(tuple(pool.allocate(len(a.blocks))), 31, a.describe())
+    assert (b.first, b.floor, b.length) == (a.first, a.floor, a.length)
+    assert [block.filled for block in b.blocks] == [block.filled for block in a.blocks] == [4] * 5 + [3]
+
+
+def test_a_kept_block_that_was_evicted_ends_the_reuse():
+    pool = BlockPool(64)
+    cache, a = make_cache(pool, window=6, keep=4), BlockTable(pool, 4, window=6, keep=4)
+    for _ in range(4):
+        a = a.grow(8)
+        cache.insert(state(a))
+    root = cache.full_nodes(range(4))[0]
+    root.blocks = [None]
+    assert cache.resume([*range(31), 99]) is None

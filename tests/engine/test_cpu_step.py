@@ -73,8 +73,8 @@ def replays(engine) -> int:
     return sum(s.replays for s in (engine.core.runner.decode_fn, engine.core.runner.sample_fn))
 
 
-def answer(folder, recorded: bool, **params) -> list[tuple[int, ...]]:
-    with mlxrt.load(folder) as engine:
+def answer(folder, recorded: bool, max_kv_size: int | None = None, **params) -> list[tuple[int, ...]]:
+    with mlxrt.load(folder, max_kv_size=max_kv_size) as engine:
         runner = engine.core.runner
         assert isinstance(runner.sample_fn, StepRecorder) and isinstance(runner.decode_fn, StepRecorder)
         if not recorded:
@@ -104,6 +104,19 @@ def test_a_flush_that_is_late_reads_what_its_tail_held(folder, monkeypatch):
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 5}], ids=["greedy", "drawn"])
 def test_tokens_are_those_of_steps_that_are_not_recorded(folder, params):
     assert answer(folder, True, **params) == answer(folder, False, **params)
+
+
+def test_a_window_with_kept_tokens_is_recorded(folder):
+    """In blocks of 32 tokens, the longest row leaves the second one behind."""
+    with mlxrt.load(folder, max_kv_size=12, kernels="reference") as plain:
+        assert plain.core.runner.model.kernels.cpu is None
+        done = [plain.generate(tuple(p), max_tokens=n, ignore_eos=True).tokens for p, n in zip(PROMPTS, LENGTHS)]
+    assert answer(folder, recorded=True, max_kv_size=12, temperature=0.0) == done
+    long = tuple(i * 5 % 40 for i in range(140))
+    with mlxrt.load(folder, max_kv_size=12, kernels="reference") as plain, mlxrt.load(folder, max_kv_size=12) as engine:
+        want = plain.generate(long, max_tokens=40, ignore_eos=True).tokens
+        assert engine.generate(long, max_tokens=40, ignore_eos=True).tokens == want and replays(engine)
+        assert any(part.first for part in engine.core.prefix_cache.resume((*long, *want)).parts)
 
 
 def test_a_step_with_ops_of_mlx_runs_as_before(folder):

@@ -81,6 +81,18 @@ def test_one_request_longer_than_several_tails(engines):
     assert device.launched == engine.core.runner.graphs.steps == 31 + 32 and not said
 
 
+def test_a_window_with_kept_tokens_is_nothing_but_kernels(engines, folder):  # noqa: F811
+    """Tails that go on while the window leaves blocks behind. The truth is plain MLX, nothing simulated."""
+    asked, window = ask([i * 7 % 41 for i in range(150)], 52), {"max_kv_size": 40, "chunk": 64}
+    with mlxrt.load(str(folder), mlxrt.EngineConfig(dequantise=False, kernels="reference", **window)) as plain:
+        [expected] = plain.generate([asked])
+    engine, device, said = engines(True, kernels="strict", **window)
+    [found] = engine.generate([asked])
+    assert found.tokens == expected.tokens and not said
+    assert device.launched == engine.core.runner.graphs.steps > 32
+    assert "paged_attention" in engine.core.runner.model.kernels.used
+
+
 @pytest.mark.parametrize("name", [name for name, *_ in FAMILIES])
 def test_steps_of_these_families_are_nothing_but_kernels(name):
     with made(name, Kernels("reference")) as plain:

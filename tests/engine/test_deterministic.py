@@ -42,7 +42,7 @@ def requests(seed: int, count: int) -> list[Request]:
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-@pytest.mark.parametrize("kind", ["full", "gemma", "hybrid", "q4-ring", "shared"])
+@pytest.mark.parametrize("kind", ["full", "gemma", "hybrid", "q4-rotating", "shared"])
 def test_steps_and_tokens_are_those_of_a_run_alone(kind, ahead):
     asked = requests(len(kind), 7)
     alone = []
@@ -75,7 +75,7 @@ def test_one_that_would_not_fit_to_its_end_waits_until_it_does():
     assert [s[:2] for s in steps[0]] == [s[:2] for s in steps[2]]
 
 
-@pytest.mark.parametrize("kind", ["window", "narrow", "gemma", "recurrent", "q4-ring"])
+@pytest.mark.parametrize("kind", ["window", "narrow", "gemma", "recurrent", "q4-rotating"])
 def test_none_fails_where_memory_is_tight(kind):
     """Two window sequences in steps of 5 tokens hold more than two windows at times: the second has to wait."""
     prompts = [tuple((7 * i + k) % 60 for i in range(58)) for k in range(3)]

@@ -132,7 +132,7 @@ def test_a_stop_seen_late_leaves_a_prefix_that_can_be_used(kind, ahead):
     assert again.cached_tokens >= len(P) + len(done.tokens) - 1 and again.tokens == truth(model, longer, 5)
 
 
-@pytest.mark.parametrize("kind", ["hybrid", "recurrent", "everything", "ring"])
+@pytest.mark.parametrize("kind", ["hybrid", "recurrent", "everything", "rotating"])
 def test_a_checkpoint_made_while_decoding_can_be_taken_up(kind):
     model = KINDS[kind]()
     engine = Engine(model, EngineConfig(ahead=2))

@@ -10,7 +10,7 @@ from tests.support.poison import Poison
 from tests.support.state_machine import invariants, kinds
 from tests.support.state_machine.checker import Checker
 
-KINDS = ("full", "shared", "wide-blocks", "ring-keep", "everything", "k8v4", "q4-ring")
+KINDS = ("full", "shared", "wide-blocks", "rotating-keep", "everything", "k8v4", "q4-rotating")
 STEM = kinds.stems()[1]
 BAD = (*STEM, kinds.OVERFLOW, 5)
 
@@ -60,7 +60,7 @@ def test_blocks_it_leaves_behind_harm_nobody(kind, reuse):
         check_nothing_left(engine)
 
 
-@pytest.mark.parametrize("kind", ["full", "gemma", "hybrid", "ring-keep", "q8"])
+@pytest.mark.parametrize("kind", ["full", "gemma", "hybrid", "rotating-keep", "q8"])
 def test_a_prompt_that_begins_alike_is_not_spoiled(kind):
     """In one step, attention spreads the NaN of a token over the tokens before it: those must not be cached."""
     kind += kinds.POISON

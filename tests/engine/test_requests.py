@@ -225,7 +225,7 @@ def test_deadlines_of_requests_that_ended_are_forgotten(model):
     assert len(engine.core.scheduler.deadlines) <= 64
 
 
-@pytest.mark.parametrize("kind", ["full", "gemma", "hybrid", "ring-keep"])
+@pytest.mark.parametrize("kind", ["full", "gemma", "hybrid", "rotating-keep"])
 def test_a_shared_prefix_is_computed_once(kind):
     model = KINDS[kind]()
     engine = Engine(model, EngineConfig(chunk=16))

@@ -65,13 +65,13 @@ def on_gpu(monkeypatch):
     return stand_in
 
 
-def answer(folder, rows=1, **config):
+def answer(folder, rows=1, tokens=6, **config):
     """`rows` requests at once, all the same."""
     options = mlxrt.EngineConfig(dequantise=False, **config)
     with mlxrt.load(str(folder), options) as engine:
-        request = mlxrt.Request(tokens=tuple(PROMPT), params=mlxrt.SamplingParams(max_tokens=6))
-        [tokens] = {c.tokens for c in engine.generate([request] * rows)}
-        return tokens, engine
+        request = mlxrt.Request(tokens=tuple(PROMPT), params=mlxrt.SamplingParams(max_tokens=tokens))
+        [answered] = {c.tokens for c in engine.generate([request] * rows)}
+        return answered, engine
 
 
 def test_generation_by_kernels_is_generation_by_plain_mlx(folder, on_gpu):
@@ -83,6 +83,14 @@ def test_generation_by_kernels_is_generation_by_plain_mlx(folder, on_gpu):
     kernels = engine.core.runner.model.kernels
     assert {"qmv", "qkv_attention", "embed_rows"} <= set(kernels.used) and "paged_attention" not in kernels.used
     assert not kernels.disabled and not kernels.fallbacks
+
+
+def test_a_window_with_kept_tokens_by_kernels_alone(folder, on_gpu):
+    plain, _ = answer(folder, tokens=20, kernels="reference", max_kv_size=12)
+    sim = on_gpu()
+    tokens, engine = answer(folder, tokens=20, kernels="strict", max_kv_size=12)
+    assert tokens == plain and not sim.errors()
+    assert "qkv_attention" in engine.core.runner.model.kernels.used
 
 
 def test_a_short_request_beside_a_long_one(folder, on_gpu):

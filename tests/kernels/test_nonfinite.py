@@ -18,14 +18,14 @@ from ..support.poison import poison
 
 EVERYTHING = os.environ.get("MLXRT_KERNEL_CASES") == "all"
 TAKEN = {  # op -> dtype -> numbers of cases
-    "paged_attention": {"float32": (0, 1, 3), "bfloat16": (5, 6)},
-    "quantized_paged_attention": {"float32": (0,), "float16": (6,)},
+    "paged_attention": {"float32": (0, 1, 3, 13), "bfloat16": (5, 6, 15)},
+    "quantized_paged_attention": {"float32": (0,), "float16": (6, 13)},
     "qkv_attention": {"float32": (0,), "bfloat16": (1,)},
 }
 ROWS = ("qmv", "qmm", "moe_router", "moe_gate_up", "moe_down", "moe_grouped", "moe_combine")
 
 
-def unseen_slots(pages, window: int | None, new_token: bool) -> tuple[np.ndarray, np.ndarray]:
+def unseen_slots(pages, window: int | None, keep: int, new_token: bool) -> tuple[np.ndarray, np.ndarray]:
     """Of the pool [blocks, slots] and of the tail [rows, slots], those that no row may read."""
     raw = pages.raw
     table, ranges = np.array(raw.table), np.array(raw.row_range)
@@ -33,9 +33,12 @@ def unseen_slots(pages, window: int | None, new_token: bool) -> tuple[np.ndarray
     tail = np.ones((raw.tail.shape[0], raw.tail.shape[2]), bool)
     for row, (base, start, used) in enumerate(ranges):
         first = 0 if window is None else start + used - window + 1
-        for position in range(max(base, first), start):
-            pool[table[row, (position - base) // size], (position - base) % size] = False
-        tail[row, max(0, first - start) : used if new_token else used + 1] = False
+        for position in {*range(min(keep, start)), *range(max(base, first), start)}:
+            column = (position if position < keep else position - base) // size
+            pool[table[row, column], position % size] = False
+        end = used if new_token else used + 1
+        tail[row, max(0, first - start) : end] = False
+        tail[row, : min(max(0, keep - start), end)] = False
     return pool, tail
 
 
@@ -44,7 +47,7 @@ def poison_unseen(case: Case) -> tuple[Case, np.ndarray]:
     pages, layout = case.options["pages"], case.options["layout"]
     made = case.arrays["qkv"].shape[1] if "qkv" in case.arrays else case.options["matrix"].rows
     reads = made == layout.num_heads * layout.head_dim
-    pool, tail = unseen_slots(pages, case.options.get("window"), not reads)
+    pool, tail = unseen_slots(pages, case.options.get("window"), case.options.get("keep", 0), not reads)
 
     def fill(array: mx.array, slots: np.ndarray) -> mx.array:
         return mx.where(mx.array(slots)[:, None, :, None], poison((1, 1, 1, 1), array.dtype), array)
@@ -58,7 +61,8 @@ def poison_unseen(case: Case) -> tuple[Case, np.ndarray]:
 
 
 def chosen() -> Iterator:
-    """By lanes and by matrix units, with a window, reading only, quantised, with the projection; or every case."""
+    """By lanes and by matrix units, with a window, tokens kept before it, reading only, quantised, with the projection;
+    or every case."""
     for name, taken in TAKEN.items():
         for dtype in DTYPES:
             cases = [case for case in list_cases(OPS[name], dtype) if not OPS[name].unsupported(**case.arguments())]

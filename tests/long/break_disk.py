@@ -28,7 +28,7 @@ from tests.support.toy_models import KINDS, VOCAB
 ERRORS = (errno.EROFS, errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ENOTDIR, errno.ENOENT)
 WRITES = ("os.link", "os.rename", "os.remove", "os.mkdir", "os.utime", "os.chmod", "tempfile.mkstemp")
 READS = ("os.listdir", "os.scandir")
-KIND = ("gemma", "hybrid", "ring-keep")
+KIND = ("gemma", "hybrid", "rotating-keep")
 
 
 @cache

@@ -81,14 +81,22 @@ def draw_qmm(rng: random.Random, dtype: mx.Dtype) -> Case:
 
 
 def rows_of(rng: random.Random) -> dict[str, Any]:
-    """Rows at all sorts of places: short ones beside long ones, some whose first blocks are gone."""
+    """Rows at all sorts of places: short ones beside long ones, some whose first blocks are gone, all or
+    but for those of a few tokens that are kept."""
     rows, size = rng.choice([1, 1, 2, 3, 5]), rng.choice([1, 8, 16, 32])
     blocks = rng.choice([1, 2, 5, 40, 90]) * rng.choice([1, 1, 32 // size])
     base = [size * rng.choice([0, 0, rng.randint(0, 50)]) for _ in range(rows)]
     start = [b + rng.randint(0, blocks * size) for b in base]
     used = rng.randint(0, 31)
-    window = rng.choice([None, None, 1, 7, 40, 700])
-    return dict(rows=rows, size=size, blocks=blocks, base=base, start=start, used=used, window=window)
+    window, keep = rng.choice([None, None, 1, 7, 40, 700]), 0
+    if window is not None and rng.random() < 0.4:
+        keep = rng.choice([1, 4, size + 1])
+        kept = -(-keep // size)
+        # A block is gone only after the window has left it and the kept ones before it.
+        base = [min(b, max(0, (s + used - window + 1) // size - kept) * size) for b, s in zip(base, start)]
+        start = [min(s, b + blocks * size) for b, s in zip(base, start)]
+        base = [min(b, max(0, (s + used - window + 1) // size - kept) * size) for b, s in zip(base, start)]
+    return dict(rows=rows, size=size, blocks=blocks, base=base, start=start, used=used, window=window, keep=keep)
 
 
 def heads_of(rng: random.Random, dtype: mx.Dtype, dims: list[int]) -> QKVLayout:
@@ -104,7 +112,8 @@ def attention(rng: random.Random, dtype: mx.Dtype, heads: QKVLayout, at: dict[st
     arrays = {"qkv": normal(dtype, at["rows"], width * heads.head_dim)}
     if rng.random() < 0.3:
         arrays["sinks"] = normal(dtype, heads.num_heads)
-    options = {"layout": heads, "pages": pages, "scale": heads.head_dim**-0.5, "window": at["window"]}
+    options = {"layout": heads, "pages": pages, "scale": heads.head_dim**-0.5}
+    options |= {"window": at["window"], "keep": at["keep"]}
     options["softcap"] = rng.choice([None, None, 5.0])
     shown = ", ".join(f"{k} {v}" for k, v in at.items())
     return Case(f"{heads.num_heads}/{heads.num_kv_heads} heads of {heads.head_dim}, {shown}", arrays, options)

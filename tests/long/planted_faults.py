@@ -26,7 +26,6 @@ CORE = (
     "tests/cache/test_memory.py",
     "tests/engine/test_engine.py",
     "tests/engine/test_session.py",
-    "tests/cache/test_rotating_slots.py",
 )
 LONGEST = 900  # seconds a child may take: a fault that hangs is caught too
 

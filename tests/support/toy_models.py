@@ -58,9 +58,9 @@ def decay(parts, x, g):
 
 
 class Toy(Llama):
-    """Layers by letter: f full, w window, o ring, r recurrent, s reads the first full layer."""
+    """Layers by letter: f full, w window, o rotating, r recurrent, s reads the first full layer."""
 
-    kinds, window, size, codec, keep, slack = "f", 8, 4, None, 0, 5
+    kinds, window, size, codec, keep = "f", 8, 4, None, 0
 
     def kind(self, i):
         return self.kinds[i % len(self.kinds)]
@@ -76,7 +76,7 @@ class Toy(Llama):
         made = {
             "f": full,
             "w": WindowKV(c.num_key_value_heads, c.head_dim, codec, self.size, self.window),
-            "o": RotatingKV.of(full, self.window, self.keep, self.slack, stride=8),
+            "o": RotatingKV(c.num_key_value_heads, c.head_dim, codec, self.size, self.window, self.keep),
             "r": Recurrent((((c.hidden_size,), self.dtype),), stride=8),
         }
         kinds = [self.kind(i) for i in range(c.num_hidden_layers)]
@@ -101,13 +101,13 @@ KINDS = {
     "gemma": lambda: make("wf"),
     "shared": lambda: make("wfs"),
     "wide-blocks": lambda: make("wf", size=32),
-    "ring": lambda: make("o"),
-    "ring-keep": lambda: make("of", keep=3, slack=9),
+    "rotating": lambda: make("o", keep=3),
+    "rotating-keep": lambda: make("of", keep=5),
     "hybrid": lambda: make("rf"),
     "recurrent": lambda: make("r"),
     "everything": lambda: make("rfws"),
     "q8": lambda: make("wf", codec=QuantizedKV(8, 8)),
     "k8v4": lambda: make("wfs", codec=QuantizedKV(8, 4)),
-    "q4-ring": lambda: make("of", codec=QuantizedKV(4, 4)),
+    "q4-rotating": lambda: make("of", keep=2, codec=QuantizedKV(4, 4)),
     "q3": lambda: make("f", codec=QuantizedKV(6, 3)),
 }

@@ -4,11 +4,10 @@ from ...kernels import Codec, PlainKV, QuantizedKV
 from .external import ExternalKV
 from .kv_options import KV, apply_kv_options
 from .layer_spec import TAIL, Arrays, Batch, Group, LayerSpec, LayerView, Shared
-from .paged import PagedKV, WindowKV
+from .paged import PagedKV, RotatingKV, WindowKV
 from .pool_sizing import PoolSizes, size_pools
 from .pools import KVPools
 from .recurrent import Recurrent
-from .rotating import RotatingKV
 
 __all__ = [
     "KV", "TAIL", "Arrays", "Batch", "Codec", "ExternalKV", "Group", "KVPools", "LayerSpec", "LayerView", "PagedKV",

@@ -11,8 +11,7 @@ import mlx.core as mx
 from ...errors import BadRequest
 from ...kernels import KV_GROUPS, QuantizedKV
 from .layer_spec import LayerSpec, Shared
-from .paged import PagedKV
-from .rotating import RotatingKV
+from .paged import PagedKV, RotatingKV
 
 log = logging.getLogger("mlxrt")
 
@@ -38,11 +37,9 @@ def apply_kv_options(specs: Specs, kv: str, max_kv_size: int | None, dtype: mx.D
         warn(f"kv {kv}: keys in {bits[0]} bits, values in {bits[1]}; answers may differ from kv full{better}")
     if max_kv_size is not None:
         specs = limit_window(specs, max_kv_size)
-        stride = max(spec.stride for spec in specs if isinstance(spec, RotatingKV))
         warn(
             f"max_kv_size {max_kv_size}: full-attention layers see the first {KEEP} tokens and the last "
-            f"{max_kv_size - KEEP}; answers to longer texts differ from the model's own; prefixes are reused every "
-            f"{stride} tokens and where a request ended"
+            f"{max_kv_size - KEEP}; answers to longer texts differ from the model's own"
         )
     return specs
 
@@ -57,4 +54,5 @@ def limit_window(specs: Specs, size: int) -> Specs:
         raise BadRequest(f"max_kv_size must be above {2 * KEEP} tokens, not {size}")
     if not any(type(s) is PagedKV for s in specs):
         raise BadRequest("max_kv_size does not apply: the model has no full-attention layers")
-    return [RotatingKV.of(s, size - KEEP, KEEP) if type(s) is PagedKV else s for s in specs]
+    limits = {"window": size - KEEP, "keep": KEEP}
+    return [RotatingKV(s.heads, s.dim, s.codec, s.size, **limits) if type(s) is PagedKV else s for s in specs]

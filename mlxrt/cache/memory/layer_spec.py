@@ -35,7 +35,6 @@ class Batch(NamedTuple):
 class LayerSpec(ABC):
     """Frozen and comparable: layers with equal specs form a group."""
 
-    max_step: int = 1 << 30  # tokens of one sequence per step
     paged: bool = False  # grows by blocks of `size` tokens; else one block per sequence, a checkpoint every `stride`
     compiles: bool = True  # its steps are pure functions of arrays
     pages: bool = False  # paged attention kernels can read it

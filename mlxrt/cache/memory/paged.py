@@ -1,4 +1,4 @@
-"""Paged KV cache: keys and values in blocks, for full attention and sliding windows, with any codec.
+"""Paged KV cache: keys and values in blocks, for full attention and windows, with any codec.
 
 A pool is [blocks, heads, size, width] per array of the codec. `live` is the decode tail [R, heads, TAIL, width]: the
 newest tokens of each row, extended by every decode step and flushed to the pool when it is full.
@@ -10,8 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...kernels import Codec, PackedKV, Pages, PlainKV, QuantizedKV, QuantizedPages
-from ...kernels.ops.attention import AttentionParams, attend_decode, attend_prefill
-from ...kernels.ops.kv_codec import zero_unseen
+from ...kernels.ops.attention import AttentionParams, attend_decode, attend_prefill, slot_positions
 from ..blocks import BlockPool
 from ..layer_state import BlockTable, LayerState
 from .layer_spec import TAIL, Arrays, Batch, LayerSpec, LayerView
@@ -92,14 +91,13 @@ class KVView(LayerView):
 
     def _prefill(self, q, r, start, params):
         n = q.shape[0]
-        first, length = self.spec.key_range(self.index, r, start + n)
+        first = self.index["first"][r]  # position of the row's first slot, if no blocks are kept before a gap
+        length = start + n - first  # slots that hold tokens
         parts = [p.swapaxes(0, 1).flatten(1, 2)[:, :length] for p in self._gather((r,))]  # [heads, T, width]
         k, v = self.spec.codec.decode(parts)
         mask = None
         if not params.is_causal(q.shape[-1], start, start + n, first):
             mask = self._once(f"mask {r} {n}", lambda: self._prefill_mask(r, n, start, length, params))
-            if first < 0:  # not every slot holds a token of this row
-                v = zero_unseen(v, mask.any(axis=0))
         return attend_prefill(q, k, v, mask, params)
 
     def _prefill_mask(self, r, n, start, length, params):
@@ -127,7 +125,7 @@ class PagedKV(LayerSpec):
 
     @property
     def pages(self) -> bool:  # type: ignore[override]
-        return isinstance(self.codec, (PlainKV, QuantizedKV)) and self.paged and not self.keep
+        return isinstance(self.codec, (PlainKV, QuantizedKV))
 
     @property
     def window(self) -> int | None:
@@ -147,7 +145,7 @@ class PagedKV(LayerSpec):
         return f"heads={self.heads}, dim={self.dim}, codec={self.codec.signature}, size={self.size}"
 
     def empty(self, pool: BlockPool) -> LayerState:
-        return BlockTable(pool, self.size, self.window, TAIL + self.size)
+        return BlockTable(pool, self.size, self.window, TAIL + self.size, self.keep)
 
     def pool(self, blocks: int) -> Arrays:
         return tuple(mx.zeros((blocks, h, self.size, d), t) for h, d, t in self.codec.shapes(self.heads, self.dim))
@@ -171,7 +169,7 @@ class PagedKV(LayerSpec):
             start, used = tail
             pairs = [list(pair) for pair in zip(first, start, strict=True)]
             index["steps"], index["where"] = arrays.with_step((self, "where"), pairs, used, TAIL)
-        if self.paged and not compiled:  # an int: each of its values would be another compiled step
+        if not compiled:  # an int: each of its values would be another compiled step
             written = [s.length for s in states] if tail is None else tail[0]
             index["filled"] = min((n - n0) // self.size for n, n0 in zip(written, base))  # without idle rows
         return index | {"first": base} if prefill else index
@@ -180,7 +178,7 @@ class PagedKV(LayerSpec):
         return tuple(arrays.zeros((rows, p.shape[1], TAIL, p.shape[3]), p.dtype) for p in pool)
 
     def flush(self, pool: Arrays, live: Arrays, batch: Batch, index: dict[str, Any], full: bool) -> Arrays:
-        if full and self.paged and self.size == TAIL:
+        if full and self.size == TAIL:
             if "block" not in index:
                 index["block"] = self.slot_mapping(batch.start, mx.arange(batch.start.shape[0]), index)[0]
             return tuple(update(p, index["block"], t) for p, t in zip(pool, live))
@@ -200,12 +198,7 @@ class PagedKV(LayerSpec):
 
     def key_positions(self, index) -> mx.array:
         """The position in every slot of the block table, [R, slots]. Slots not written yet come after every query."""
-        return index["base"][:, None] + mx.arange(index["table"].shape[1] * self.size)
-
-    def key_range(self, index, r: int, end: int) -> tuple[int, int]:
-        """Of a row in a prefill step: the position of its first slot, and how many slots hold tokens."""
-        first = index["first"][r]
-        return first, end - first
+        return slot_positions(index["base"], index["table"].shape[1], self.size, self.keep)
 
     def view(self, batch: Batch, index: dict[str, Any], pool: Arrays, live: Arrays) -> LayerView:
         return KVView(self, batch, index, pool, live)
@@ -220,3 +213,15 @@ class WindowKV(PagedKV):
     @property
     def signature(self) -> str:
         return f"WindowKV({self.fields_text()}, window={self.window})"
+
+
+@dataclass(frozen=True)
+class RotatingKV(WindowKV):
+    """A window on full attention (`max_kv_size`), beside which the first `keep` tokens stay visible: many heads use
+    them as attention sinks. A row's block table has their blocks at its front, then those of the window."""
+
+    keep: int = 0
+
+    @property
+    def signature(self) -> str:
+        return f"RotatingKV({self.fields_text()}, window={self.window}, keep={self.keep})"

@@ -6,9 +6,11 @@ from math import ceil
 from ...errors import WontFit
 from ..blocks import BlockPool
 from .layer_spec import Group, LayerSpec, Shared
+from .paged import RotatingKV
 
 FIRST_BLOCKS = 33  # a pool starts with these (one is the dummy) and doubles: short chats stay small
 SPARE_BLOCKS = 2  # a sequence that shares its last block copies it to grow
+UNLIMITED = 1 << 30  # tokens: more than any model's context
 CHECKPOINT_SHARE = 0.25  # of the budget, for layers with one block per sequence
 
 
@@ -19,7 +21,9 @@ class PoolSizes:
     fits: int  # tokens of one sequence that fit
 
 
-def size_pools(specs: list[LayerSpec | Shared], budget: int, running: int) -> PoolSizes:
+def size_pools(specs: list[LayerSpec | Shared], budget: int, running: int, chunk: int) -> PoolSizes:
+    """For up to `running` sequences, computed in steps of up to `chunk` tokens. Where the user bounds their KV cache
+    (`RotatingKV`), the pool is bounded with it: cached prefixes get no more than what running sequences would take."""
     by: dict[LayerSpec, list[int]] = {}
     for i, spec in enumerate(specs):
         if not isinstance(spec, Shared):
@@ -30,6 +34,8 @@ def size_pools(specs: list[LayerSpec | Shared], budget: int, running: int) -> Po
     share = int(budget * (CHECKPOINT_SHARE if paged else 1)) if single else 0
     limits = {spec: 1 + min(share // sum(cost[s] for s in single), 64 * running) for spec in single}
     limits |= {spec: 1 + (budget - share) // sum(cost[p] for p in paged) for spec in paged}
+    held = {spec: spec.empty(BlockPool(1)).num_blocks(UNLIMITED, chunk) for spec in paged}  # by the longest sequence
+    limits |= {s: min(limits[s], 1 + SPARE_BLOCKS + running * held[s]) for s in paged if isinstance(s, RotatingKV)}
     if any(n < 2 + SPARE_BLOCKS for n in limits.values()):
         least = smallest_budget(sum(cost[s] for s in single), sum(cost[s] for s in paged))
         raise WontFit(
@@ -44,7 +50,8 @@ def size_pools(specs: list[LayerSpec | Shared], budget: int, running: int) -> Po
         raise WontFit(f"a checkpoint every {odd[0]} tokens does not fall on the ends of blocks of {node}")
     first = {spec: min(FIRST_BLOCKS if spec.paged else 2 + SPARE_BLOCKS, limit) for spec, limit in limits.items()}
     groups = [Group(spec, tuple(layers), BlockPool(first[spec], limits[spec])) for spec, layers in by.items()]
-    fits = (min(limits[spec] for spec in paged) - 1 - SPARE_BLOCKS) * node if paged else 1 << 30
+    usable = {spec: limits[spec] - 1 - SPARE_BLOCKS for spec in paged}
+    fits = min((n * node for spec, n in usable.items() if n < held[spec]), default=UNLIMITED)
     return PoolSizes(groups, node, fits)
 
 

@@ -123,8 +123,8 @@ class DiskStore:
     ) -> dict[GroupNode, Path]:
         """The records of all blocks that the plan needs and memory lacks."""
         nodes, files = self.prefix_cache.full_nodes(tokens, salt), {}
-        for g, first in enumerate(plan.first):
-            for key in keys[first : plan.depth]:
+        for g in range(len(plan.first)):
+            for key in (keys[i] for i in plan.nodes(g)):
                 if not self._in_memory(g, key, nodes) and (file := self._find_file(g, key)):
                     files[g, key.index] = file
         return files
@@ -205,8 +205,8 @@ class DiskStore:
         mx.eval(pools.arrays)
         by_node: list[list[NodeBlock]] = [[None] * len(empty) for _ in range(1 + max(i for _, i in records))]
         for (g, i), record in records.items():
-            state = empty[g].restore((blocks[g, i],), keys[i].end, dict(record.metadata[g]))
-            by_node[i][g] = state.block_for(i, self.prefix_cache.node_size)
+            metadata, size = dict(record.metadata[g]), self.prefix_cache.node_size
+            by_node[i][g] = empty[g].restore_node(blocks[g, i], i, keys[i].end, metadata, size)
         self.prefix_cache.insert_blocks(tokens, by_node, salt)
 
     # Memory to disk

@@ -13,10 +13,14 @@ Available = Sequence[Sequence[bool]]  # by group, then by node
 
 @dataclass(frozen=True)
 class ResumePlan:
-    """Resume at the end of `depth` nodes; group g needs its blocks from node `first[g]` on."""
+    """Resume at the end of `depth` nodes; group g needs its blocks of the first `kept[g]` and from `first[g]` on."""
 
     depth: int
+    kept: tuple[int, ...]
     first: tuple[int, ...]
+
+    def nodes(self, g: int) -> list[int]:
+        return [*range(self.kept[g]), *range(self.first[g], self.depth)]
 
 
 def plan_resume(
@@ -28,18 +32,24 @@ def plan_resume(
         n = min(depth * size, tokens - 1)
         if n < depth * size and any(state.sparse for state in empty):
             continue  # checkpoints lie at the ends of nodes
-        first = tuple(first_needed(state, n, depth, size) for state in empty)
-        if all(run[depth - 1] >= depth - start for run, start in zip(runs, first)):
-            return ResumePlan(depth, first)
+        first = tuple(first_needed(state, n, depth) for state in empty)
+        kept = tuple(min(start, kept_nodes(state)) for state, start in zip(empty, first))
+        if all(
+            run[depth - 1] >= depth - start and (not n or run[n - 1] == n) for run, start, n in zip(runs, first, kept)
+        ):
+            return ResumePlan(depth, kept, first)
     return None
 
 
-def first_needed(state: LayerState, n: int, depth: int, size: int) -> int:
-    """The first node whose block a state of n tokens needs."""
+def kept_nodes(state: LayerState) -> int:
+    return state.kept if isinstance(state, BlockTable) else 0
+
+
+def first_needed(state: LayerState, n: int, depth: int) -> int:
+    """The first node, but for the kept ones, whose block a state of n tokens needs."""
     if state.sparse:
         return depth - 1
-    window = state.window if isinstance(state, BlockTable) else None
-    return 0 if window is None else max(0, n - window + 1) // size
+    return state.first_visible(n) if isinstance(state, BlockTable) else 0
 
 
 def run_lengths(row: Sequence[bool]) -> list[int]:

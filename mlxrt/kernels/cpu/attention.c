@@ -44,13 +44,21 @@ static const float *run_of(const attention_call *a, int64_t row, int64_t head, i
         *length = count;
         return a->tail + ((row * 2 * a->kv_heads + head) * a->tail_size + position - range[1]) * a->dim;
     }
-    const int64_t slot = position - range[0], tail = range[1] - position, full = a->size - slot % a->size;
+    const int64_t slot = position < a->keep ? position : position - range[0];
+    const int64_t tail = range[1] - position, full = a->size - slot % a->size;
     *length = count < tail ? count : tail;
     if (*length > full) *length = full;
     if (slot < 0 || slot >= a->row_blocks * a->size) return NULL;
     const int64_t block = a->table[row * a->row_blocks + slot / a->size];
     if (block < 0 || block >= a->pool_blocks) return NULL;
     return a->pool + ((block * 2 * a->kv_heads + head) * a->size + slot % a->size) * a->dim;
+}
+
+/* The same from the t-th of `count` keys on: `kept` of the first tokens, then those from position `first` on. */
+static const float *run_from(
+    const attention_call *a, int64_t row, int64_t head, int64_t first, int64_t kept, int64_t t, int64_t count, int64_t *length
+) {
+    return t < kept ? run_of(a, row, head, t, kept - t, length) : run_of(a, row, head, first + t - kept, count - t, length);
 }
 
 INLINE float dot(const float *x, const float *y, int64_t dim) {
@@ -98,7 +106,8 @@ static void attend_head(void *given, int index) {
     const int64_t row = index / a->kv_heads, kv = index % a->kv_heads, each = a->heads / a->kv_heads, dim = a->dim;
     const int32_t *range = a->row_range + 3 * row;
     const int64_t last = (int64_t)range[1] + range[2], near = a->window ? last - a->window + 1 : 0;
-    const int64_t first = near > range[0] ? near : range[0], count = last - first + 1;
+    const int64_t first = near > range[0] ? near : range[0], kept = first < a->keep ? first : a->keep;
+    const int64_t count = kept + last - first + 1; /* the first tokens that are kept, then the window */
     const float *in = a->qkv + row * (a->heads + a->new_heads) * dim, *turn = j->turns + row * 2 * a->pairs;
     if (range[2] < 0 || range[2] >= a->tail_size || count < 1) { /* a row that idles */
         memset(a->out + (row * a->heads + kv * each) * dim, 0, (size_t)(each * dim) * sizeof(float));
@@ -123,14 +132,14 @@ static void attend_head(void *given, int index) {
         for (int64_t i = 0; i < dim; i++) q[i] *= a->scale;
     }
     for (int64_t t = 0, run; t < count; t += run) {
-        const float *key = run_of(a, row, kv, first + t, count - t, &run);
+        const float *key = run_from(a, row, kv, first, kept, t, count, &run);
         for (int64_t h = 0; h < each; h++) score_run(query + h * dim, key, run, dim, scores + h * count + t);
     }
     for (int64_t h = 0; h < each; h++) softmax(a, scores + h * count, count, kv * each + h);
     float *out = a->out + (row * a->heads + kv * each) * dim;
     memset(out, 0, (size_t)(each * dim) * sizeof *out);
     for (int64_t t = 0, run; t < count; t += run) {
-        const float *value = run_of(a, row, a->kv_heads + kv, first + t, count - t, &run);
+        const float *value = run_from(a, row, a->kv_heads + kv, first, kept, t, count, &run);
         for (int64_t h = 0; value && h < each; h++) add_run(scores + h * count + t, value, run, dim, out + h * dim);
     }
     free(query);

@@ -47,7 +47,7 @@ typedef struct {
     const int32_t *row_range; /* [rows, 3] position of the table's first slot, of the tail's first slot, tokens in the tail */
     const float *q_norm, *k_norm, *inv_freq, *sinks; /* or NULL */
     float *out;               /* [rows, heads, dim] */
-    int64_t rows, heads, kv_heads, dim, pool_blocks, size, row_blocks, tail_size, pairs, window, new_heads;
+    int64_t rows, heads, kv_heads, dim, pool_blocks, size, row_blocks, tail_size, pairs, window, keep, new_heads;
     float eps, magnitude, scale, softcap;
     int32_t v_norm, tied;
 } attention_call;

@@ -54,7 +54,9 @@ class AttentionCall(ctypes.Structure):
     kind = 3
     _fields_ = (
         *fields(ctypes.c_void_p, "qkv pool tail table row_range q_norm k_norm inv_freq sinks out"),
-        *fields(ctypes.c_int64, "rows heads kv_heads dim pool_blocks size row_blocks tail_size pairs window new_heads"),
+        *fields(
+            ctypes.c_int64, "rows heads kv_heads dim pool_blocks size row_blocks tail_size pairs window keep new_heads"
+        ),
         *fields(ctypes.c_float, "eps magnitude scale softcap"),
         *fields(ctypes.c_int32, "v_norm tied"),
     )

@@ -151,6 +151,7 @@ class CpuKernels:
         pages: Any,
         scale: float,
         window: int | None = None,
+        keep: int = 0,
         softcap: float | None = None,
         sinks: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
@@ -161,7 +162,7 @@ class CpuKernels:
         call = AttentionCall(
             rows=rows, heads=heads, kv_heads=layout.num_kv_heads, dim=dim, pool_blocks=pool_blocks, size=size,
             row_blocks=table.shape[1], tail_size=pages.tail.shape[2],
-            pairs=0 if layout.inv_freq is None else layout.inv_freq.shape[0], window=window or 0,
+            pairs=0 if layout.inv_freq is None else layout.inv_freq.shape[0], window=window or 0, keep=keep,
             new_heads=qkv.shape[1] // dim - heads, eps=layout.eps, magnitude=layout.magnitude, scale=scale,
             softcap=softcap or 0.0, v_norm=layout.v_norm, tied=layout.tied,
         )  # fmt: skip

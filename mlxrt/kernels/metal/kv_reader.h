@@ -3,15 +3,18 @@
 // behind it; quantized, packed key, packed value, then scales and biases of both (kv_quant.py).
 #include "quantized.h"
 
-// What a row's threadgroup reads. Keys below tail_start lie in blocks of the pool, later ones in the row's tail; the token
-// at `position` is the new one, which no memory holds yet.
+// What a row's threadgroup reads. Positions below tail_start lie in blocks of the pool, later ones in the row's tail; the
+// token at `position` is the new one, which no memory holds yet. Keys are named by their positions, but for those of the first
+// `keep` tokens, which go before the window as if they were its neighbours.
 struct KVRange {
     uint row;
     uint kv_head;
     int table_start;  // position of the block table's first slot
     int tail_start;   // position of the tail's first slot
     int position;
-    int begin;  // keys of this split
+    int keep;          // first tokens that stay visible, in the first blocks of the table
+    int window_start;  // first key of the window
+    int begin;         // keys of this split
     int end;
     uint first_block;  // of the table's part that is staged
 };
@@ -26,22 +29,29 @@ struct Affine {
     float bias;
 };
 
+FN int key_position(const thread KVRange& range, int key) {
+    bool kept = range.keep > 0 && key < range.window_start;
+    return kept ? key - range.window_start + range.keep : key;
+}
+
 template <bool STAGED, int VECTORS, int BLOCK_SIZE, typename B, typename S>
-FN uint pool_vector(const thread KVRange& range, B table_row, S staged, int key) {
-    uint page = uint(key - range.table_start) / uint(BLOCK_SIZE);
-    uint block = STAGED ? staged[page - range.first_block] : uint(table_row[page]);
-    return (block * uint(VECTORS) + range.kv_head) * BLOCK_SIZE + uint(key) % BLOCK_SIZE;
+FN uint pool_vector(const thread KVRange& range, B table_row, S staged, int position) {
+    bool kept = range.keep > 0 && position < range.keep;
+    uint page = uint(kept ? position : position - range.table_start) / uint(BLOCK_SIZE);
+    uint block = STAGED && !kept ? staged[page - range.first_block] : uint(table_row[page]);
+    return (block * uint(VECTORS) + range.kv_head) * BLOCK_SIZE + uint(position) % BLOCK_SIZE;
 }
 
 // Where a key is. STAGED: the blocks of this split are in threadgroup memory, else they are read from the table.
 template <bool STAGED, int VECTORS, int BLOCK_SIZE, int TAIL_SIZE, typename B, typename S>
 FN KVSlot find_slot(const thread KVRange& range, B table_row, S staged, int key) {
     KVSlot slot;
-    slot.pooled = key < range.tail_start;
+    int position = key_position(range, key);
+    slot.pooled = position < range.tail_start;
     slot.vector =
-        (range.row * uint(VECTORS) + range.kv_head) * TAIL_SIZE + uint(key - range.tail_start);
+        (range.row * uint(VECTORS) + range.kv_head) * TAIL_SIZE + uint(position - range.tail_start);
     if (slot.pooled) {
-        slot.vector = pool_vector<STAGED, VECTORS, BLOCK_SIZE>(range, table_row, staged, key);
+        slot.vector = pool_vector<STAGED, VECTORS, BLOCK_SIZE>(range, table_row, staged, position);
     }
     return slot;
 }

@@ -109,6 +109,9 @@ FN void norm_rope(
     range.position = range.tail_start + int(tail_slot);
     int first_key =
         WINDOW > 0 ? metal::max(range.table_start, range.position - WINDOW + 1) : range.table_start;
+    range.keep = KEEP;
+    range.window_start = first_key > KEEP ? first_key : 0;
+    if (KEEP > 0) first_key = metal::max(first_key - KEEP, 0);
     int pooled = range.tail_start - first_key;
     const int KEY_TILE = 16;
     int split_keys =

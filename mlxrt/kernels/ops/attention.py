@@ -52,11 +52,20 @@ class AttentionParams:
         return mx.softmax(mx.concatenate([scores, sink], axis=-1), axis=-1, precise=True)[..., :-1]
 
     def is_causal(self, dim: int, start: int, stop: int, first: int) -> bool:
-        """Whether queries start..stop need no mask. `first`: position of the first of consecutive keys, else -1."""
-        if self.softcap is not None or self.sinks is not None or first < 0:
+        """Whether queries start..stop need no mask. `first`: position of the first key; where keys are not consecutive,
+        the window says no."""
+        if self.softcap is not None or self.sinks is not None:
             return False
         cpu = mx.default_device() == mx.Device(mx.cpu)
         return (self.window is None or stop <= first + self.window) and (cpu or dim <= MAX_FUSED_DIM)
+
+
+def slot_positions(base: mx.array, blocks: int, size: int, keep: int = 0) -> mx.array:
+    """The position in every slot of block tables, [R, blocks * size]; `base` [R]: that of a table's first slot, if the
+    blocks of the first `keep` tokens, which stay at its front, were followed by the next ones."""
+    slots = mx.arange(blocks * size)
+    positions = base[:, None] + slots
+    return mx.where(slots < -(-keep // size) * size, slots, positions) if keep else positions
 
 
 def attend_decode(

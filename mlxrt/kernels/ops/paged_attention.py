@@ -13,7 +13,7 @@ import mlx.core as mx
 from ..device import DeviceProfile
 from ..dispatch import Gpu
 from ..registry import Case, Op, Source, op
-from .attention import AttentionParams, attend_decode
+from .attention import AttentionParams, attend_decode, slot_positions
 from .attention_layout import PackedKV, Pages, QKVLayout, QuantizedPages
 from .kv_codec import PlainKV, QuantizedKV
 from .qmv import bits_of
@@ -72,7 +72,7 @@ def paged_case(
     if extra.get("sinks"):
         arrays["sinks"] = mx.random.normal((h,)).astype(dtype)
     options = {"layout": QKVLayout(h, kv, dim, norms[0], norms[1], *more), "pages": pages, "scale": dim**-0.5}
-    options |= {k: v for k, v in extra.items() if k in ("window", "softcap")}
+    options |= {k: v for k, v in extra.items() if k in ("window", "keep", "softcap")}
     return Case(name, arrays, options, large=bool(extra.get("large")))
 
 
@@ -102,6 +102,12 @@ def attention_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (1, 2, 1, 64, 32, 40, [1270], 9, {"window": 4}),  # a window within the tail, in parts
         # Simdgroups take keys twice, the last ones at the tail's end.
         (1, 2, 1, 64, 32, 9, [280], 15, {"rope_pairs": 32}),
+        # The first tokens stay visible beside a window, before a gap, without one, and in the tail.
+        (3, 4, 2, 64, 8, 5, [67, 23, 2], 3, {"rope_pairs": 32, "window": 21, "keep": 5}),
+        (2, 2, 1, 64, 8, 6, [90, 2], 15, {"window": 8, "keep": 11}),
+        (8, 4, 2, 64, 8, 5, [67, 23, 2, 0, 80, 66, 18], 3, {"rope_pairs": 32, "window": 21, "keep": 5}),
+        (8, 2, 1, 64, 32, 6, [900, 193, 2], 9, {"window": 120, "keep": 4}),
+        (2, 2, 1, 64, 32, 40, [2000, 5], 6, {"rope_pairs": 16, "window": 900, "keep": 4, "sinks": True}),
         (1, 32, 8, 128, 32, 1024, [32000], 9, {"norms": True, "rope_pairs": 64, "large": True}),
     ]
     for rows, h, kv, dim, size, blocks, start, used, extra in shapes:
@@ -129,6 +135,9 @@ def quantized_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (8, 1, 1, 64, 8, 2, [9, 3], 5, (4, 8), 64, {"read": True}),
         (64, 8, 2, 64, 8, 1, [3, 6], 1, (8, 4), 64, {"rope_pairs": 32}),
         (8, 1, 1, 64, 32, 14, [440, 5, 201], 2, (8, 8), 32, {}),  # simdgroups take keys several times
+        # The first tokens stay visible beside a window.
+        (3, 4, 2, 64, 8, 5, [67, 23, 2], 3, (8, 4), 32, {"rope_pairs": 32, "window": 21, "keep": 5}),
+        (8, 2, 1, 64, 32, 6, [900, 193, 2], 9, (4, 4), 64, {"window": 120, "keep": 4}),
         (1, 32, 8, 128, 32, 1024, [32000], 9, (4, 4), 64, {"norms": True, "rope_pairs": 64, "large": True}),
     ]
     for rows, h, kv, dim, size, blocks, start, used, bits, group, extra in shapes:
@@ -145,10 +154,10 @@ def quantized_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 
 @op(attention_cases)
-def paged_attention(qkv, layout, pages, scale, window=None, softcap=None, sinks=None):
+def paged_attention(qkv, layout, pages, scale, window=None, keep=0, softcap=None, sinks=None):
     """(out [R, heads * dim], tail with the new token): each row's token attends to its row's positions up to its own.
 
-    In float32, rounded once. From a quantised KV cache the new token, too, reads its key and value as they are kept.
+    With a window, to those in it and to the first `keep`. In float32, rounded once. From a quantised KV cache the new token, too, reads its key and value as they are kept.
     """
     raw, codec = pages.raw, pages.codec
     base, start, used = raw.row_range.T
@@ -157,17 +166,18 @@ def paged_attention(qkv, layout, pages, scale, window=None, softcap=None, sinks=
     if new:
         here = (mx.arange(tail.shape[2]) == used[:, None])[:, None, :, None]
         tail = mx.where(here, codec.encode(*new)[0][:, :, None], tail)
-    params = AttentionParams(scale, window, softcap=softcap, sinks=sinks)
-    mask = params.mask_decode(base[:, None] + mx.arange(pages.max_tokens), start, tail.shape[2], start + used)
+    params = AttentionParams(scale, window, keep, softcap, sinks)
+    keys = slot_positions(base, raw.table.shape[1], raw.pool.shape[2], keep)
+    mask = params.mask_decode(keys, start, tail.shape[2], start + used)
     blocks, newest = ([mx.concatenate(codec.decode([x]), axis=-3)] for x in (raw.pool[raw.table], tail))
     out = attend_decode(q.astype(mx.float32), PlainKV(), blocks, newest, mask, layout.num_kv_heads, params)
     return out.flatten(1).astype(qkv.dtype), pages.wrap_tail(tail)
 
 
 @op(quantized_cases)
-def quantized_paged_attention(qkv, layout, pages, scale, window=None, softcap=None, sinks=None):
+def quantized_paged_attention(qkv, layout, pages, scale, window=None, keep=0, softcap=None, sinks=None):
     """`paged_attention` over a quantised KV cache."""
-    return paged_attention.reference(qkv, layout, pages, scale, window, softcap, sinks)
+    return paged_attention.reference(qkv, layout, pages, scale, window, keep, softcap, sinks)
 
 
 def attention_op(pages: Pages | QuantizedPages) -> Op:
@@ -192,9 +202,9 @@ def unsupported(qkv, layout, pages, **rest) -> str | None:
 
 @quantized_paged_attention.kernel(*QUANTIZED_SOURCES.values(), REDUCE, unsupported=unsupported)
 @paged_attention.kernel(*SOURCES.values(), REDUCE, unsupported=unsupported)
-def launch(gpu, qkv, layout, pages, scale, window=None, softcap=None, sinks=None):
+def launch(gpu, qkv, layout, pages, scale, window=None, keep=0, softcap=None, sinks=None):
     sources = QUANTIZED_SOURCES if isinstance(pages, QuantizedPages) else SOURCES
-    constants = score_constants(scale, window, softcap, sinks) | {"QKV_HEADS": qkv.shape[1] // layout.head_dim}
+    constants = score_constants(scale, window, keep, softcap, sinks) | {"QKV_HEADS": qkv.shape[1] // layout.head_dim}
     return launch_attention(gpu, sources, [qkv], qkv, qkv.shape[1], layout, pages, sinks, constants)
 
 
@@ -207,13 +217,15 @@ def cpu_unsupported(qkv, layout, pages, **rest) -> str | None:
 
 
 @paged_attention.cpu_kernel(unsupported=cpu_unsupported, cases=lambda: iter(()))
-def launch_cpu(cpu, qkv, layout, pages, scale, window=None, softcap=None, sinks=None):
-    return cpu.attend(qkv, layout, pages, scale, window, softcap, sinks)
+def launch_cpu(cpu, qkv, layout, pages, scale, window=None, keep=0, softcap=None, sinks=None):
+    return cpu.attend(qkv, layout, pages, scale, window, keep, softcap, sinks)
 
 
-def score_constants(scale: float, window: int | None, softcap: float | None, sinks: mx.array | None) -> dict[str, Any]:
+def score_constants(
+    scale: float, window: int | None, keep: int, softcap: float | None, sinks: mx.array | None
+) -> dict[str, Any]:
     cap = 0 if softcap is None else bits_of(softcap)
-    return {"SCALE": bits_of(scale), "WINDOW": window or 0, "SOFTCAP": cap, "SINKS": sinks is not None}
+    return {"SCALE": bits_of(scale), "WINDOW": window or 0, "KEEP": keep, "SOFTCAP": cap, "SINKS": sinks is not None}
 
 
 def launch_attention(

@@ -126,11 +126,11 @@ def unfused(kernels, x, matrix, pages, norm=None, eps=0.0, bias=None, **attentio
 
 @op(qkv_cases, unfused=unfused)
 def qkv_attention(
-    x, matrix, layout, pages, scale, norm=None, eps=0.0, bias=None, window=None, softcap=None, sinks=None
+    x, matrix, layout, pages, scale, norm=None, eps=0.0, bias=None, window=None, keep=0, softcap=None, sinks=None
 ):
     """qmv, then paged_attention or quantized_paged_attention: (out [R, heads * dim], the tail with the new token)."""
     qkv = qmv.reference(x, matrix, norm, eps, bias)
-    return attention_op(pages).reference(qkv, layout, pages, scale, window, softcap, sinks)
+    return attention_op(pages).reference(qkv, layout, pages, scale, window, keep, softcap, sinks)
 
 
 def unsupported(x, matrix, layout, pages, norm=None, **rest) -> str | None:
@@ -159,9 +159,11 @@ def is_faster(x, matrix, layout, pages, **rest) -> bool:
 @qkv_attention.kernel(
     *(s for kinds in SOURCES.values() for s in kinds.values()), unsupported=unsupported, is_faster=is_faster
 )
-def launch(gpu, x, matrix, layout, pages, scale, norm=None, eps=0.0, bias=None, window=None, softcap=None, sinks=None):
+def launch(
+    gpu, x, matrix, layout, pages, scale, norm=None, eps=0.0, bias=None, window=None, keep=0, softcap=None, sinks=None
+):
     weights = matrix.constants()
-    constants = score_constants(scale, window, softcap, sinks) | {
+    constants = score_constants(scale, window, keep, softcap, sinks) | {
         "FORM": weights["FORM"],
         "BITS": weights["BITS"],
         "W_GROUP": weights["GROUP"],

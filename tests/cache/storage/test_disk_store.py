@@ -70,7 +70,7 @@ def test_a_new_process_goes_on_where_the_last_one_was(kind, open_engine, tmp_pat
     assert log_lines == []
 
 
-@pytest.mark.parametrize("kind", ["gemma", "ring-keep", "everything", "q8"])
+@pytest.mark.parametrize("kind", ["gemma", "rotating-keep", "everything", "q8"])
 def test_recalled_beside_running_requests_in_a_pool_that_is_too_small(kind, open_engine):
     """Recall takes blocks from what is evicted, while other sequences decode and have tails that were not written."""
     rng, model = random.Random(kind), KINDS[kind]()
@@ -79,7 +79,7 @@ def test_recalled_beside_running_requests_in_a_pool_that_is_too_small(kind, open
     with open_engine(model) as engine:
         for stem in stems:
             ask(engine, stem, 3)
-    with open_engine(model, kv_memory=40 * place, max_running=3, ahead=2) as engine:
+    with open_engine(model, kv_memory=36 * place, max_running=3, ahead=2) as engine:
         streams, want = {}, {}
         for i in range(9):
             prompt = (*rng.choice(stems)[: rng.randrange(8, 30)], rng.randrange(VOCAB), i)

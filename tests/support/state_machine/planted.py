@@ -20,7 +20,7 @@ def fault(name: str, file: str, old: str, new: str, kinds: str = "gemma") -> Fau
 
 
 BLOCKS, STATES, NODES = "cache/blocks.py", "cache/layer_state.py", "cache/prefix_cache.py"
-KV, ROTATING, RECURRENT = "cache/memory/paged.py", "cache/memory/rotating.py", "cache/memory/recurrent.py"
+KV, RECURRENT = "cache/memory/paged.py", "cache/memory/recurrent.py"
 
 FAULTS = (
     # Blocks
@@ -42,22 +42,33 @@ FAULTS = (
     fault(
         "a window's table is read from 0", KV, "base = [s.first * s.size for s in states]", "base = [0 for _ in states]"
     ),
-    fault("a ring forgets what it overwrote", STATES, "max(self.oldest, end - (self", "max(0, end - (self", "ring"),
     fault(
-        "a restored ring is written in place",
+        "kept blocks are released",
         STATES,
-        "blocks[0].filled = SHARED  # a state",
-        "blocks[0].filled = n  # a state",
-        "ring ring-keep",
+        "(*blocks[: self.kept], *blocks[self.kept + out - self.first :])",
+        "(*blocks[out - self.first :],)",
+        "rotating rotating-keep",
     ),
-    fault("a shared ring is written in place", STATES, "self.blocks[0].filled = SHARED", "assert SHARED", "ring"),
-    fault("a flush passes a ring's slot twice", ROTATING, '< index["end"][row] - period)', "< 0)", "ring q4-ring"),
     fault(
-        "sinks of a ring are overwritten",
-        ROTATING,
-        "positions < self.keep, positions,",
-        "positions < 0, positions,",
-        "ring-keep",
+        "a rewind forgets that blocks are kept",
+        STATES,
+        "(self.kept + self.first) * self.size + self.window - 1 if",
+        "self.first * self.size + self.window - 1 if",
+        "rotating rotating-keep",
+    ),
+    fault(
+        "a resumed window misses its kept blocks",
+        STATES,
+        "(*every[: self.kept], *every[self.kept + first :])",
+        "(*every[first : self.kept + first], *every[self.kept + first :])",
+        "rotating rotating-keep",
+    ),
+    fault(
+        "kept tokens are seen where the window begins",
+        "kernels/ops/attention.py",
+        "mx.where(slots < -(-keep // size) * size, slots, positions) if keep else positions",
+        "positions",
+        "rotating rotating-keep q4-rotating",
     ),
     fault(
         "a recurrent state is written in place",
@@ -149,7 +160,7 @@ FAULTS = (
         "engine/scheduler.py",
         "Step((*rows, *chunks), checkpoint, n)",
         "Step((*rows, *chunks), False, n)",
-        "hybrid ring",
+        "hybrid",
     ),
     fault(
         "a prompt that is cut samples",

@@ -78,10 +78,9 @@ class StateOps(Stage):
     def _fed(self, state: SequenceState, tokens: tuple[int, ...], size: int) -> tuple[mx.array, SequenceState]:
         engine, rows = self.engine, []
         seq = Sequence(next(IDS), Request(tokens=(0,)), tokens, parts=state.parts, length=len(state))
-        most = min(size, engine.core.scheduler.limits.max_step)
         try:
             while seq.length < len(tokens):
-                rows.append(engine.core.feed(seq, min(most, len(tokens) - seq.length)))
+                rows.append(engine.core.feed(seq, min(size, len(tokens) - seq.length)))
         finally:
             engine.core.runner.flush()  # whatever takes a value out of a running sequence flushes its tail
         return mx.concatenate(rows), SequenceState.fit(tokens, seq.parts)
