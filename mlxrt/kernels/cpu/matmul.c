@@ -1,9 +1,11 @@
 /* Rows of x times packed matrices, in float32: norm before; bias, activation, residual and softcap after.
  *
- * A product is sixteen sums of every sixteenth weight, added in one order. That order depends on the format alone, and on
- * the instructions there are: not on how many rows of x are multiplied together, not on threads. Few rows of x are multiplied while weights
- * are unpacked; for more of them a tile of the matrix is unpacked first. */
+ * A product is sixteen sums of every sixteenth weight, added in one order; by dot products of bytes (dot.h) four sums of
+ * every group. That order depends on the format alone, and on the instructions there are: not on how many rows of x are
+ * multiplied together, not on threads. Few rows of x are multiplied while weights are unpacked; for more of them floats
+ * are unpacked into a tile first, and bytes come from the nearest cache. */
 #include "calls.h"
+#include "dot.h"
 #include "threads.h"
 #include <math.h>
 #include <stdlib.h>
@@ -13,12 +15,16 @@ enum { UNPACKED_ROWS = 32, DIRECT_COLUMNS = 4 };
 typedef struct {
     const matmul_call *call;
     const matrix *a;
-    const float *x;           /* [columns, width], after the norm */
+    const float *x;           /* [columns, column_size], after the norm */
+    int64_t column_size;
     int64_t columns, outputs; /* outputs: half of the rows of a pair */
     int64_t chunk;            /* outputs of a task */
     int failed;               /* no memory */
 } job;
 
+static int uses_tile(const job *j) { return !HAS_DOT && j->columns > DIRECT_COLUMNS; }
+
+#if !HAS_DOT
 /* R rows from `row` times C columns, into y[column * stride + row]. */
 INLINE void multiply_rows(
     const matrix *a, const int format, const int bits, const int R, const int C, int64_t row, const float *x, float *y, int64_t stride) {
@@ -47,6 +53,7 @@ INLINE void multiply_rows(
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int c = 0; c < C; c++) y[c * stride + r] = sum(acc[r][c]);
 }
+#endif
 
 /* Row `row` of the matrix as floats, in the order in which products read it. */
 INLINE void unpack_row(const matrix *a, const int format, const int bits, int64_t row, float *to) {
@@ -72,16 +79,28 @@ INLINE matrix as_made_for(const matrix *a, int group, int scale_type) {
     return known;
 }
 
+#if HAS_DOT
+#define MULTIPLY(F, B, R, C) \
+    for (; row < end; row += 4) dot_rows(a, F, B, C, row, end - row < 4 ? (int)(end - row) : 4, x, y + row - first, stride);
+#define DIRECT_2_3(name, F, B, G, T) /* hardly faster than one at a time, and would take seconds to compile */
+#define COLUMNS_2_3(name) 0, 0
+#define COLUMN_SIZE column_floats
+#else
+#define MULTIPLY(F, B, R, C) \
+    for (; row + R <= end; row += R) multiply_rows(a, F, B, R, C, row, x, y + row - first, stride); \
+    for (; row < end; row++) multiply_rows(a, F, B, 1, C, row, x, y + row - first, stride);
+#define DIRECT_2_3(name, F, B, G, T) DIRECT(name, F, B, G, T, TILE_ROWS, 2) DIRECT(name, F, B, G, T, TILE_ROWS, 3)
+#define COLUMNS_2_3(name) name##_2, name##_3
+#define COLUMN_SIZE(a) (a)->width
+#endif
 #define DIRECT(name, F, B, G, T, R, C) \
     static void name##_##C(const matrix *given, int64_t first, int64_t end, const float *x, float *y, int64_t stride) { \
         const matrix known = as_made_for(given, G, T), *a = &known; \
         int64_t row = first; \
-        for (; row + R <= end; row += R) multiply_rows(a, F, B, R, C, row, x, y + row - first, stride); \
-        for (; row < end; row++) multiply_rows(a, F, B, 1, C, row, x, y + row - first, stride); \
+        MULTIPLY(F, B, R, C) \
     }
 #define FORMAT(name, F, B, G, T) \
-    DIRECT(name, F, B, G, T, 4, 1) DIRECT(name, F, B, G, T, TILE_ROWS, 2) DIRECT(name, F, B, G, T, TILE_ROWS, 3) \
-    DIRECT(name, F, B, G, T, TILE_ROWS, 4) \
+    DIRECT(name, F, B, G, T, 4, 1) DIRECT_2_3(name, F, B, G, T) DIRECT(name, F, B, G, T, TILE_ROWS, 4) \
     static void name##_unpack(const matrix *given, int64_t row, float *to) { \
         const matrix known = as_made_for(given, G, T), *a = &known; \
         unpack_row(a, F, B, row, to); \
@@ -100,7 +119,7 @@ typedef void (*direct)(const matrix *, int64_t, int64_t, const float *, float *,
 typedef struct { direct of_columns[DIRECT_COLUMNS + 1]; void (*unpack)(const matrix *, int64_t, float *); } reader;
 
 static const reader *reader_of(const matrix *a) {
-#define AS(name) {{0, name##_1, name##_2, name##_3, name##_4}, name##_unpack}
+#define AS(name) {{0, name##_1, COLUMNS_2_3(name), name##_4}, name##_unpack}
     static const reader of_files[] = {AS(affine4_32), AS(affine8_32)}; /* as GGUF has them */
     static const reader narrow = AS(affine4), wide = AS(affine8), other = AS(affine), k_quants[] = {
 #define ONE(F) [F] = AS(F##_),
@@ -149,18 +168,26 @@ static void multiply_tiles(const float *w, int64_t rows, int64_t columns, int64_
 #undef COLUMNS
 }
 
-/* y[column * stride + row - first] for rows from `first` to `end`. `tile` holds UNPACKED_ROWS rows, if there are more columns
- * than DIRECT_COLUMNS. */
+/* Rows from `first` to `end` times columns, while they are unpacked: as many at a time as there is a function for. */
+static void multiply_direct(const job *j, int64_t first, int64_t end, float *y, int64_t stride) {
+    const reader *read = reader_of(j->a);
+    for (int64_t c = 0, count; c < j->columns; c += count) {
+        count = j->columns - c < DIRECT_COLUMNS ? j->columns - c : DIRECT_COLUMNS;
+        if (!read->of_columns[count]) count = 1;
+        read->of_columns[count](j->a, first, end, j->x + c * j->column_size, y + c * stride, stride);
+    }
+}
+
+/* y[column * stride + row - first] for rows from `first` to `end`. `tile` holds UNPACKED_ROWS rows, if they are unpacked. */
 static void multiply_range(const job *j, int64_t first, int64_t end, float *tile, float *y, int64_t stride) {
     const matrix *a = j->a;
-    const reader *read = reader_of(a);
-    if (j->columns <= DIRECT_COLUMNS) {
-        if (j->columns) read->of_columns[j->columns](a, first, end, j->x, y, stride);
-        return;
-    }
     for (int64_t row = first; row < end; row += UNPACKED_ROWS) {
         const int64_t rows = end - row < UNPACKED_ROWS ? end - row : UNPACKED_ROWS;
-        for (int64_t r = 0; r < rows; r++) read->unpack(a, row + r, tile + r * a->width);
+        if (!uses_tile(j)) {
+            multiply_direct(j, row, row + rows, y + row - first, stride);
+            continue;
+        }
+        for (int64_t r = 0; r < rows; r++) reader_of(a)->unpack(a, row + r, tile + r * a->width);
         multiply_tiles(tile, rows, j->columns, a->width, j->x, y + row - first, stride);
     }
 }
@@ -194,7 +221,7 @@ static void run_chunk(void *given, int index) {
     job *j = given;
     const matmul_call *c = j->call;
     const int64_t first = index * j->chunk, end = first + j->chunk < j->outputs ? first + j->chunk : j->outputs, n = end - first;
-    const int64_t room = j->columns > DIRECT_COLUMNS ? UNPACKED_ROWS * j->a->width : 0;
+    const int64_t room = uses_tile(j) ? UNPACKED_ROWS * j->a->width : 0;
     float *tile = scratch(room + (c->pair ? j->columns * n : 0)), *up = tile + room;
     if (!tile) {
         j->failed = 1; /* every task writes the same */
@@ -220,36 +247,51 @@ static void run_chunk(void *given, int index) {
 }
 
 typedef struct {
+    const matrix *a;
     const float *from;
     float *to;
-    int64_t width;
-} order_job;
+} column_job;
 
-static void order_row(void *given, int row) {
-    const order_job *j = given;
-    for (int64_t k = row * j->width; k < (row + 1) * j->width; k += 32) order_columns(j->from + k, j->to + k);
+/* Whether products read x in another form than it comes in. */
+INLINE int changes_columns(const matrix *a) { return HAS_DOT || uses_table(a->format, a->bits); }
+
+static void change_column(void *given, int index) {
+    const column_job *j = given;
+    const float *from = j->from + index * j->a->width;
+    float *to = j->to + index * COLUMN_SIZE(j->a);
+#if HAS_DOT
+    split_column(j->a, from, to);
+#else
+    for (int64_t k = 0; k < j->a->width; k += 32) order_columns(from + k, to + k);
+#endif
 }
 
-/* x after the norm and in the order of the matrix's codes: c->x itself, or `own`, which has room for it. */
+/* x after the norm and as products read it: c->x itself, or `own`, which has room for `own_floats`. */
 static const float *prepare_columns(const matmul_call *c, int threads, float *own) {
+    const matrix *a = c->a;
     const float *x = c->x;
     if (c->norm) {
-        run_norm(&(norm_call){c->x, c->norm, NULL, NULL, own, c->columns, c->a->width, c->eps, 1}, threads);
-        x = own;
+        float *to = HAS_DOT ? own + c->columns * COLUMN_SIZE(a) : own;
+        run_norm(&(norm_call){c->x, c->norm, NULL, NULL, to, c->columns, a->width, c->eps, 1}, threads);
+        x = to;
     }
-    if (!uses_table(c->a->format, c->a->bits)) return x;
-    order_job j = {x, own, c->a->width};
-    parallel_for(c->columns < ROWS_TO_SHARE ? 1 : threads, (int)c->columns, order_row, &j);
+    if (!changes_columns(a)) return x;
+    column_job j = {a, x, own};
+    parallel_for(c->columns < ROWS_TO_SHARE ? 1 : threads, (int)c->columns, change_column, &j);
     return own;
+}
+
+static int64_t own_floats(const matmul_call *c) {
+    const int64_t changed = changes_columns(c->a) ? COLUMN_SIZE(c->a) : 0, normed = c->norm ? c->a->width : 0;
+    return c->columns * (HAS_DOT || !changed ? changed + normed : changed);
 }
 
 int run_matmul(const matmul_call *c, int threads) {
     const matrix *a = c->a;
     if (!is_readable(a)) return UNREADABLE;
     float *own = NULL;
-    if ((c->norm || uses_table(a->format, a->bits)) && !(own = malloc((size_t)(c->columns * a->width) * sizeof *own)))
-        return NO_MEMORY;
-    job j = {c, a, prepare_columns(c, threads, own), c->columns, c->pair ? a->rows / 2 : a->rows, 0, 0};
+    if (own_floats(c) && !(own = malloc((size_t)own_floats(c) * sizeof *own))) return NO_MEMORY;
+    job j = {c, a, prepare_columns(c, threads, own), COLUMN_SIZE(a), c->columns, c->pair ? a->rows / 2 : a->rows, 0, 0};
     const int64_t tasks = 8 * threads; /* a thread that was interrupted leaves its share to the others */
     j.chunk = (j.outputs / tasks + 15) / 16 * 16;
     if (j.chunk < 16) j.chunk = 16;

@@ -51,13 +51,22 @@ INLINE float float_at(const uint8_t *p, int64_t i, int type) {
     return type == FLOAT16 ? half_to_float(h) : bfloat_to_float(h);
 }
 
+/* Sixteen bytes as floats, eight times `first` and eight times `second`. */
+INLINE void scale_bytes(byte_vector v, float first, float second, float *to) {
+    float factor[16];
+    for (int i = 0; i < 8; i++) factor[i] = first, factor[8 + i] = second;
+    store(to, multiply(from_bytes(to_bytes(v)), load(factor)));
+}
+
 /* The scales and minima of Q4_K and Q5_K: eight of six bits each in twelve bytes. */
 INLINE void open_k_scales(const uint8_t *p, float d, float least, span *to) {
-    for (int i = 0; i < 4; i++) {
-        to->scale[i] = d * (float)(p[i] & 63), to->bias[i] = -least * (float)(p[4 + i] & 63);
-        to->scale[4 + i] = d * (float)((p[8 + i] & 15) | (p[i] >> 6) << 4);
-        to->bias[4 + i] = -least * (float)(p[8 + i] >> 4 | (p[4 + i] >> 6) << 4);
-    }
+    uint32_t w[3];
+    memcpy(w, p, 12);
+    const uint64_t scales = (w[0] & 0x3f3f3f3f) | (uint64_t)((w[2] & 0x0f0f0f0f) | (w[0] >> 2 & 0x30303030)) << 32;
+    const uint64_t minima = (w[1] & 0x3f3f3f3f) | (uint64_t)((w[2] >> 4 & 0x0f0f0f0f) | (w[1] >> 2 & 0x30303030)) << 32;
+    float both[16];
+    scale_bytes((byte_vector)(long_vector){scales, minima}, d, -least, both);
+    memcpy(to->scale, both, 32), memcpy(to->bias, both + 8, 32);
 }
 
 INLINE void read_floats(const uint8_t *p, int type, int count, float *to) {
@@ -112,9 +121,14 @@ INLINE void open_span(const matrix *a, int format, int bits, int64_t row, int64_
     }
 }
 
-typedef uint16_t word_vector __attribute__((vector_size(16)));
+#ifdef __aarch64__ /* shifts bytes; others shift words, whose bits from the next byte are masked */
+typedef uint8_t shifted;
+#else
+typedef uint16_t shifted;
+#endif
+typedef shifted shifted_vector __attribute__((vector_size(16)));
 INLINE byte_vector bits_at(const uint8_t *p, int shift, int mask) { /* of sixteen bytes */
-    return (byte_vector)((word_vector)load_bytes(p) >> (uint16_t)shift) & (uint8_t)mask;
+    return (byte_vector)((shifted_vector)load_bytes(p) >> (shifted)shift) & (uint8_t)mask;
 }
 
 /* Of IQ2_XXS: a group of 32 has four bytes that choose eight magnitudes each, and 28 bits of signs, seven for each of
@@ -131,36 +145,36 @@ INLINE byte_vector grid_codes(const uint8_t *p, int part) {
     return (v ^ minus) - minus + 64;
 }
 
-/* Codes of chunk i of a span. `end`: of the matrix, beyond which nothing is read. */
-INLINE floats chunk_codes(const span *s, int format, int bits, int i, const uint8_t *end) {
-    const uint8_t *p = s->at;
+/* Codes of chunk i of a K-quant's span. */
+INLINE byte_vector block_codes(const uint8_t *p, int format, int i) {
     const int half = i / 8, part = i % 2, third = i / 2 % 4;
-    byte_vector v = {0};
     switch (format) {
-    case AFFINE:
-        p += 2 * bits * i;
-        if (bits == 8) return from_bytes(to_bytes(load_bytes(p)));
-        if (bits == 4) v = load_half(p);
-        else if (p + 16 <= end) v = load_bytes(p);
-        else memcpy(&v, p, 2 * bits);
-        return from_codes(to_bytes(v), bits);
-    case Q4_K: v = bits_at(p + 16 + i / 4 * 32 + part * 16, third % 2 * 4, 15); break;
+    case Q4_K: return bits_at(p + 16 + i / 4 * 32 + part * 16, third % 2 * 4, 15);
     case Q5_K:
-        v = bits_at(p + 48 + i / 4 * 32 + part * 16, third % 2 * 4, 15);
-        v |= bits_at(p + 16 + part * 16, i / 2, 1) << 4;
-        break;
+        return bits_at(p + 48 + i / 4 * 32 + part * 16, third % 2 * 4, 15) | bits_at(p + 16 + part * 16, i / 2, 1) << 4;
     case Q6_K:
-        v = bits_at(p + half * 64 + third % 2 * 32 + part * 16, third / 2 * 4, 15);
-        v |= bits_at(p + 128 + half * 32 + part * 16, 2 * third, 3) << 4;
-        break;
-    case IQ2_XXS: v = grid_codes(p + 2 + i / 2 * 8, part); break;
-    case Q2_K: v = bits_at(p + 16 + half * 32 + part * 16, 2 * third, 3); break;
-    case Q3_K:
-        v = bits_at(p + 32 + half * 32 + part * 16, 2 * third, 3);
-        v |= bits_at(p + part * 16, i / 2, 1) << 2;
-        break;
+        return bits_at(p + half * 64 + third % 2 * 32 + part * 16, third / 2 * 4, 15) |
+               bits_at(p + 128 + half * 32 + part * 16, 2 * third, 3) << 4;
+    case Q2_K: return bits_at(p + 16 + half * 32 + part * 16, 2 * third, 3);
+    case Q3_K: return bits_at(p + 32 + half * 32 + part * 16, 2 * third, 3) | bits_at(p + part * 16, i / 2, 1) << 2;
+    default: return grid_codes(p + 2 + i / 2 * 8, part); /* IQ2_XXS */
     }
-    return from_bytes(to_bytes(v));
+}
+
+/* Codes of chunk i of an affine span. `end`: of the matrix, beyond which nothing is read. */
+INLINE bytes stored_codes(const uint8_t *p, int bits, int i, const uint8_t *end) {
+    byte_vector v = {0};
+    p += 2 * bits * i;
+    if (bits == 4) v = load_half(p);
+    else if (bits == 8 || p + 16 <= end) v = load_bytes(p);
+    else memcpy(&v, p, 2 * bits);
+    return to_bytes(v);
+}
+
+INLINE floats chunk_codes(const span *s, int format, int bits, int i, const uint8_t *end) {
+    if (format != AFFINE) return from_bytes(to_bytes(block_codes(s->at, format, i)));
+    const bytes v = stored_codes(s->at, bits, i, end);
+    return bits == 8 ? from_bytes(v) : from_codes(v, bits);
 }
 
 /* What a code of a group stands for: scale * code + bias, or a table of it where one instruction looks sixteen up. */
