@@ -24,6 +24,7 @@ from ..kernels.ops.moe_qmv import MAX_QMV_TOKENS
 from .base import FusedModule, KernelModule
 from .config import SUPPORTED_VALUES, ModelConfig
 from .fused_linear import matrix_of, norm_arguments, packed_matrix, rms_norm
+from .layers import GatedMLP
 from .quantized.lut_linear import LUTExpertLinear
 from .quantized.packed_linear import PackedExpertLinear
 
@@ -303,6 +304,46 @@ class SparseMoE(KernelModule):
         h = x if norm is None else norm(x)
         chosen = softmax_topk(self.gate(h), self.top_k, normalise=self.normalise)
         return self.experts(h, *chosen, residual=residual)
+
+
+class SharedExpertMoE(SparseMoE):
+    """Experts, and one more that every token uses as far as its gate lets it.
+
+    To kernels the shared expert is a mixture of one, whose gate is a router with a sigmoid.
+    """
+
+    def __init__(self, c):
+        k, normalise = c.num_experts_per_tok, c.norm_topk_prob
+        super().__init__(c.num_experts, c.hidden_size, c.moe_intermediate_size, k, normalise=normalise)
+        self.shared_expert = GatedMLP(c.hidden_size, c.shared_expert_intermediate_size)
+        self.shared_expert_gate = nn.Linear(c.hidden_size, 1, bias=False)
+
+    def __call__(self, x, *, norm=None, residual=None):
+        if self.has_kernels(x):
+            if x.shape[0] >= GROUPED and norm is not None:
+                x, norm = rms_norm(norm, x, self.kernels), None  # once for all that read it
+            return self.add_shared(x, norm, super().__call__(x, norm=norm, residual=residual))
+        h = x if norm is None else norm(x)
+        y = super().__call__(h) + mx.sigmoid(self.shared_expert_gate(h)) * self.shared_expert(h)
+        return y if residual is None else residual + y
+
+    def has_kernels(self, x: mx.array) -> bool:
+        """Whether kernels read all matrices, and there are few enough tokens."""
+        shared = self.shared_expert
+        linears = self.gate, self.shared_expert_gate, shared.get("gate_up_proj"), shared.down_proj
+        few = self.kernels.gpu is not None and x.shape[0] <= MAX_QMV_TOKENS
+        return few and all(m is not None and matrix_of(m) is not None for m in linears)
+
+    def add_shared(self, x, norm, residual):
+        """residual + the shared expert of norm(x), times its gate."""
+        shared, gate, run = self.shared_expert, self.shared_expert_gate, self.kernels.run
+        if x.shape[0] >= GROUPED:  # every matrix is read once for all tokens
+            _, weights = route_tokens(self, gate, x, 1, norm=norm, sigmoid=True)
+            return run(moe_combine, parts=shared(x, norm=norm), weights=weights, dtype=x.dtype, residual=residual)
+        first, last = matrix_of(shared.gate_up_proj), matrix_of(shared.down_proj)
+        product = {"matrix": first, "activation": shared.activation, **norm_arguments(norm)}
+        h, experts, weights = run(moe_router_gate_up, x=x, router=matrix_of(gate), k=1, sigmoid=True, **product)
+        return run(moe_down, x=h, experts=experts, weights=weights, matrix=last, residual=residual)
 
 
 def route_tokens(owner: KernelModule, gate: nn.Module, x: mx.array, k: int, *, norm: nn.RMSNorm | None = None, **rules):

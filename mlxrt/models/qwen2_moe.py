@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from .layers import Attention, Block, GatedMLP
 from .llama import Llama
-from .moe import MoEConfig, SparseLayers
+from .moe import MoEConfig, SharedExpertMoE, SparseLayers
 from .qwen2 import QwenConfig
-from .qwen3_next import SharedExpertMoE
 from .sanitize_moe import rename_experts, sanitize_experts
 
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .moe import ROUTING_KEYS
+from .moe import ROUTING_KEYS, SharedExpertMoE
 from .multimodal import TOWERS, read_text_config, rename_text_tensor
-from .qwen3_next import Hybrid, HybridConfig, Qwen3Next, SharedExpertMoE, SparseConfig
+from .qwen3_next import Hybrid, HybridConfig, Qwen3Next, SparseConfig
 from .sanitize_moe import rename_experts
 
 # Drafting further tokens, and the dtype of the state, which is float32 here whatever it says. (mrope gives a text one

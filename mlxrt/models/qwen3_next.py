@@ -18,7 +18,7 @@ from .config import SUPPORTED_VALUES, ModelConfig, config_field
 from .fused_linear import fused_linear
 from .gated_delta import GatedDeltaNet
 from .layers import Attention, Block, DecoderLM, GatedMLP, take_rows
-from .moe import MoEConfig, SparseLayers, SparseMoE
+from .moe import MoEConfig, SharedExpertMoE, SparseLayers
 from .rope import read_rope
 from .sanitize_hybrid import sanitize_hybrid
 from .sanitize_moe import rename_experts, sanitize_experts
@@ -119,21 +119,6 @@ class GatedAttention(Attention):
         both, rest = mx.split(qkv, [2 * self.heads], axis=1)  # queries and gates interleaved; keys and values
         qkv = mx.concatenate([both[:, ::2], rest], axis=1).flatten(1)
         return self.attend(qkv, kv) * mx.sigmoid(both[:, 1::2].flatten(1))
-
-
-class SharedExpertMoE(SparseMoE):
-    """Experts, and one more that every token uses as far as its gate lets it."""
-
-    def __init__(self, c):
-        k, normalise = c.num_experts_per_tok, c.norm_topk_prob
-        super().__init__(c.num_experts, c.hidden_size, c.moe_intermediate_size, k, normalise=normalise)
-        self.shared_expert = GatedMLP(c.hidden_size, c.shared_expert_intermediate_size)
-        self.shared_expert_gate = nn.Linear(c.hidden_size, 1, bias=False)
-
-    def __call__(self, x, *, norm=None, residual=None):
-        h = x if norm is None else norm(x)
-        y = super().__call__(h) + mx.sigmoid(self.shared_expert_gate(h)) * self.shared_expert(h)
-        return y if residual is None else residual + y
 
 
 class Hybrid(DecoderLM):

@@ -105,14 +105,15 @@ def test_steps_of_these_families_are_nothing_but_kernels(name):
     assert not said and device.launched == 2 * 5 - 1  # all but those of the first answer, and the one that was recorded
 
 
-@pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-30b-a3b", "qwen3.5-9b"])
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-30b-a3b", "qwen3.5-35b-a3b"])
 def test_steps_of_many_rows_are_nothing_but_kernels(name):
     """By matrix units, which take half precision; experts read once for all of their tokens."""
     asked, answers = [ask([*range(i, 2 * i + 3)], 4) for i in range(9)], []
     for again in (False, True):
         library, said, device = FakeLibrary(Simulator(checked=False)), capture_log("decode steps"), Bench()
         kernels = Kernels("strict", make_gpu("metal", library))
-        with made(name, kernels, dtype=mx.bfloat16, moe_intermediate_size=128) as engine:
+        sizes = {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 128}
+        with made(name, kernels, dtype=mx.bfloat16, **sizes) as engine:
             runner = engine.core.runner
             runner.compiled = True
             if again:

@@ -17,6 +17,7 @@ SMALL = {
     "hidden_size": 128,
     "intermediate_size": 128,
     "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 96,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 64,
@@ -46,6 +47,7 @@ FAMILIES = [
     ("qwen3-30b-a3b", SPARSE, 4 * LAYERS + 3),
     ("gpt-oss-20b", SPARSE, 4 * LAYERS + 3),
     ("qwen3.5-9b", {"qkv_attention", "qmv", "gated_delta_step"}, 5 * LAYERS + 3),
+    ("qwen3.5-35b-a3b", SPARSE | {"gated_delta_step"}, 7 * LAYERS + 3),  # 2: the expert that every token uses
     (
         "gemma4-e2b",
         {"qkv_attention", "qmv", "add_norm_qmv", "add_norm"},

@@ -1,9 +1,12 @@
 """Experts of many tokens, put in order: what they give is what each token's experts give one by one."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import pytest
 
-from mlxrt.kernels import Kernels, make_gpu
+from mlxrt.kernels import Kernels, make_gpu, moe_down, moe_gate_up
+from mlxrt.kernels.testing import sample
 from mlxrt.models.moe import GROUPED, Experts
 
 from ..support.metal_sim import Simulator
@@ -53,3 +56,14 @@ def test_float32_goes_the_other_way():
     x, chosen = mx.random.normal((9, 128)), mx.random.randint(0, 6, (9, 2)).astype(mx.uint32)
     experts(x, chosen, mx.random.uniform(0, 1, (9, 2)))
     assert "moe_grouped" not in kernels.used and "moe_down" in kernels.used
+
+
+@pytest.mark.parametrize("mode, bits", [("affine", 4), ("dense", 16), ("mxfp4", 4), ("lut", 3)])
+def test_a_matrix_alone_is_a_stack_of_one_where_a_kernel_is_disabled(mode, bits):
+    mx.random.seed(3)
+    stack, none = sample(mode, (1, 24, 64), mx.float32, bits), mx.zeros((5, 1), mx.uint32)
+    parts = {name: None if (a := getattr(stack, name)) is None else a[0] for name in ("weight", "scales", "biases")}
+    alone, x, weights = replace(stack, **parts), mx.random.normal((5, 64)), mx.random.uniform(0, 1, (5, 1))
+    assert mx.array_equal(moe_gate_up.reference(x, none, alone, "silu"), moe_gate_up.reference(x, none, stack, "silu"))
+    y, expected = (moe_down.reference(x[:, None], none, weights, m) for m in (alone, stack))
+    assert mx.array_equal(y, expected) and mx.allclose(y, weights * alone.multiply(x), atol=1e-4)

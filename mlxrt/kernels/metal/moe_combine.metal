@@ -5,7 +5,7 @@
         uint token = index / O;
         float sum = RES ? float(residual[index]) : 0.0f;
         for (uint c = 0; c < uint(C); c++)
-            sum += float(weights[token * C + c]) * parts[(token * C + c) * O + index % O];
+            sum += float(weights[token * C + c]) * float(parts[(token * C + c) * O + index % O]);
         y[index] = static_cast<T>(sum);
     }
 }

@@ -38,6 +38,7 @@ def router_gate_up_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (1, 4, 32, 96, 10, ("dense", 16), ("mxfp4", 4), {"rbias": True, "bias": True, "activation": "clamped"}),
         (1, 2, 33, 1024, 40, ("affine", 4), ("dense", 16), {"norm": True, "sigmoid": True, "correction": True}),
         (1, 3, 64, 2080, 290, ("affine", 8), ("affine", 3), {"normalise": True, "scales": True, "activation": "gelu"}),
+        (1, 1, 1, 64, 24, ("affine", 8), ("affine", 4), {"norm": True, "sigmoid": True}),  # one expert for all
         (1, 8, 36, 64, 520, ("affine", 4), ("affine", 4), {"normalise": True}),  # several turns
         (1, 2, 40, 160, 12, ("lut", 2), ("lut", 3), {"normalise": True}),
         (1, 2, 36, 512, 12, ("dense", 16), ("q4_k_split", 4), {"norm": True, "normalise": True}),

@@ -132,9 +132,11 @@ def launch_grouped(gpu, x, experts, order, bounds, matrix, each, dtype, activati
 
 
 def combine_cases(dtype: mx.Dtype) -> Iterator[Case]:
-    for rows, k, outs, more in [(1, 1, 8, False), (3, 4, 100, True), (9, 8, 33, False)]:
+    for rows, k, outs, more in [(1, 1, 8, False), (3, 4, 100, True), (9, 8, 33, False), (8, 1, 40, True)]:
         mx.random.seed(outs)
         arrays = {"parts": mx.random.normal((rows * k, outs)), "weights": mx.random.uniform(0, 1, (rows, k))}
+        if k == 1:
+            arrays["parts"] = arrays["parts"].astype(dtype)
         if more:
             arrays["residual"] = mx.random.normal((rows, outs)).astype(dtype)
         yield Case(f"{rows} x {k} of {outs}", arrays, {"dtype": dtype})
@@ -142,7 +144,7 @@ def combine_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 @op(combine_cases)
 def moe_combine(parts, weights, dtype, residual=None):
-    """parts [N k, O] float32, weights [N, k] -> [N, O]: each token's sum; + residual."""
+    """parts [N k, O] of any float dtype, weights [N, k] -> [N, O]: each token's sum; + residual."""
     y = (parts.reshape(*weights.shape, -1) * weights[..., None]).sum(axis=1)
     return (y if residual is None else residual.astype(mx.float32) + y).astype(dtype)
 

@@ -35,6 +35,7 @@ def gate_up_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (2, 2, 4, 96, 10, "mxfp4", {"bias": True, "activation": "clamped"}),
         (1, 2, 3, 64, 7, "dense", {"activation": "gelu"}),
         (1, 2, 3, 1024, 5, "affine", {"norm": True}),
+        (2, 1, 1, 64, 9, "affine", {"norm": True}),  # one expert for all
         (2, 2, 4, 96, 10, "lut", {"bits": 2}),
         (1, 3, 4, 1120, 9, "lut", {"bits": 3, "activation": "gelu"}),
         (3, 2, 3, 64, 7, "lut", {"bits": 4, "norm": True}),
@@ -64,6 +65,7 @@ def down_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (3, 2, 5, 1056, 9, "affine", 4, ()),
         (2, 3, 4, 64, 33, "mxfp4", 4, ("bias", "residual")),
         (1, 2, 3, 64, 8, "dense", 16, ()),
+        (2, 1, 1, 96, 40, "affine", 4, ("residual",)),  # one expert for all
         (1, 6, 8, 1024, 9, "affine", 4, ()),  # whole tiles, and more experts than simdgroups
         (1, 8, 9, 1120, 7, "lut", 2, ("residual",)),
         (2, 5, 4, 96, 12, "lut", 3, ("bias",)),
@@ -91,7 +93,8 @@ def down_cases(dtype: mx.Dtype) -> Iterator[Case]:
 
 
 def gather_qmm(matrix: QuantizedMatrix, x: mx.array, experts: mx.array) -> mx.array:
-    """x [N, k or 1, K] through the matrices of `experts` [N, k] -> [N, k, O]."""
+    """x [N, k or 1, K] through the matrices of `experts` [N, k] -> [N, k, O]; a matrix alone is a stack of one."""
+    matrix = matrix.as_stack()
     if matrix.lut_matrix is not None:
         return matrix.lut_matrix.gather_multiply(x[:, :, None], experts)[:, :, 0].astype(x.dtype)
     if matrix.is_k_quant:

@@ -28,6 +28,7 @@ def router_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (2, 33, 96, 2, "dense", {"sigmoid": True, "correction": True, "normalise": True}),
         (2, 32, 64, 4, "dense", {"bias": True, "normalise": True, "scales": True}),
         (2, 35, 64, 3, "dense", {"correction": True}),
+        (2, 1, 64, 1, "affine", {"norm": True, "sigmoid": True}),  # how much of an expert that every token uses
         (1, 36, 96, 3, "lut", {"normalise": True}),
         (2, 34, 512, 4, "q6_k_split", {"norm": True, "normalise": True}),
     ]

@@ -73,6 +73,13 @@ class QuantizedMatrix:
     def is_k_quant(self) -> bool:
         return self.mode in K_QUANTS or self.mode in SPLIT_MODES
 
+    def as_stack(self) -> "QuantizedMatrix":
+        """A matrix alone as a stack of one; kernels, which count rows, make no difference."""
+        if self.weight.ndim > 2:
+            return self
+        scales, biases = (None if a is None else a[None] for a in (self.scales, self.biases))
+        return replace(self, weight=self.weight[None], scales=scales, biases=biases)
+
     def take(self, rows: mx.array) -> "QuantizedMatrix":
         """Some rows of it."""
         scales, biases = (None if a is None else a[rows] for a in (self.scales, self.biases))
