@@ -7,6 +7,7 @@ from .ops.add_norm_qmv import add_norm_qmv
 from .ops.argmax import argmax
 from .ops.attention_layout import PackedKV, Pages, QKVLayout, QuantizedPages
 from .ops.codebook import codebook_rows
+from .ops.concat_columns import concat_columns
 from .ops.dequantize import dequantize
 from .ops.draw import draw
 from .ops.draw_rows import DrawPlan, DrawRow, pack_rows
@@ -34,7 +35,7 @@ __all__ = [
     "KV_GROUPS", "MODES", "OPS", "PLAIN", "Case", "Codec", "DeviceProfile", "DrawPlan", "DrawRow", "Gpu", "Kernels",
     "LUTMatrix", "LazyQKV", "Op", "PackedKV", "PackedRows", "Pages", "PlainKV", "QKVLayout", "QuantizedKV", "QuantizedMatrix",
     "QuantizedPages", "Source", "add_norm", "add_norm_qmv", "apply_rope", "argmax", "attention_op", "backend",
-    "codebook_rows", "compute_qkv", "decode_attention", "dequantize", "draw", "embed_rows", "gated_delta_prefill", "gated_delta_step", "hadamard",
+    "codebook_rows", "compute_qkv", "concat_columns", "decode_attention", "dequantize", "draw", "embed_rows", "gated_delta_prefill", "gated_delta_step", "hadamard",
     "linear", "make_gpu", "moe_combine", "moe_down", "moe_gate_up", "moe_grouped", "moe_router",
     "moe_router_gate_up", "moe_sort", "pack_rows", "paged_attention", "qkv_attention", "qmm", "qmv",
     "quantized_paged_attention", "top_logprobs",

@@ -3,15 +3,16 @@
 Many rows use MLX's own matmul: there the arithmetic costs, not the launches.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..kernels import Kernels, LazyQKV, QuantizedMatrix, add_norm, add_norm_qmv, embed_rows
+from ..kernels import Kernels, LazyQKV, QuantizedMatrix, add_norm, add_norm_qmv, concat_columns, embed_rows
 from ..kernels import linear as kernel_linear
 from ..kernels.ops.qmm import MAX_QMM_ROWS
-from ..kernels.ops.qmv import apply_epilogue
+from ..kernels.ops.qmv import MAX_QMV_ROWS, apply_epilogue
 from .quantized.packed_linear import PackedEmbedding, PackedLinear
 
 
@@ -66,6 +67,14 @@ def fused_linear(
         return kernel_linear(kernels, x, matrix, bias=linear.get("bias"), **norm_arguments(norm), **after)
     h = x if norm is None else norm(x)
     return apply_epilogue(plain_linear(linear, h, dequantize=kernels.gpu is not None), **after)
+
+
+def concat_products(linears: Sequence[nn.Module], x: mx.array, kernels: Kernels, norm: nn.RMSNorm | None) -> mx.array:
+    """linear(norm(x)) of each, side by side: of those that are not one matrix because their formats differ."""
+    if norm is not None and x.shape[0] > MAX_QMV_ROWS:
+        x, norm = rms_norm(norm, x, kernels), None  # once for all of them
+    parts = [fused_linear(linear, x, kernels, norm=norm) for linear in linears]
+    return parts[0] if len(parts) == 1 else kernels.run(concat_columns, **dict(zip("abcd", parts)))
 
 
 def lazy_qkv(linear: nn.Module, x: mx.array, kernels: Kernels, norm: nn.RMSNorm | None) -> LazyQKV | mx.array:

@@ -13,7 +13,7 @@ from ..kernels import gated_delta_prefill, gated_delta_step
 from ..kernels.mlx_defects import cumsum
 from ..kernels.ops.gated_delta import gated_delta_layer, split_projection
 from .base import FusedModule
-from .fused_linear import fused_linear
+from .fused_linear import concat_products, fused_linear
 from .layers import merge_linears
 
 CHUNK = 64  # tokens whose corrections are solved for at once, and tokens between two checkpoints
@@ -54,8 +54,7 @@ class GatedDeltaNet(FusedModule):
         """[N, sum of widths]: q, k and v side by side; the gate z; b and a, one number a head."""
         if "in_proj" in self:
             return fused_linear(self.in_proj, x, self.kernels, norm=norm)
-        h = x if norm is None else norm(x)
-        return mx.concatenate([self[name](h) for name in PROJECTIONS], axis=-1)
+        return concat_products([self[name] for name in PROJECTIONS], x, self.kernels, norm)
 
     def spec(self, dtype: mx.Dtype) -> Recurrent:
         past = (self.conv1d.weight.shape[1] - 1, self.widths[0])

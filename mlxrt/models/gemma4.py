@@ -17,9 +17,9 @@ from ..errors import BadCheckpoint, UnsupportedModel, quote
 from ..kernels import LazyQKV, QKVLayout, moe_router
 from .base import CausalLM, FusedModule, KernelModule
 from .config import check_value, config_field, report
-from .fused_linear import add_norm_linear, add_rms_norm, embed, fused_linear, lazy_qkv, matrix_of
+from .fused_linear import add_norm_linear, add_rms_norm, concat_products, embed, fused_linear, lazy_qkv, matrix_of
 from .gemma import FULL, GEMMA_VALUES, SLIDING, Gemma, GemmaBlock, GemmaConfig, GemmaDecoder, GemmaMLP, rope_section
-from .layers import attend, merge_linears
+from .layers import QKV_PARTS, attend, merge_qkv
 from .moe import Experts, topk_softmax
 from .multimodal import TOWERS, read_text_config, rename_text_tensor
 from .rope import RoPE
@@ -174,7 +174,7 @@ class Gemma4Attention(FusedModule):
         self.rope = RoPE(c.ropes[i])
 
     def fuse(self):
-        merge_linears(self, [name for name in ("q_proj", "k_proj", "v_proj") if name in self], "qkv_proj")
+        merge_qkv(self)
         if self.kernels.gpu is not None:
             self.layout = replace(self.qkv_layout(), **self.rope.constants())
 
@@ -190,8 +190,7 @@ class Gemma4Attention(FusedModule):
         """[N, heads * D]: the queries; the keys, where there are; the values, where they are not the keys."""
         if (merged := self.input_linear) is not None:
             return lazy_qkv(merged, x, self.kernels, norm)
-        names = [name for name in ("q_proj", "k_proj", "v_proj") if name in self]
-        return mx.concatenate([self[name](norm(x)) for name in names], axis=-1)
+        return concat_products([self[name] for name in QKV_PARTS if name in self], x, self.kernels, norm)
 
     def __call__(self, x, kv, *, norm):
         layout = self.layout or self.qkv_layout()

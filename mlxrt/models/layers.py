@@ -9,7 +9,7 @@ import mlx.nn as nn
 
 from ..kernels import Kernels, LazyQKV, Pages, QKVLayout, QuantizedPages, compute_qkv, decode_attention
 from .base import CausalLM, FusedModule, KernelModule
-from .fused_linear import embed, fused_linear, lazy_qkv
+from .fused_linear import concat_products, embed, fused_linear, lazy_qkv
 from .quantized.packed_linear import PackedLinear
 from .rope import RoPE
 
@@ -47,6 +47,16 @@ def merge_linears(module: nn.Module, names: Sequence[str], merged: str) -> None:
         module[merged] = linear
         for name in names:
             del module[name]
+
+
+QKV_PARTS = ("qk_proj", "q_proj", "k_proj", "v_proj")  # where they are not one matrix
+
+
+def merge_qkv(attention: nn.Module) -> None:
+    """Merge the projections that there are: all as qkv_proj, or queries and keys as qk_proj where values differ."""
+    merge_linears(attention, [name for name in QKV_PARTS if name in attention], "qkv_proj")
+    if "v_proj" in attention:
+        merge_linears(attention, [name for name in ("q_proj", "k_proj") if name in attention], "qk_proj")
 
 
 def attend(
@@ -100,7 +110,7 @@ class Attention(FusedModule):
         self.rope = RoPE(c.rope)
 
     def fuse(self):
-        merge_linears(self, ("q_proj", "k_proj", "v_proj"), "qkv_proj")
+        merge_qkv(self)
         if self.kernels.gpu is not None or self.kernels.cpu is not None:
             self.layout = replace(self.qkv_layout(), **self.rope.constants())
 
@@ -117,8 +127,7 @@ class Attention(FusedModule):
         """[N, (Hq + 2 Hkv) * D]: q, k, v."""
         if "qkv_proj" in self:
             return lazy_qkv(self.qkv_proj, x, self.kernels, norm)
-        h = x if norm is None else norm(x)
-        return mx.concatenate([p(h) for p in (self.q_proj, self.k_proj, self.v_proj)], axis=-1)
+        return concat_products([self[name] for name in QKV_PARTS if name in self], x, self.kernels, norm)
 
     def attend(self, qkv, kv):
         """qkv [N, heads * D] -> [N, Hq * D]."""
@@ -150,8 +159,8 @@ class GatedMLP(FusedModule):
         if "gate_up_proj" in self:
             h = fused_linear(self.gate_up_proj, x, self.kernels, norm=norm, activation=self.activation, pair=True)
         else:
-            h = x if norm is None else norm(x)
-            h = fused_linear(self.gate_proj, h, self.kernels, activation=self.activation, times=self.up_proj(h))
+            up = fused_linear(self.up_proj, x, self.kernels, norm=norm)
+            h = fused_linear(self.gate_proj, x, self.kernels, norm=norm, activation=self.activation, times=up)
         return fused_linear(self.down_proj, h, self.kernels, residual=residual)
 
 
