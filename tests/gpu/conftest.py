@@ -20,6 +20,7 @@ ON_CPU = os.environ.get("MLXRT_TEST_GPU") == "cpu"
 SECONDS = {
     "test_ops": 8, "test_parity": 25, "test_random_programs": 30, "test_sampling": 15, "test_programs": 50,
     "test_shapes": 25, "test_experts": 10, "test_quantized_kv": 120, "test_mlx_defects": 10, "test_engine": 4,
+    "test_k_quants": 15,
 }  # fmt: skip
 
 

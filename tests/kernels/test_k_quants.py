@@ -20,7 +20,9 @@ from mlxrt.models.quantized.packed_linear import PackedExpertLinear, PackedLinea
 from mlxrt.weights import GgufCheckpoint, build
 from mlxrt.weights.formats.gguf.tensors import SPLIT
 
+from ..support.k_quant_files import write_pair
 from ..support.metal_sim import Simulator
+from ..support.qwen2_moe_folder import write_qwen2_moe
 from ..support.tiny_files import CONFIG, float_weights, write_folder, write_gguf
 
 MOST_MEMORY = 1.06  # of the file's tensors
@@ -73,8 +75,9 @@ def open_split(file, mode: str, dtype: mx.Dtype | None = mx.float32) -> Engine:
     return Engine(model, config, source=Source("split"))
 
 
-def answer(engine: Engine) -> list[int]:
-    return list(engine.generate(Request(tokens=PROMPT, params=SamplingParams(max_tokens=4, ignore_eos=True))).tokens)
+def answer(engine: Engine, prompt: tuple[int, ...] = PROMPT, count: int = 4) -> list[int]:
+    params = SamplingParams(max_tokens=count, ignore_eos=True)
+    return list(engine.generate(Request(tokens=prompt, params=params)).tokens)
 
 
 def test_a_file_is_computed_from_split_matrices(files):
@@ -89,10 +92,24 @@ def test_a_file_is_computed_from_split_matrices(files):
             used, model = engine.model.kernels.used, engine.model
             assert {m.mode for m in model.modules() if hasattr(m, "mode")} == {s.mode for s in SPLIT_KINDS.values()}
         assert (mode == "reference") == (not used)
+        assert mode == "reference" or {"qmv", "embed_rows", "concat_columns"} <= used.keys()
     held = sum(a.nbytes for _, a in tree_flatten(model.parameters()))
     checkpoint = GgufCheckpoint(file)
     assert held <= MOST_MEMORY * sum(info.nbytes for info in checkpoint.sizes().values())
     assert held == checkpoint_bytes(checkpoint, mx.float32, False, on_gpu=True)
+
+
+def test_experts_are_computed_from_split_stacks(tmp_path):
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256, "num_hidden_layers": 2}
+    sizes |= {"shared_expert_intermediate_size": 256, "max_window_layers": 2}
+    folder = write_qwen2_moe(tmp_path / "moe", **sizes)
+    packed, plain = write_pair(folder, tmp_path / "moe.gguf", ["q4_k"])
+    with mlxrt.load(str(plain), dtype="float32") as engine:
+        truth, tokens = np.array(engine.score([3, 5])), answer(engine, (7, 9), 2)
+    with open_split(packed, "strict") as engine:
+        found, used = np.array(engine.score([3, 5])), engine.model.kernels.used
+        assert np.abs(found - truth).max() < 1e-4 * np.abs(truth).max()
+        assert answer(engine, (7, 9), 2) == tokens and {"moe_router_gate_up", "moe_down"} <= used.keys()
 
 
 @pytest.mark.parametrize("kind", ["q6_k", "iq4_nl"])

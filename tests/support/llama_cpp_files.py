@@ -63,9 +63,11 @@ def slides(arch: str, text: dict[str, Any]) -> list[bool]:
     return [bool(text.get("sliding_window")) and text.get("use_sliding_window", True)] * n
 
 
-def convert(folder: Path, path: Path, *, kind: str = "F32", tokens: bool = False, extra=None, layers=None) -> Path:
+def convert(
+    folder: Path, path: Path, *, kind: str = "F32", tokens: bool = False, extra=None, layers=None, encode=None
+) -> Path:
     """The folder's model as one GGUF file: `kind` for the matrices, `tokens` adds a vocabulary llama.cpp can load,
-    `extra(writer)` anything else, `layers` of it too."""
+    `extra(writer)` anything else, `layers` of it too. `encode(name, matrix)`: what is stored instead, and its kind."""
     config = json.loads((folder / "config.json").read_text())
     given, writer = read(config), gguf.GGUFWriter(path, ARCHS[config["model_type"]])
     add_keys(writer, given, layers)
@@ -78,7 +80,7 @@ def convert(folder: Path, path: Path, *, kind: str = "F32", tokens: bool = False
         loaded = unpack_fp8(loaded, config, mx.float32)
     arrays = {name: np.array(array) for name, array in loaded.items()}
     for name, array in [*tensors(given, arrays), *rope_tensors(given)]:
-        add(writer, gguf_name(name, given), array, kind)
+        add(writer, gguf_name(name, given), array, kind, encode)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -100,10 +102,13 @@ def gguf_name(name: str, given: Given) -> str:
     raise AssertionError(f"llama.cpp has no name for {name}")
 
 
-def add(writer, name: str, array: np.ndarray, kind: str) -> None:
+def add(writer, name: str, array: np.ndarray, kind: str, encode=None) -> None:
     if array.dtype == np.uint8:  # already the blocks of MXFP4
         return writer.add_tensor(name, array, raw_dtype=gguf.GGMLQuantizationType.MXFP4)
     matrix = array.ndim > 1 and name.endswith("weight") and "ffn_gate_inp" not in name
+    if matrix and encode is not None:
+        stored, type_ = encode(name, np.ascontiguousarray(array))
+        return writer.add_tensor(name, stored, raw_dtype=gguf.GGMLQuantizationType[type_])
     whole = matrix and (array.shape[-1] % 32 == 0 or kind == "F16")
     type_ = gguf.GGMLQuantizationType[kind if whole else "F32"]
     return writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(array), type_), raw_dtype=type_)
