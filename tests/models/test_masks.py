@@ -4,10 +4,13 @@ import mlx.core as mx
 import pytest
 
 from mlxrt import EngineConfig, Request, SamplingParams
+from mlxrt.cache.memory import paged
 from mlxrt.engine.engine import Engine, Source
 from mlxrt.kernels.ops.attention import AttentionParams
 from mlxrt.models import find
 from mlxrt.weights.random_models import random_weights, shape_config
+from tests.support.oracle import logits, truth
+from tests.support.toy_models import KINDS
 
 SMALL = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 128,
@@ -40,6 +43,29 @@ def test_a_mask_is_what_causal_is(name, monkeypatch):
     got = scores(name)
     assert mx.allclose(got[0], expected[0], atol=1e-4)
     assert all(mx.array_equal(a, b) for a, b in zip(got[1:], expected[1:]))
+
+
+@pytest.mark.parametrize("name", ["gemma3-1b", "gpt-oss-20b"])
+def test_a_window_in_tiles_is_the_window(name, monkeypatch):
+    """Tiles of 16 queries, some of whose keys begin with the prompt; with sinks, too."""
+    expected = scores(name)
+    monkeypatch.setattr(paged, "MIN_TILE", 1)
+    bands: list[int] = []
+    band = AttentionParams.mask_band
+    monkeypatch.setattr(AttentionParams, "mask_band", lambda self, n: bands.append(n) or band(self, n))
+    got = scores(name)
+    assert mx.allclose(got[0], expected[0], atol=1e-4) and {8, 16} <= set(bands)
+    assert all(mx.array_equal(a, b) for a, b in zip(got[1:], expected[1:]))
+
+
+@pytest.mark.parametrize("kind", ["window", "narrow", "rotating", "rotating-keep", "q4-rotating"])
+def test_a_prompt_in_tiles_equals_recomputation(kind, monkeypatch):
+    monkeypatch.setattr(paged, "MIN_TILE", 1)
+    model, prompt = KINDS[kind](), tuple(i * 7 % 90 for i in range(75))
+    with Engine(model, EngineConfig(chunk=33)) as engine:
+        rows = engine.score(list(prompt))
+        assert mx.allclose(rows, logits(model, prompt), atol=1e-4)
+        assert engine.generate(prompt, max_tokens=9).tokens == truth(model, prompt, 9)
 
 
 @pytest.mark.parametrize(("window", "first", "stop", "fine"), [

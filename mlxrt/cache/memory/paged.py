@@ -16,6 +16,9 @@ from ..layer_state import BlockTable, LayerState
 from .layer_spec import TAIL, Arrays, Batch, LayerSpec, LayerView
 from .slices import ArrayCache, bucket, pad_table, slice1, slice2, slice4, update
 
+# Queries of a chunk that attend together under a window, if it has no more tokens: what is masked is computed, too.
+MIN_TILE = 256
+
 
 class KVView(LayerView):
     """Its scratch holds gathered blocks, for the layers that share this cache."""
@@ -95,13 +98,29 @@ class KVView(LayerView):
         length = start + n - first  # slots that hold tokens
         parts = [p.swapaxes(0, 1).flatten(1, 2)[:, :length] for p in self._gather((r,))]  # [heads, T, width]
         k, v = self.spec.codec.decode(parts)
-        mask = None
-        if not params.is_causal(q.shape[-1], start, start + n, first):
-            mask = self._once(f"mask {r} {n}", lambda: self._prefill_mask(r, n, start, length, params))
-        return attend_prefill(q, k, v, mask, params)
+        if params.is_causal(q.shape[-1], start, start + n, first):
+            return attend_prefill(q, k, v, None, params)
+        tile = n if params.window is None else max(MIN_TILE, bucket(params.window))
+        out = [self._prefill_tile(q[a : a + tile], k, v, r, start + a, params) for a in range(0, n, tile)]
+        return mx.concatenate(out) if len(out) > 1 else out[0]
 
-    def _prefill_mask(self, r, n, start, length, params):
-        return params.mask(self.spec.key_positions(self.index)[r, :length], (start + mx.arange(n))[:, None])
+    def _prefill_tile(self, q, k, v, r, start, params):
+        """Queries from `start` on, with a mask, over the keys that one of them sees."""
+        first, keep, n = self.index["first"][r], params.keep, q.shape[0]
+        end = start + n - first  # slots
+        begin = 0 if params.window is None else start - params.window + 1 - first
+        if begin <= -(-keep // self.spec.size) * self.spec.size:
+            positions = self._once("positions", lambda: self.spec.key_positions(self.index))
+            k, v, keys = k[:, :end], v[:, :end], positions[r, :end]
+            mask = self._once(f"mask {r} {start} {n}", lambda: params.mask(keys, (start + mx.arange(n))[:, None]))
+            return attend_prefill(q, k, v, mask, params)
+        # A window's keys lie the same way to its queries wherever it is: one mask for all tiles of this length.
+        mask = self._once(f"band {n}", lambda: params.mask_band(n))
+        if keep:
+            k, v = (mx.concatenate([x[:, :keep], x[:, begin:end]], axis=1) for x in (k, v))
+        else:
+            k, v = k[:, begin:end], v[:, begin:end]
+        return attend_prefill(q, k, v, mask, params)
 
 
 def slot_indices(pool: Arrays, block: mx.array, slot: mx.array) -> list[tuple[mx.array, ...]]:

@@ -33,6 +33,14 @@ class AttentionParams:
         near = keys > queries - self.window
         return causal & (near | (keys < self.keep) if self.keep else near)
 
+    def mask_band(self, n: int) -> mx.array:
+        """Which of the `keep` first keys, and of those from the first that one of n neighbouring queries sees on, each
+        of these sees, [n, keep + window - 1 + n]; between the two kinds no key is seen."""
+        assert self.window is not None
+        first = self.keep + self.window  # of the queries, so that the nearest key is the one after the kept
+        keys = mx.concatenate([mx.arange(self.keep), mx.arange(self.keep + 1, first + n)])
+        return self.mask(keys, (first + mx.arange(n))[:, None])
+
     def mask_decode(self, keys: mx.array, start: mx.array, tail: int, queries: mx.array) -> mx.array:
         """Which slots of the blocks, with positions `keys` [R, slots], and then of a tail of `tail` tokens the token of each
         row sees, [R, slots + tail]; tails begin at `start` [R], where the blocks end."""
