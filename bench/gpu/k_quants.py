@@ -2,9 +2,10 @@
 
     python -m bench.gpu.k_quants [--shape 12288x4096] [--rows 1] [--kinds affine,q4_k,q6_k] [--sweep]
 
-A chain over 1 GB of distinct matrices as one CUDA graph, in bfloat16. *share*: of copy bandwidth, which for one row is
-to be at least 60 % for q4_k and q6_k. Every kind is compared with float32 products of the dequantised matrix; exit 1 if
-one is wrong. --sweep tries other ways to share the rows among simdgroups.
+A chain over 1 GB of distinct matrices as one CUDA graph, in bfloat16; for more than 64 rows, what dequantises them.
+*share*: of copy bandwidth, which for one row is to be at least 60 % for q4_k and q6_k. Every kind is compared with
+float32 products of the dequantised matrix; exit 1 if one is wrong. --sweep tries other ways to share the rows among
+simdgroups.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import numpy as np
 from bench.gpu.clock import Clock
 from bench.gpu.shapes import open_gpu
 from bench.gpu.step import copy_bandwidth
-from mlxrt.kernels import QuantizedMatrix
+from mlxrt.kernels import QuantizedMatrix, dequantize
 from mlxrt.kernels.ops import qmm, qmv
 from mlxrt.kernels.testing import sample
 
@@ -45,7 +46,9 @@ def matrix_bytes(matrix: QuantizedMatrix) -> int:
 
 def find_error(y: mx.array, x: mx.array, matrix: QuantizedMatrix) -> float:
     """Of the largest value."""
-    right = np.array(x.astype(mx.float32)) @ np.array(matrix.plain()).T
+    right = np.array(matrix.plain())
+    if x.shape[0] <= qmm.MAX_QMM_ROWS:
+        right = np.array(x.astype(mx.float32)) @ right.T
     return float(np.abs(np.array(y.astype(mx.float32)) - right).max() / np.abs(right).max())
 
 
@@ -53,7 +56,10 @@ def record(gpu, x: mx.array, matrices: list[QuantizedMatrix]) -> list:
     op = qmv.qmv if x.shape[0] <= qmv.MAX_QMV_ROWS else qmm.qmm
     with gpu.library.recording() as launches:
         for matrix in matrices:
-            op.launch(gpu, x=x, matrix=matrix)
+            if x.shape[0] > qmm.MAX_QMM_ROWS:
+                dequantize.launch(gpu, matrix=matrix, dtype=x.dtype)
+            else:
+                op.launch(gpu, x=x, matrix=matrix)
     mx.eval([one.outputs for one in launches])
     return launches
 

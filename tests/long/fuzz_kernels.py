@@ -18,6 +18,7 @@ import mlx.core as mx  # isort: skip
 from mlxrt.kernels import OPS, Case, PackedRows, QuantizedMatrix, make_gpu
 from mlxrt.kernels.device import MIN_THREADGROUP_MEMORY
 from mlxrt.kernels.ops.attention_layout import PackedKV, Pages, QKVLayout, QuantizedPages
+from mlxrt.kernels.ops.k_quants import SPLIT_KINDS
 from mlxrt.kernels.ops.kv_codec import QuantizedKV
 from mlxrt.kernels.ops.paged_attention import MAX_SHORT_TOKENS
 from mlxrt.kernels.ops.qkv_attention import fuse_case, threadgroup_bytes
@@ -36,8 +37,10 @@ def normal(dtype: mx.Dtype, *shape: int) -> mx.array:
 def matrix(rng: random.Random, dtype: mx.Dtype, *shape: int) -> QuantizedMatrix:
     """Plain, packed or coded, [.., rows, width]."""
     group = rng.choice([g for g in (32, 64, 128) if shape[-1] % g == 0])
-    kind = rng.choice(["affine", "affine", "affine", "lut", "lut", "mxfp4", "dense"])
-    if kind == "mxfp4":
+    kinds = ["affine", "affine", "affine", "lut", "lut", "mxfp4", "dense", "iq4_nl_split"]
+    kinds += [f"{k}_split" for k, split in SPLIT_KINDS.items() if shape[-1] % split.elements == 0] * 2
+    kind = rng.choice(kinds)
+    if kind == "mxfp4" or kind.endswith("_split"):
         return sample(kind, shape, dtype)
     return sample(kind, shape, dtype, rng.choice([1, 2, 3, 4, 8] if kind == "lut" else [2, 3, 4, 5, 6, 8]), group)
 

@@ -1,4 +1,4 @@
-// y = the elements of a packed matrix, or of a stack of them.
+// y = the elements of a packed matrix, or of a stack of them. A thread makes eight.
 #include "quantized.h"
 
 [[kernel]] void mlxrt_dequantize(MLX_ARGUMENTS) {
@@ -8,9 +8,9 @@
     threadgroup float lut_shared[LUT_SIZE];
     load_lut<FORM, LUT_SIZE, THREADS>(lut, t, &lut_shared[0]);
     if (LUT_SIZE > 1) threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (i < uint(ELEMENTS)) {
-        y[i] = static_cast<OUT>(
-            dequantize_at<FORM, BITS, GROUP>(packed, scales, biases, &lut_shared[0], i)
-        );
+    if (i < uint(ELEMENTS / 8)) {
+        float v[8];
+        dequantize8<FORM, BITS, GROUP>(packed, scales, biases, &lut_shared[0], i, v);
+        store_row8<OUT>(v, i, y);
     }
 }

@@ -1,12 +1,16 @@
-// y [N, K] = the rows of a quantized matrix that the tokens name, dequantized, times a factor.
+// y [N, K] = the rows of a quantized matrix that the tokens name, dequantized, times a factor. A thread makes eight columns.
 #include "quantized.h"
 
 [[kernel]] void mlxrt_embedding(MLX_ARGUMENTS) {
-    uint column = threadgroup_position_in_grid.x * 256 + thread_position_in_threadgroup.x;
+    uint chunk = threadgroup_position_in_grid.x * uint(THREADS) + thread_position_in_threadgroup.x;
     uint index = threadgroup_position_in_grid.y;
-    if (column < uint(K)) {
-        uint element = uint(tokens[index]) * uint(K) + column;
-        float value = dequantize_at<FORM, BITS, GROUP>(packed, scales, biases, lut, element);
-        y[index * K + column] = static_cast<T>(value * as_type<float>(uint(TIMES)));
+    if (chunk < uint(K / 8)) {
+        float v[8];
+        dequantize8<FORM, BITS, GROUP>(
+            packed, scales, biases, lut, uint(tokens[index]) * uint(K / 8) + chunk, v
+        );
+        #pragma unroll
+        for (int n = 0; n < 8; n++) v[n] *= as_type<float>(uint(TIMES));
+        store_row8<T>(v, index * uint(K / 8) + chunk, y);
     }
 }

@@ -197,29 +197,49 @@ FN float group_zero(float scale, float zero, int part) {
     return FORM == K_SIGNED ? -1.5f * lift : -group_min<FORM>(scale, zero, part) - lift;
 }
 
-// Element i of all rows, exactly.
+// Elements 8 i ... 8 i + 7 of all rows, exactly. They may begin in the middle of a word, but lie in two.
 template <int FORM, int BITS, int GROUP, typename W, typename S, typename Z, typename L>
-FN float dequantize_at(W packed, S scales, Z biases, L lut, uint i) {
-    uint bit = i % 32 * BITS;
-    uint word = i / 32 * BITS + bit / 32;
-    uint shift = bit % 32;
-    uint value = packed[word] >> shift;
-    if (shift + BITS > 32) value |= packed[word + 1] << (32 - shift);
-    value &= (1u << BITS) - 1u;
-    const uint values[1] = {value};
-    if (FORM == AFFINE || FORM == MXFP4 || FORM == LUT) {
-        uint group = i / uint(GROUP);
-        float scale = scale_at<FORM>(scales, group);
-        return FORM == LUT     ? scale * float(lut[value])
-               : FORM == MXFP4 ? e2m1_value(values, 0) * E2M1_UNIT * scale
-                               : float(value) * scale + float(biases[group]);
+FN void dequantize8(W packed, S scales, Z biases, L lut, uint i, thread float (&y)[8]) {
+    uint word = i * uint(BITS) / 4;
+    uint shift = i * uint(BITS) % 4 * 8;
+    uint second = shift + 8 * BITS > 32 ? packed[word + 1] : 0u;
+    // Shifted in two steps: by 32 in one is not defined.
+    uint p[2];
+    p[0] = (packed[word] >> shift) | (second << (31 - shift) << 1);
+    p[1] = second >> shift;
+    float scale;
+    float zero;
+    load_scales<FORM, BITS, GROUP>(scales, biases, i / 4, scale, zero);
+    int part = int(i % 4) * num_parts<FORM>() / 4;
+    float by = group_scale<FORM>(scale, zero, part);
+    float least = FORM == AFFINE ? -float(biases[i / uint(GROUP / 8)]) : 0.0f;
+    if (FORM == K_MIN || FORM == K_NIBBLE) least = group_min<FORM>(scale, zero, part);
+    #pragma unroll
+    for (int n = 0; n < 8; n++) {
+        uint value = quantized_value<BITS>(p, n);
+        y[n] = lut_size<FORM, BITS>() > 1 ? by * float(lut[value])
+               : FORM == MXFP4            ? by * (e2m1_value(p, n) * E2M1_UNIT)
+               : FORM == K_SIGNED         ? by * (float(value) - float(1u << (BITS - 1)))
+                                          : by * float(value) - least;
     }
-    float integers;
-    float halves;
-    load_scales<FORM, BITS, GROUP>(scales, biases, i / 32, integers, halves);
-    int part = int(i % 32) * num_parts<FORM>() / 32;
-    float scale = group_scale<FORM>(integers, halves, part);
-    return FORM == K_LUT      ? scale * float(lut[value])
-           : FORM == K_SIGNED ? scale * (float(value) - float(1u << (BITS - 1)))
-                              : scale * float(value) - group_min<FORM>(integers, halves, part);
+}
+
+// Stores eight numbers at y[8 i].
+template <typename T, typename Y>
+FN void store_row8(const thread float (&v)[8], uint i, Y y) {
+    const int U = 4 / sizeof(T);
+    uint p[8 / U];
+    #pragma unroll
+    for (int c = 0; c < 8 / U; c++) {
+        p[c] = pack_pair<T>(
+            float(static_cast<T>(v[U * c])), float(static_cast<T>(v[(U * c + U - 1) % 8]))
+        );
+    }
+    #pragma unroll
+    for (int c = 0; c < 2 / U; c++) {
+        ((device float4*)(y))[i * (2 / U) + c] = four(
+            as_type<float>(p[4 * c]), as_type<float>(p[4 * c + 1]), as_type<float>(p[4 * c + 2]),
+            as_type<float>(p[4 * c + 3])
+        );
+    }
 }

@@ -37,6 +37,6 @@ def unsupported(matrix, dtype) -> str | None:
 @dequantize.kernel(DEQUANTIZE, unsupported=unsupported)
 def launch(gpu, matrix, dtype):
     shape = (*matrix.weight.shape[:-1], matrix.width)
-    groups = math.ceil(math.prod(shape) / THREADS)
+    groups = math.ceil(math.prod(shape) / (8 * THREADS))
     constants = {"OUT": dtype, "ELEMENTS": math.prod(shape), "THREADS": THREADS, **matrix.constants()}
     return gpu(DEQUANTIZE, matrix.inputs(), groups, THREADS, [(shape, dtype)], **constants)[0]

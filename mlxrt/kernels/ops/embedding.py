@@ -11,6 +11,7 @@ from .k_quants import K_QUANTS
 from .qmv import bits_of
 from .quantized import FORMS
 
+THREADS = 64
 EMBEDDING = Source("embedding.metal", ("tokens", "packed", "scales", "biases", "lut"), ("y",))
 
 
@@ -62,10 +63,10 @@ def is_faster(matrix, **rest) -> bool:
 
 @embed_rows.kernel(EMBEDDING, unsupported=unsupported, is_faster=is_faster)
 def launch(gpu, tokens, matrix, dtype, scale=1.0):
-    groups = (math.ceil(matrix.width / 256), tokens.shape[0], 1)
+    groups = (math.ceil(matrix.width / (8 * THREADS)), tokens.shape[0], 1)
     shape = (tokens.shape[0], matrix.width)
-    constants = {"T": dtype, "K": matrix.width, "TIMES": bits_of(scale), **matrix.constants()}
-    return gpu(EMBEDDING, [tokens, *matrix.inputs()], groups, 256, [(shape, dtype)], **constants)[0]
+    constants = {"T": dtype, "K": matrix.width, "TIMES": bits_of(scale), "THREADS": THREADS, **matrix.constants()}
+    return gpu(EMBEDDING, [tokens, *matrix.inputs()], groups, THREADS, [(shape, dtype)], **constants)[0]
 
 
 def cpu_unsupported(tokens, matrix, dtype, **rest) -> str | None:
