@@ -132,7 +132,13 @@ def rms_norm(norm: nn.RMSNorm, x: mx.array, kernels: Kernels) -> mx.array:
 
 
 def add_rms_norm(
-    norm: nn.RMSNorm, x: mx.array, residual: mx.array, kernels: Kernels, scalar: mx.array | float | None = None
+    norm: nn.RMSNorm,
+    x: mx.array,
+    residual: mx.array,
+    kernels: Kernels,
+    scalar: mx.array | float | None = None,
+    groups: int = 1,
 ) -> mx.array:
-    """(residual + norm(x)) * scalar."""
-    return kernels.run(add_norm, x=x, weight=norm.weight, eps=norm.eps, residual=residual, scalar=scalar)
+    """(residual + norm(x)) * scalar; `groups` is the op's."""
+    around = {"residual": residual, "scalar": scalar} | ({"groups": groups} if groups > 1 else {})
+    return kernels.run(add_norm, x=x, weight=norm.weight, eps=norm.eps, **around)

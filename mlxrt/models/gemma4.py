@@ -17,7 +17,16 @@ from ..errors import BadCheckpoint, UnsupportedModel, quote
 from ..kernels import LazyQKV, QKVLayout, moe_router
 from .base import CausalLM, FusedModule, KernelModule
 from .config import check_value, config_field, report
-from .fused_linear import add_norm_linear, add_rms_norm, concat_products, embed, fused_linear, lazy_qkv, matrix_of
+from .fused_linear import (
+    add_norm_linear,
+    add_rms_norm,
+    concat_products,
+    embed,
+    fused_linear,
+    lazy_qkv,
+    matrix_of,
+    rms_norm,
+)
 from .gemma import FULL, GEMMA_VALUES, SLIDING, Gemma, GemmaBlock, GemmaConfig, GemmaDecoder, GemmaMLP, rope_section
 from .layers import QKV_PARTS, attend, merge_qkv
 from .moe import Experts, topk_softmax
@@ -258,7 +267,8 @@ class Gemma4MoEBlock(Gemma4Block):
     def feed(self, y, x):
         y, h = super().feed(y, x)
         sparse = self.experts(h, *self.router(h), norm=self.pre_feedforward_layernorm_2)
-        return self.post_feedforward_layernorm_1(y) + self.post_feedforward_layernorm_2(sparse), h
+        y = rms_norm(self.post_feedforward_layernorm_1, y, self.kernels)
+        return add_rms_norm(self.post_feedforward_layernorm_2, sparse, y, self.kernels), h
 
 
 class Gemma4Decoder(GemmaDecoder):
@@ -273,17 +283,21 @@ class Gemma4Decoder(GemmaDecoder):
             self.per_layer_projection_norm = nn.RMSNorm(self.dim, eps=c.rms_norm_eps * c.hidden_size)
 
     def inputs(self, tokens, h):
-        """[N, layers, dim]: half from the token itself, half from its embedding."""
+        """Each layer's [N, dim]: half from the token itself, half from its embedding."""
+        count, n = len(self.layers), len(tokens)
         own = embed(self.embed_tokens_per_layer, tokens, self.kernels, h.dtype, self.dim**0.5).reshape(-1, self.dim)
         seen = fused_linear(self.per_layer_model_projection, h, self.kernels).reshape(-1, self.dim)
-        both = add_rms_norm(self.per_layer_projection_norm, seen, own, self.kernels, 2**-0.5)
-        return both.reshape(len(tokens), -1, self.dim)
+        together = count if self.kernels.gpu is not None and n > 1 else 1
+        both = add_rms_norm(self.per_layer_projection_norm, seen, own, self.kernels, 2**-0.5, together)
+        if together > 1 or n == 1:  # a layer's rows lie side by side: kernels would have them copied first otherwise
+            return [both[i * n : (i + 1) * n] for i in range(count)]
+        return [both.reshape(n, count, self.dim)[:, i] for i in range(count)]
 
     def __call__(self, tokens, views):
         h = self.embed(tokens)
-        inputs = self.inputs(tokens, h) if self.dim else None
-        for i, (layer, view) in enumerate(zip(self.layers, views, strict=True)):
-            h = layer(h, view, None if inputs is None else inputs[:, i])
+        inputs = self.inputs(tokens, h) if self.dim else [None] * len(self.layers)
+        for layer, view, own in zip(self.layers, views, inputs, strict=True):
+            h = layer(h, view, own)
         return h
 
 

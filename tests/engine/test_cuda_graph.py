@@ -93,7 +93,7 @@ def test_a_window_with_kept_tokens_is_nothing_but_kernels(engines, folder):  # n
     assert "paged_attention" in engine.core.runner.model.kernels.used
 
 
-@pytest.mark.parametrize("name", [name for name, *_ in FAMILIES])
+@pytest.mark.parametrize("name", [*(name for name, *_ in FAMILIES), "gemma4-26b-a4b"])
 def test_steps_of_these_families_are_nothing_but_kernels(name):
     with made(name, Kernels("reference")) as plain:
         expected = answer(plain, 6)
@@ -105,7 +105,10 @@ def test_steps_of_these_families_are_nothing_but_kernels(name):
     assert not said and device.launched == 2 * 5 - 1  # all but those of the first answer, and the one that was recorded
 
 
-@pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-30b-a3b", "qwen3.5-35b-a3b"])
+MANY_ROWS = ["qwen3-0.6b", "qwen3-30b-a3b", "qwen3.5-35b-a3b", "gemma4-e2b", "gemma4-26b-a4b"]
+
+
+@pytest.mark.parametrize("name", MANY_ROWS)
 def test_steps_of_many_rows_are_nothing_but_kernels(name):
     """By matrix units, which take half precision; experts read once for all of their tokens."""
     asked, answers = [ask([*range(i, 2 * i + 3)], 4) for i in range(9)], []
@@ -120,7 +123,7 @@ def test_steps_of_many_rows_are_nothing_but_kernels(name):
                 attach_graphs(runner, library, device)
             answers.append([[c.tokens for c in engine.generate(asked)] for _ in range(3)])
     assert answers[0] == answers[1] and not said and device.launched
-    assert {"qmm", "add_norm"} <= set(kernels.used) and ("moe_grouped" in kernels.used) == ("a3b" in name)
+    assert {"qmm", "add_norm"} <= set(kernels.used) and ("moe_grouped" in kernels.used) == ("-a" in name)
 
 
 def test_recurrent_states_go_from_tail_to_tail():

@@ -60,6 +60,8 @@ def made(name, kernels, kv="full", dtype=mx.float32, **sizes):
     raw = shape_config(name)
     if name == "gemma4-e2b":
         sizes |= {"num_hidden_layers": GEMMA_LAYERS, "layer_types": SMALL["layer_types"] * 2}
+    if name == "gemma4-26b-a4b":
+        sizes |= {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "top_k_experts": 2}
     if name.startswith("qwen3.5"):
         sizes |= {"layer_types": ["linear_attention", "full_attention"]}
     inner = raw.get("text_config", raw)

@@ -1,5 +1,6 @@
 """RMSNorm; of a branch that is normed on its way out: residual + RMSNorm(x), times a scalar, in one launch."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,15 +9,17 @@ import mlx.core as mx
 from ..registry import Case, Source, op
 from .qmv import bits_of
 
-SIZE = 256
+MAX_NUMBERS = 1 << 19  # up to which one launch is faster than several, however many rows they are
+MAX_THREADS = 512  # eight numbers each are a row of 4096
 ADD_NORM = Source("add_norm.metal", ("x", "norm_weight", "residual", "scalar"), ("y",))
 
 
 def add_norm_cases(dtype: mx.Dtype) -> Iterator[Case]:
     scalars = [(1, 64, None), (3, 1000, mx.array([0.7]).astype(dtype)), (2, 257, 0.7071), (5, 96, None)]
+    scalars += [(6, 64, 0.5), (2, 4104, None), (1, 2051, 0.5)]  # several turns, of eights and of single numbers
     for rows, width, scalar in scalars:
         mx.random.seed(width)
-        names = ("x", "residual") if rows < 5 else ("x",)
+        names = ("x", "residual") if rows != 5 else ("x",)
         arrays = {name: mx.random.normal((rows, width)).astype(dtype) for name in names}
         arrays["weight"] = mx.random.normal((width,)).astype(dtype)
         options: dict[str, Any] = {"eps": 1e-6}
@@ -24,32 +27,40 @@ def add_norm_cases(dtype: mx.Dtype) -> Iterator[Case]:
             arrays["scalar"] = scalar
         else:
             options["scalar"] = scalar
+        if rows == 6:
+            options["groups"] = 3
         yield Case(f"[{rows}, {width}]{'' if scalar is None else ' scaled'}", arrays, options)
 
 
 @op(add_norm_cases)
-def add_norm(x, weight, eps, residual=None, scalar=None):
-    """(residual + RMSNorm(x)) * scalar."""
+def add_norm(x, weight, eps, residual=None, scalar=None, groups=1):
+    """(residual + RMSNorm(x)) * scalar. Of the groups that x's rows belong to by turns, y has one after the other."""
     y = mx.fast.rms_norm(x, weight, eps)
     y = y if residual is None else residual + y
-    return y if scalar is None else y * scalar
+    y = y if scalar is None else y * scalar
+    return y if groups == 1 else y.reshape(-1, groups, y.shape[-1]).swapaxes(0, 1).reshape(y.shape)
 
 
 def is_faster(x, **rest) -> bool:
-    return x.shape[0] <= 64
+    return x.shape[0] <= 64 or x.size <= MAX_NUMBERS
 
 
 @add_norm.kernel(ADD_NORM, is_faster=is_faster)
-def launch(gpu, x, weight, eps, residual=None, scalar=None):
+def launch(gpu, x, weight, eps, residual=None, scalar=None, groups=1):
     held = scalar if isinstance(scalar, mx.array) else None
     inputs = [x, weight, residual, held]
     constants = {"T": x.dtype, "K": x.shape[1], "EPS": bits_of(eps), "SCALED": held is not None}
-    constants["RES"] = residual is not None
+    constants |= {"RES": residual is not None, "GROUPS": groups}
     constants["TIMES"] = bits_of(1.0 if scalar is None or held is not None else scalar)
-    return gpu(ADD_NORM, inputs, x.shape[0], SIZE, [(x.shape, x.dtype)], **constants)[0]
+    alike = {a.dtype for a in (weight, residual) if a is not None} == {x.dtype}
+    constants["EACH"] = 8 if x.shape[1] % 8 == 0 and alike else 1
+    constants["SIZE"] = min(MAX_THREADS, 32 * math.ceil(x.shape[1] / 256))
+    return gpu(ADD_NORM, inputs, x.shape[0], constants["SIZE"], [(x.shape, x.dtype)], **constants)[0]
 
 
-def cpu_unsupported(x, weight, residual=None, scalar=None, **rest) -> str | None:
+def cpu_unsupported(x, weight, residual=None, scalar=None, groups=1, **rest) -> str | None:
+    if groups > 1:
+        return f"rows of {groups} groups"
     given = [a for a in (x, weight, residual, scalar) if isinstance(a, mx.array)]
     if other := {a.dtype for a in given} - {mx.float32}:
         return f"arrays of {other.pop()}"
