@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from mlxrt.kernels import DeviceProfile, Kernels, linear, make_gpu
-from mlxrt.kernels.ops.qmm import CENTROID_BYTES, MAX_QMM_ROWS, tile_config
+from mlxrt.kernels.ops.qmm import MAX_QMM_ROWS, qmm_memory, tile_config
 from mlxrt.kernels.testing import sample
 
 from ..support.metal_sim import Simulator
@@ -18,9 +18,10 @@ WIDTHS = (128, 256, 384, 1024, 2048, 8064, 8192, 12288, 21504)
 @pytest.mark.parametrize("memory", [32768, 49152])
 def test_partial_results_fit(memory):
     for rows, width, tiles in product(ROWS, WIDTHS, range(1, MAX_QMM_ROWS // 8 + 1)):
-        high, parts = tile_config(DeviceProfile(132, memory), rows, width, tiles)
-        assert high in (2, 4) and parts in (1, 2, 4, 8, 16) and parts * 128 <= width
-        assert parts * (8 * high) * (8 * tiles) * 4 + CENTROID_BYTES <= memory, (rows, width, tiles)
+        wide, high, groups, parts = tile_config(DeviceProfile(132, memory), rows, width, tiles)
+        assert high in (2, 4) and parts in (1, 2, 4, 8) and (parts - 1) * 128 < width
+        assert wide * -(-tiles // wide) >= tiles and wide * 4 % groups == 0, (rows, width, tiles)
+        assert qmm_memory(high, groups, parts, wide) <= memory and groups * parts <= 16, (rows, width, tiles)
 
 
 def test_any_number_of_rows_takes_one_of_eight_kernels():

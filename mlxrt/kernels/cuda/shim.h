@@ -306,22 +306,29 @@ FN void multiply2(
 MULTIPLY4(__half, "f16")
 MULTIPLY4(__nv_bfloat16, "bf16")
 
-// Sixteen right tiles at once: a lane's numbers lie next to each other in one row of x, 32 of them. Column
-// right_col(lane, i) of the tiles begins at x[from[i]], or is zero where it is not live; here both are the same one. Of the four
-// lanes of a column only the first `quarters` have numbers.
+// Sixteen right tiles at once, of a slab (../metal/slab.h).
 template <typename T>
-FN void right16(
-    const T* x, const uint (&from)[2], const bool (&live)[2], uint quarters, uint lane,
-    Tile<T> (&t)[16]
-) {
-    const uint4* p = (const uint4*)(x + from[0] + (lane & 3u) * 32);
+FN void right16(const uint4* slab, uint lane, Tile<T> (&t)[16]) {
     for (int c = 0; c < 4; c++) {
-        uint4 v = live[0] && (lane & 3u) < quarters ? p[c] : make_uint4(0u, 0u, 0u, 0u);
+        uint4 v = slab[c * 32 + (lane ^ (2 * c))];
         *(uint*)(&t[4 * c].e[0]) = v.x;
         *(uint*)(&t[4 * c + 1].e[0]) = v.y;
         *(uint*)(&t[4 * c + 2].e[0]) = v.z;
         *(uint*)(&t[4 * c + 3].e[0]) = v.w;
     }
+}
+
+// The lower, or the upper, halves of two words.
+FN uint low_halves(uint a, uint b) {
+    return __byte_perm(a, b, 0x5410);
+}
+
+FN uint high_halves(uint a, uint b) {
+    return __byte_perm(a, b, 0x7632);
+}
+
+FN uint4 four_words(uint a, uint b, uint c, uint d) {
+    return make_uint4(a, b, c, d);
 }
 
 // A word that holds two numbers, into a tile.
@@ -391,4 +398,38 @@ template <>
 FN void unpack2<__nv_bfloat16>(uint u, float* y) {
     y[0] = __uint_as_float(u << 16);
     y[1] = __uint_as_float(u & 0xffff0000u);
+}
+
+// a b + c of the two numbers of a word, each rounded once.
+FN uint fma_pair(__nv_bfloat16, uint a, uint b, uint c) {
+    uint d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+FN uint fma_pair(__half, uint a, uint b, uint c) {
+    uint d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+// Values p and p + 4 of eight of four bits, times a scale plus a zero that are packed twice in a word, into a tile. In the last
+// bits of 128, or of a half's 1024, a value of four bits adds itself to that number, which is then taken away again.
+// The last argument is always 0, but no compiler knows it: a mask and a constant in a register are one instruction.
+template <typename T>
+FN void set_affine4(Tile<T>& t, uint word, int p, uint scale, uint zero, uint opaque_zero) {
+    const bool HALF = tile_bits(T(1.0f), T(0.0f)) == 0x3c00u;
+    uint number = (HALF ? 0x64006400u : 0x43004300u) + opaque_zero;
+    uint q = ((word >> (4 * p)) & 0x000f000fu) | number;
+    q = fma_pair(T(), q, HALF ? 0x3c003c00u : 0x3f803f80u, HALF ? 0xe400e400u : 0xc300c300u);
+    *(uint*)(&t.e[0]) = fma_pair(T(), q, scale, zero);
+}
+
+// The same of e2m1 (a sign, two bits of exponent, one of fraction): its bits are a bfloat16's, 2^126 times smaller.
+template <typename T>
+FN void set_e2m1(Tile<T>& t, uint word, int p, uint scale) {
+    uint magnitude = p < 2 ? word << ((6 - 4 * p) & 31) : word >> ((4 * p - 6) & 31);
+    uint bits = (magnitude & 0x01c001c0u) | ((word << (12 - 4 * p)) & 0x80008000u);
+    bits = fma_pair(T(), bits, 0x7e807e80u, 0x80008000u);
+    *(uint*)(&t.e[0]) = fma_pair(T(), bits, scale, 0x80008000u);
 }

@@ -2,6 +2,7 @@
 // softcap after. With GROUPED a row of the grid is an expert and makes the rows of y that its part of `order` names.
 #include "quantized.h"
 #include "activation.h"
+#include "slab.h"
 
 // Simdgroups are RG groups of rows by KS parts of k. A simdgroup makes RT tiles of 8 rows; with PAIR gates and their ups.
 // GROUPED: y is a row of the grid, an expert, whose part of `order` names the rows of y it makes, a few at a time; each
@@ -13,10 +14,11 @@
     uint expert = GROUPED ? threadgroup_position_in_grid.y : 0u;
     uint row_group = sg / uint(KS);
     uint split = sg % uint(KS);
-    uint magic = magic_bits<BITS>(threadgroup_position_in_grid.z);
+    uint opaque_zero = threadgroup_position_in_grid.z;
     uint tile = threadgroup_position_in_grid.x * uint(RG) + row_group;
-    const int OUTPUTS = PAIR ? RT * 4 : RT * 8;
-    threadgroup float partial[RG][KS][RT * 8][MT * 8];
+    const int OUT_TILES = PAIR ? RT / 2 : RT;
+    const int OUTPUTS = OUT_TILES * 8;
+    threadgroup float partial[RG][KS > 1 ? KS - 1 : 1][KS > 1 ? RT * MT * 64 : 1];
     const int LUT_SIZE = lut_size<FORM, BITS>();
     threadgroup float lut_shared[LUT_SIZE];
     load_lut<FORM, LUT_SIZE, RG * KS * 32>(lut, tid, &lut_shared[0]);
@@ -33,55 +35,70 @@
     uint quarter = left_col(lane, 0) / 2;
     uint begin = GROUPED ? uint(bounds[expert]) : 0u;
     uint count = GROUPED ? uint(bounds[expert + 1]) - begin : uint(M);
-    for (uint first_column = 0; first_column < count; first_column += 8 * MT) {
+    // The simdgroups of a part of k share its slab of x: 128 numbers of every column, eight at a time. What of it a thread
+    // copies is on its way while the slab before is multiplied, and so are the next words of the matrix.
+    const int CHUNKS = MT * 4 / RG;
+    threadgroup uint4 slab[KS * MT * 128];
+    uint first_chunk = split * uint(MT * 128);
+    uint thread_of_split = row_group * 32 + lane;
+    // Without GROUPED each threadgroup has its own columns.
+    uint first = GROUPED ? 0u : threadgroup_position_in_grid.y * uint(8 * MT);
+    uint stride = GROUPED ? uint(8 * MT) : uint(M);
+    for (uint first_column = first; first_column < count; first_column += stride) {
         Tile<float> acc[RT][MT];
-        uint x_offset[MT][2];
-        bool live[MT][2];
+        uint x_offset[CHUNKS];
+        uint4 fetched[CHUNKS];
+        uint words[RT][BITS];
+        float scale[RT];
+        float zero[RT];
         #pragma unroll
-        for (int m = 0; m < MT; m++) {
+        for (int c = 0; c < CHUNKS; c++) {
+            // Columns past the last one repeat it: nobody reads what they make.
+            uint column = first_column + slab_column(uint(c * RG * 32) + thread_of_split);
+            column = metal::min(column, count - 1);
+            x_offset[c] = (GROUPED ? uint(order[begin + column]) / uint(C) : column) * uint(K);
+        }
+        #pragma unroll
+        for (int r = 0; r < RT; r++) {
             #pragma unroll
-            for (uint i = 0; i < 2; i++) {
-                uint c = first_column + 8 * m + right_col(lane, i);
-                live[m][i] = c < count;
-                c = metal::min(c, count - 1);
-                x_offset[m][i] = (GROUPED ? uint(order[begin + c]) / uint(C) : c) * uint(K);
-            }
-            #pragma unroll
-            for (int r = 0; r < RT; r++) {
+            for (int m = 0; m < MT; m++) {
                 set<float>(acc[r][m], 0, 0.0f);
                 set<float>(acc[r][m], 1, 0.0f);
             }
         }
-        for (uint k = split * 128; k < uint(K); k += uint(KS) * 128) {
-            // The last part of k may have fewer than four quarters; x counts as zero in the others.
-            uint quarters = K % 128 == 0 ? 4u : metal::min(4u, (uint(K) - k) / 32);
-            uint first_k = k + metal::min(quarter, quarters - 1) * 32;
+        fetch_slab<K, RG, KS * 128>(x, x_offset, split * 128, thread_of_split, fetched);
+        load_blocks<FORM, BITS, GROUP, K, PAIRED>(
+            packed, scales, biases, row, clamp_quarter<K>(split * 128, quarter), words, scale, zero
+        );
+        for (uint k = 0; k < uint(K); k += uint(KS) * 128) {
+            if (k > 0 || GROUPED) threadgroup_barrier(mem_flags::mem_threadgroup);
+            #pragma unroll
+            for (int c = 0; c < CHUNKS; c++) {
+                slab[first_chunk + slab_index(uint(c * RG * 32) + thread_of_split)] =
+                    interleave_chunk(fetched[c]);
+            }
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            uint next = k + uint(KS) * 128 + split * 128;
+            uint next_words[RT][BITS];
+            float next_scale[RT];
+            float next_zero[RT];
+            fetch_slab<K, RG, KS * 128>(x, x_offset, next, thread_of_split, fetched);
+            load_blocks<FORM, BITS, GROUP, K, PAIRED>(
+                packed, scales, biases, row, clamp_quarter<K>(next, quarter), next_words,
+                next_scale, next_zero
+            );
+            simdgroup_barrier(mem_flags::mem_none);  // keeps compilers from waiting for them
             Tile<T> left[RT][16];
             #pragma unroll
             for (int r = 0; r < RT; r++) {
-                uint block = row[r] * uint(K / 32) + first_k / 32;
-                uint words[BITS];
-                float scale;
-                float zero;
-                load_words<BITS>(packed, block, words);
-                load_scales<FORM, BITS, GROUP>(scales, biases, block, scale, zero);
-                #pragma unroll
-                for (int n = 0; n < 32; n++) {
-                    int part = n * num_parts<FORM>() / 32;
-                    set<T>(
-                        left[r][n / 2], n % 2,
-                        static_cast<T>(
-                            unpack_value<FORM, BITS>(words, n, magic, &lut_shared[0])
-                                * group_scale<FORM>(scale, zero, part)
-                            + group_zero<FORM, BITS>(scale, zero, part)
-                        )
-                    );
-                }
+                dequantize_tiles<FORM, BITS, PAIRED>(
+                    words[r], scale[r], zero[r], opaque_zero, &lut_shared[0], left[r]
+                );
             }
             #pragma unroll
             for (int m = 0; m < MT; m++) {
                 Tile<T> right[16];
-                right16<T>(x + k, x_offset[m], live[m], quarters, lane, right);
+                right16<T>(&slab[first_chunk + uint(m * 128)], lane, right);
                 #pragma unroll
                 for (int j = 0; j < 16; j += 2) {
                     #pragma unroll
@@ -93,46 +110,50 @@
                     }
                 }
             }
+            #pragma unroll
+            for (int r = 0; r < RT; r++) {
+                #pragma unroll
+                for (int c = 0; c < BITS; c++) words[r][c] = next_words[r][c];
+                scale[r] = next_scale[r];
+                zero[r] = next_zero[r];
+            }
+        }
+        // The first part of k adds up the others' sums, which lie in their lanes' order.
+        if (KS > 1) {
+            #pragma unroll
+            for (int n = 0; n < RT * MT * 2; n++) {
+                if (split > 0) {
+                    partial[row_group][split - 1][n * 32 + lane] =
+                        at<float>(acc[n / (MT * 2)][n / 2 % MT], n % 2);
+                }
+            }
+            threadgroup_barrier(mem_flags::mem_threadgroup);
         }
         #pragma unroll
-        for (int r = 0; r < RT; r++) {
+        for (int n = 0; n < OUT_TILES * MT * 2; n++) {
+            uint m = first_column + n / 2 % MT * 8 + sum_col(lane, n % 2);
+            uint output = tile * OUTPUTS + n / (MT * 2) * 8 + sum_row(lane, n % 2);
+            if (split > 0 || m >= count || output >= uint(O)) continue;
+            const int UP = PAIR ? OUT_TILES * MT * 2 : 0;
+            float value = at<float>(acc[n / (MT * 2)][n / 2 % MT], n % 2);
+            float up = at<float>(acc[(n + UP) / (MT * 2)][n / 2 % MT], n % 2);
             #pragma unroll
-            for (int m = 0; m < MT; m++) {
-                #pragma unroll
-                for (uint i = 0; i < 2; i++) {
-                    partial[row_group][split][r * 8 + sum_row(lane, i)][m * 8 + sum_col(lane, i)] =
-                        at<float>(acc[r][m], i);
-                }
+            for (int c = 0; c < KS - 1; c++) {
+                value += partial[row_group][c][n * 32 + lane];
+                up += partial[row_group][c][(n + UP) * 32 + lane];
             }
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        uint columns = metal::min(count - first_column, uint(8 * MT));
-        for (uint i = tid; i < uint(RG * OUTPUTS) * columns; i += uint(RG * KS * 32)) {
-            uint r = i % OUTPUTS;
-            uint out_group = i / OUTPUTS % RG;
-            uint m = i / (OUTPUTS * RG);
-            uint output = (threadgroup_position_in_grid.x * RG + out_group) * OUTPUTS + r;
-            if (output < uint(O)) {
-                float value = 0.0f;
-                float up = 0.0f;
-                for (int c = 0; c < KS; c++) {
-                    value += partial[out_group][c][r][m];
-                    if (PAIR) up += partial[out_group][c][(r + OUTPUTS) % (RT * 8)][m];
-                }
-                if (BIAS) {
-                    value += float(bias[base + output]);
-                    if (PAIR) up += float(bias[base + O + output]);
-                }
-                uint out_row = GROUPED ? uint(order[begin + first_column + m]) : m;
-                if (PAIR) {
-                    value = gated<ACT>(value, up);
-                } else if (ACT != NO_ACTIVATION) {
-                    value = gated<ACT>(value, TIMES ? float(other[out_row * O + output]) : 1.0f);
-                }
-                if (RES) value += float(other[out_row * O + output]);
-                y[out_row * O + output] = static_cast<OUT>(capped<CAP>(value));
+            if (BIAS) {
+                value += float(bias[base + output]);
+                if (PAIR) up += float(bias[base + O + output]);
             }
+            uint out_row = GROUPED ? uint(order[begin + m]) : m;
+            if (PAIR) {
+                value = gated<ACT>(value, up);
+            } else if (ACT != NO_ACTIVATION) {
+                value = gated<ACT>(value, TIMES ? float(other[out_row * O + output]) : 1.0f);
+            }
+            if (RES) value += float(other[out_row * O + output]);
+            y[out_row * O + output] = static_cast<OUT>(capped<CAP>(value));
         }
-        if (GROUPED) threadgroup_barrier(mem_flags::mem_threadgroup);
     }
 }

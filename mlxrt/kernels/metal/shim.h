@@ -95,20 +95,30 @@ FN void multiply4(
     multiply2(d0, d1, m0, m1, s);
 }
 
-// Sixteen right tiles at once. Rows 2q and 2q + 1 of tile j are numbers 32q + 2j and 32q + 2j + 1 of a row of x: that of
-// column right_col(lane, i) begins at x[from[i]], or is zero where it is not live.
+// Sixteen right tiles at once, of a slab (slab.h).
 template <typename T>
-FN void right16(
-    const device T* x, const thread uint (&from)[2], const thread bool (&live)[2], uint quarters,
-    uint lane, thread Tile<T> (&t)[16]
-) {
+FN void right16(const threadgroup uint4* slab, uint lane, thread Tile<T> (&t)[16]) {
+    const threadgroup T* x = (const threadgroup T*)(slab);
     for (uint i = 0; i < 2; i++) {
         uint k = right_row(lane, i);
         for (uint j = 0; j < 16; j++) {
-            t[j].m.thread_elements()[i] =
-                live[i] && k / 2 < quarters ? x[from[i] + (k / 2) * 32 + 2 * j + k % 2] : T(0);
+            uint chunk = j / 4 * 32 + ((right_col(lane, i) * 4 + k / 2) ^ (j / 4 * 2));
+            t[j].m.thread_elements()[i] = x[chunk * 8 + j % 4 * 2 + k % 2];
         }
     }
+}
+
+// The lower, or the upper, halves of two words.
+FN uint low_halves(uint a, uint b) {
+    return (a & 0xffffu) | (b << 16);
+}
+
+FN uint high_halves(uint a, uint b) {
+    return (a >> 16) | (b & 0xffff0000u);
+}
+
+FN uint4 four_words(uint a, uint b, uint c, uint d) {
+    return uint4(a, b, c, d);
 }
 
 FN float4 four(float a, float b, float c, float d) {
@@ -171,3 +181,26 @@ template <>
 FN uint pack_pair<bfloat16_t>(float a, float b) {
     return (as_type<uint>(a) >> 16) | (as_type<uint>(b) & 0xffff0000u);
 }  // they are such
+
+// Values p and p + 4 of eight of four bits, times a scale plus a zero that are packed twice in a word, into a tile.
+template <typename T>
+FN void set_affine4(thread Tile<T>& t, uint word, int p, uint scale, uint zero, uint opaque_zero) {
+    float s[2];
+    float z[2];
+    unpack2<T>(scale, s);
+    unpack2<T>(zero, z);
+    t.m.thread_elements()[0] = static_cast<T>(float((word >> (4 * p)) & 15u) * s[0] + z[0]);
+    t.m.thread_elements()[1] = static_cast<T>(float((word >> (4 * p + 16)) & 15u) * s[0] + z[0]);
+}
+
+// The same of e2m1 (a sign, two bits of exponent, one of fraction): its bits are a half's, 2^14 times smaller.
+template <typename T>
+FN void set_e2m1(thread Tile<T>& t, uint word, int p, uint scale) {
+    uint magnitude = p < 3 ? word << ((9 - 4 * p) & 31) : word >> 3;
+    float v[2];
+    float s[2];
+    unpack2<half>((magnitude & 0x0e000e00u) | ((word << (12 - 4 * p)) & 0x80008000u), v);
+    unpack2<T>(scale, s);
+    t.m.thread_elements()[0] = static_cast<T>(v[0] * 16384.0f * s[0]);
+    t.m.thread_elements()[1] = static_cast<T>(v[1] * 16384.0f * s[0]);
+}

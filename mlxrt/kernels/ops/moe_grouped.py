@@ -14,15 +14,12 @@ from ..registry import Case, Source, op
 from ..testing import sample
 from .activation import activate
 from .moe_qmv import gather_qmm
-from .qmm import QMM, unsupported
+from .qmm import QMM, is_paired, unsupported
 from .qmv import epilogue_constants
 
 MAX_SORT_PAIRS = 2048  # they are in threadgroup memory while they are sorted
 SORT_THREADS = 512
 SIZE = 256
-# (many columns, gates with ups) -> tiles of 8 rows for a simdgroup, groups of rows and parts of k for a threadgroup
-TILE_CONFIGS = {(False, True): (2, 2, 2), (False, False): (2, 4, 1), (True, True): (4, 1, 2), (True, False): (4, 2, 1)}
-
 SORT = Source("moe_sort.metal", ("experts",), ("order", "bounds"))
 COMBINE = Source("moe_combine.metal", ("parts", "weights", "residual"), ("y",))
 
@@ -101,13 +98,7 @@ def moe_grouped(x, experts, order, bounds, matrix, each, dtype, activation=None,
 @moe_grouped.kernel(QMM, unsupported=unsupported)
 def launch_grouped(gpu, x, experts, order, bounds, matrix, each, dtype, activation=None, pair=False, bias=None):
     rows, count = matrix.rows // 2 if pair else matrix.rows, matrix.weight.shape[0]
-    pairs = experts.size / count
-    # Columns an expert is likely to have, by 8, and how the rows are shared. A layer of Qwen3-30B-A3B on an H200, us for
-    # ups and downs: 32 tokens 84.3, 44.5; 64 97.4, 51.2; 128 112.0, 62.4 (141.4, 73.8 as if fewer); 512 242.3, 151.7 (328.6,
-    # 252.3 with two tiles of rows); 2,048 779.9, 507.1 (1,174.1, 886.7).
-    tiles = 1 if pairs <= 5 else 2 if pairs <= 24 else 4
-    row_tiles, row_groups, splits = TILE_CONFIGS[tiles > 1, pair]
-    splits = min(splits, math.ceil(matrix.width / 128))
+    tiles, row_tiles, row_groups, splits = grouped_config(experts.size / count, matrix.width)
     [y] = gpu(
         QMM,
         [x, *matrix.inputs(), bias, None, order, bounds],
@@ -125,10 +116,23 @@ def launch_grouped(gpu, x, experts, order, bounds, matrix, each, dtype, activati
         O=rows,
         RG=row_groups,
         KS=splits,
+        PAIRED=is_paired(x, matrix),
         **matrix.constants(),
         **epilogue_constants(bias, activation, pair, None, None),
     )
     return y
+
+
+def grouped_config(pairs: float, width: int) -> tuple[int, int, int, int]:
+    """(columns an expert is likely to have, by 8; how its rows and k are shared, see qmm.tile_config) for as many
+    `pairs` of token and expert to an expert.
+
+    A layer on an H200, us for ups and downs: gpt-oss-20b, 8 tokens 80.2, 44.2, 32 tokens 121.3, 65.0 (without splits of k
+    128.9, 69.8); Qwen3-30B-A3B, 32 tokens 74.8 for ups (92.5 with one group of rows), 512 tokens 225.7, 118.6 (433.9, 345.1
+    with one group and four splits).
+    """
+    tiles = 1 if pairs <= 5 else 2 if pairs <= 24 else 4
+    return tiles, 2, 4, min(2 if tiles < 4 else 1, math.ceil(width / 128))
 
 
 def combine_cases(dtype: mx.Dtype) -> Iterator[Case]:

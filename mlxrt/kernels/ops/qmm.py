@@ -13,6 +13,7 @@ import mlx.core as mx
 from ..device import DeviceProfile
 from ..registry import Case, Source, op
 from .qmv import MAX_QMV_ROWS, epilogue_constants, qmv, qmv_case
+from .quantized import QuantizedMatrix
 
 MAX_QMM_ROWS = 64  # rows of x up to which this is the faster way
 TILE_ROWS = 8  # rows of x in a tile
@@ -80,48 +81,68 @@ def is_faster(x, matrix, **rest) -> bool:
 def launch(gpu, x, matrix, bias=None, activation=None, pair=False, times=None, residual=None, softcap=None):
     rows, m = matrix.rows // 2 if pair else matrix.rows, x.shape[0]
     tiles = math.ceil(m / TILE_ROWS)
-    row_tiles, splits = tile_config(gpu.profile, matrix.rows, matrix.width, tiles)
+    column_tiles, row_tiles, row_groups, splits = tile_config(gpu.profile, matrix.rows, matrix.width, tiles)
     other = times if times is not None else residual
     [y] = gpu(
         QMM,
         [x, *matrix.inputs(), bias, other, None, None],
-        math.ceil(matrix.rows / (8 * row_tiles)),
-        32 * splits,
+        (math.ceil(matrix.rows / (8 * row_tiles * row_groups)), math.ceil(tiles / column_tiles), 1),
+        32 * row_groups * splits,
         [((m, rows), x.dtype)],
         T=x.dtype,
         OUT=x.dtype,
         M=m,
         C=1,
         GROUPED=False,
-        MT=tiles,
+        MT=column_tiles,
         RT=row_tiles,
         K=matrix.width,
         O=rows,
-        RG=1,
+        RG=row_groups,
         KS=splits,
+        PAIRED=is_paired(x, matrix),
         **matrix.constants(),
         **epilogue_constants(bias, activation, pair, times, residual, softcap),
     )
     return y
 
 
-def tile_config(profile: DeviceProfile, rows: int, width: int, tiles: int) -> tuple[int, int]:
-    """(tiles of 8 rows for a simdgroup, splits of k for a threadgroup) for `tiles` of 8 rows of x.
+def is_paired(x: mx.array, matrix: QuantizedMatrix) -> bool:
+    """Whether two values are unpacked at once, in the arithmetic of x: where it holds the scales exactly."""
+    if matrix.bits != 4 or matrix.scales is None:
+        return False
+    return (
+        matrix.scales.dtype == x.dtype if matrix.mode == "affine" else matrix.mode == "mxfp4" and x.dtype == mx.bfloat16
+    )
 
-    Four tiles read x half as often, where what is left still fills the device. On an H200, 4 bit, us with two and four:
-    32 rows of x: 12288 x 4096 41.3 / 30.7 (MLX's own 56), 24576 x 4096 75.9 / 49.2, 4096 x 12288 39.0 / 31.9,
-    5120 x 2048 13.0 / 14.2, 2048 x 4096 10.7 / 15.0; 64 rows of x: 4096 x 4096 26.1 / 22.3, 2048 x 4096 16.1 / 21.7.
-    Splits so that the device is full and no fuller: 8 rows of x, 2048 x 4096, 4 parts 9.5, 8 6.7, 16 5.7; 32 rows of x,
-    5120 x 2048, 2 parts 14.3, 4 12.4, 8 16.9.
+
+def tile_config(profile: DeviceProfile, rows: int, width: int, tiles: int) -> tuple[int, int, int, int]:
+    """(tiles of columns and of 8 rows for a simdgroup, groups of rows and splits of k for a threadgroup) for `tiles` of 8
+    rows of x.
+
+    Splits so that the device is full and no fuller; groups of rows share what they read of x. On an H200, 4 bit, us with
+    the groups and splits chosen, and with (2, 1) and (4, 1): 32 rows of x: 24576 x 4096 44.0 (4, 1), 52.7, 44.0; 4096 x 4096
+    12.8 (2, 4), -, 27.5; 6144 x 4096 19.1 (2, 2), -, 28.0; 12288 x 1536 10.8 (2, 2), 16.4, 13.5; 8 rows of x: 24576 x 4096
+    26.8 (2, 2), 34.4, 34.5; 6144 x 4096 10.1 (1, 4). MLX's own products: 97.9, 27.7, 33.5, 24.3; 60.1, 24.0.
+    More than 32 rows of x are halved, unless the matrix alone fills the device.
     """
-    enough = 4096 if tiles > 4 or (tiles > 1 and width >= 8192) else 12288
-    row_tiles = 4 if rows >= profile.scale(enough) else 2
-    if row_tiles == 2:
-        simdgroups, least = 4096 if tiles == 1 else 3072 if tiles == 2 else 1536, 4
+    if tiles > 4 and rows >= profile.scale(12288):
+        return tiles, 4, 4, 1
+    columns = tiles if tiles <= 4 else math.ceil(tiles / 2)
+    groups, narrow = math.ceil(rows / 16), columns <= 2
+    most, wanted = (8, profile.scale(2304)) if narrow else (4, profile.scale(1024))
+    least = 2 if narrow or groups < wanted else 1
+    splits = min(max(wanted // groups, least), most, math.ceil(width / 128))
+    splits = 1 << (splits.bit_length() - 1)
+    if narrow:
+        row_groups = 2 if splits == 2 or groups * splits >= profile.scale(2048) else 1
     else:
-        simdgroups, least = 1024 if tiles > 4 else 1536, 2
-    most = 16 if tiles <= 2 else 8 if row_tiles == 2 or tiles <= 4 else 4
-    fits = (profile.threadgroup_memory - CENTROID_BYTES) // (row_tiles * tiles * 256)  # the partial sums of a split
-    splits = max(profile.scale(simdgroups) // math.ceil(rows / (8 * row_tiles)), least)
-    splits = min(splits, most, fits, math.ceil(width / 128))
-    return row_tiles, 1 << (splits.bit_length() - 1)
+        row_groups = 4 if splits == 1 else 2 if groups >= profile.scale(256) else 1
+    while splits > 1 and qmm_memory(2, row_groups, splits, columns) > profile.threadgroup_memory:
+        splits //= 2
+    return columns, 2, row_groups, splits
+
+
+def qmm_memory(row_tiles: int, row_groups: int, splits: int, tiles: int) -> int:
+    """Bytes of threadgroup memory: slabs of x, partial sums of all splits but the first, centroids."""
+    return splits * tiles * 2048 + row_groups * (splits - 1) * row_tiles * tiles * 256 + CENTROID_BYTES
