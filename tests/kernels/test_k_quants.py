@@ -16,12 +16,13 @@ from mlxrt.kernels import Kernels, make_gpu
 from mlxrt.kernels.ops.k_quants import SPLIT_KINDS, dequantize_blocks, split_blocks
 from mlxrt.kernels.ops.quantized import split_matrix
 from mlxrt.kernels.testing import sample_blocks
-from mlxrt.models.quantized.packed_linear import PackedExpertLinear, PackedLinear
+from mlxrt.models.quantized.packed_linear import PackedEmbedding, PackedExpertLinear, PackedLinear
 from mlxrt.weights import GgufCheckpoint, build
 from mlxrt.weights.formats.gguf.tensors import SPLIT
 
 from ..support.k_quant_files import write_pair
 from ..support.metal_sim import Simulator
+from ..support.parity import list_rows
 from ..support.qwen2_moe_folder import write_qwen2_moe
 from ..support.tiny_files import CONFIG, float_weights, write_folder, write_gguf
 
@@ -110,6 +111,20 @@ def test_experts_are_computed_from_split_stacks(tmp_path):
         found, used = np.array(engine.score([3, 5])), engine.model.kernels.used
         assert np.abs(found - truth).max() < 1e-4 * np.abs(truth).max()
         assert answer(engine, (7, 9), 2) == tokens and {"moe_router_gate_up", "moe_down"} <= used.keys()
+
+
+@pytest.mark.parametrize("name", ["gemma4_e2b", "gemma4_moe", "qwen3_5_moe", "qwen3_next"])
+def test_architectures_with_stacks_and_moved_rows_are_split(name, tmp_path):
+    """Some of their rows hold a block of IQ4_NL at least."""
+    [row] = [row for row in list_rows() if str(row) == name]
+    row.make_checkpoint(tmp_path)
+    packed, plain = write_pair(tmp_path, tmp_path / "k.gguf", ["iq4_nl"])
+    with mlxrt.load(str(plain), dtype="float32") as engine:
+        truth = engine.score(list(PROMPT))
+    with open_split(packed, "reference") as engine:
+        assert mx.allclose(engine.score(list(PROMPT)), truth, rtol=1e-5, atol=1e-4)
+        kinds = {type(m) for m in engine.model.modules()}
+    assert kinds & {PackedEmbedding, PackedLinear} and (PackedExpertLinear in kinds) == name.startswith("qwen")
 
 
 @pytest.mark.parametrize("kind", ["q6_k", "iq4_nl"])
