@@ -21,7 +21,7 @@ INLINE int64_t column_floats(const matrix *a) { return a->width / 4 * DIGITS + 2
 
 /* The largest integer for a number of x: three digits hold it, and 32 bits its products with a group of codes. */
 INLINE float largest_integer(const matrix *a) {
-    static const float codes[] = {[Q2_K] = 3, [Q3_K] = 7, [Q4_K] = 15, [Q5_K] = 31, [Q6_K] = 63, [IQ2_XXS] = 107};
+    static const float codes[] = {[Q2_K] = 3, [Q3_K] = 7, [Q4_K] = 15, [Q5_K] = 31, [Q6_K] = 32, [IQ2_XXS] = 107};
     const float code = a->format != AFFINE ? codes[a->format] : a->bits == 8 ? 128 : (float)((1 << a->bits) - 1);
     return fminf(8355000, 2.147e9f / (code * (float)group_size(a->format)));
 }
@@ -88,16 +88,57 @@ INLINE void open_dot_span(const matrix *a, int format, int bits, int64_t row, in
         for (int b = 0; b < 8; b++) to->bias[b] += 128 * to->scale[b];
 }
 
+/* Whether codes are signed here, and groups have no bias. */
+INLINE int is_signed(int format) { return format == Q6_K; }
+
+/* The spans of four rows; a scale and a bias for every group, a lane for each row. */
+INLINE void open_four(const matrix *a, int format, int bits, int64_t row, int rows, int64_t n, int blocks, span s[4],
+                      four_floats scale[16], four_floats bias[16]) {
+    const int block = block_bytes(format), groups = 256 / group_size(format);
+    if (format == Q4_K || format == Q5_K || format == Q6_K) {
+        const uint8_t *d[4], *least[4];
+        bytes stored[4];
+        four_floats v[16];
+        UNROLL for (int r = 0; r < 4; r++) {
+            const uint8_t *p = s[r].at = a->weight + (row + (r < rows ? r : rows - 1)) * a->row_bytes + n * block;
+            stored[r] = to_bytes(format == Q6_K ? load_bytes(p + 192) ^ 128 : k_scales(p + 4));
+            d[r] = format == Q6_K ? p + 208 : p, least[r] = p + 2;
+        }
+        transpose_bytes(stored, v);
+        const four_floats factor = read_halves(d);
+        if (format == Q6_K) {
+            UNROLL for (int g = 0; g < 16; g++) scale[g] = (v[g] - (BYTES_FROM + 128.0f)) * factor;
+            return;
+        }
+        const four_floats offset = factor * -(float)BYTES_FROM, minus = -read_halves(least), back = minus * -(float)BYTES_FROM;
+        UNROLL for (int g = 0; g < 8; g++)
+            scale[g] = add_products(v[g], factor, offset), bias[g] = add_products(v[8 + g], minus, back);
+        return;
+    }
+    UNROLL for (int r = 0; r < 4; r++) open_dot_span(a, format, bits, row + (r < rows ? r : rows - 1), n, blocks, &s[r]);
+    UNROLL for (int g = 0; g < groups; g += 4) {
+        transpose_four((const float *const[]){s[0].scale + g, s[1].scale + g, s[2].scale + g, s[3].scale + g}, scale + g);
+        transpose_four((const float *const[]){s[0].bias + g, s[1].bias + g, s[2].bias + g, s[3].bias + g}, bias + g);
+    }
+}
+
 /* Codes of 32 weights as signed bytes, in the order of the digits. */
 INLINE void open_block(const span *s, int format, int bits, int b, const uint8_t *end, bytes to[2]) {
     UNROLL for (int k = 0; k < 2; k++) {
-        if (format != AFFINE) to[k] = to_bytes(block_codes(s->at, format, 2 * b + k));
+        if (is_signed(format)) to[k] = to_bytes(block_codes(s->at, format, 2 * b + k) - 32);
+        else if (format != AFFINE) to[k] = to_bytes(block_codes(s->at, format, 2 * b + k));
         else if (bits == 4) to[k] = to_bytes(bits_at(s->at + 16 * b, 4 * k, 15));
         else {
             to[k] = stored_codes(s->at, bits, 2 * b + k, end);
             to[k] = bits == 8 ? to_bytes((byte_vector)to[k] ^ 128) : spread_codes(to[k], bits);
         }
     }
+}
+
+/* Ask for what the next four rows have where block b is. */
+INLINE void fetch_rows(const matrix *a, const span *s, int format, int bits, int b) {
+    if (format == AFFINE && bits == 8) __builtin_prefetch(s->at + 32 * b + 4 * a->row_bytes);
+    else if (b % 2 == 0) __builtin_prefetch(s->at + (format == AFFINE ? 32 * bits : block_bytes(format)) / 8 * b + 4 * a->row_bytes);
 }
 
 /* The sums of a group of four rows: of `chunks` of sixteen codes from chunk `first` on, times x. */
@@ -129,16 +170,12 @@ INLINE void dot_rows(const matrix *a, const int format, const int bits, const in
         const int blocks = format != AFFINE || left > 8 ? 8 : (int)left;
         span s[4];
         four_floats scale[16], bias[16];
-        UNROLL for (int r = 0; r < 4; r++) open_dot_span(a, format, bits, row + (r < rows ? r : rows - 1), n, blocks, &s[r]);
-        UNROLL for (int g = 0; g < groups; g += 4) {
-            transpose_four((const float *const[]){s[0].scale + g, s[1].scale + g, s[2].scale + g, s[3].scale + g}, scale + g);
-            transpose_four((const float *const[]){s[0].bias + g, s[1].bias + g, s[2].bias + g, s[3].bias + g}, bias + g);
-        }
+        open_four(a, format, bits, row, rows, n, blocks, s, scale, bias);
 #define BLOCK \
     { \
         bytes w[4][2]; \
         UNROLL for (int r = 0; r < 4; r++) { \
-            fetch_ahead(&s[r], format, bits, 2 * b); \
+            fetch_rows(a, &s[r], format, bits, b); \
             open_block(&s[r], format, bits, b, end, w[r]); \
         } \
         UNROLL for (int c = 0; c < C; c++) { \
@@ -149,7 +186,7 @@ INLINE void dot_rows(const matrix *a, const int format, const int bits, const in
                 const int g = 32 / size * b + k; \
                 const four_ints sums = dot_group(w, k, size / 16, digits + size * DIGITS * k); \
                 acc[c] = add_products(to_floats(sums), scaled(scale[g], scales[g]), acc[c]); \
-                acc[c] = add_scaled(bias[g], scales[padded + g], acc[c]); \
+                if (!is_signed(format)) acc[c] = add_scaled(bias[g], scales[padded + g], acc[c]); \
             } \
         } \
     }

@@ -59,13 +59,17 @@ INLINE void scale_bytes(byte_vector v, float first, float second, float *to) {
 }
 
 /* The scales and minima of Q4_K and Q5_K: eight of six bits each in twelve bytes. */
-INLINE void open_k_scales(const uint8_t *p, float d, float least, span *to) {
+INLINE byte_vector k_scales(const uint8_t *p) {
     uint32_t w[3];
     memcpy(w, p, 12);
     const uint64_t scales = (w[0] & 0x3f3f3f3f) | (uint64_t)((w[2] & 0x0f0f0f0f) | (w[0] >> 2 & 0x30303030)) << 32;
     const uint64_t minima = (w[1] & 0x3f3f3f3f) | (uint64_t)((w[2] >> 4 & 0x0f0f0f0f) | (w[1] >> 2 & 0x30303030)) << 32;
+    return (byte_vector)(long_vector){scales, minima};
+}
+
+INLINE void open_k_scales(const uint8_t *p, float d, float least, span *to) {
     float both[16];
-    scale_bytes((byte_vector)(long_vector){scales, minima}, d, -least, both);
+    scale_bytes(k_scales(p), d, -least, both);
     memcpy(to->scale, both, 32), memcpy(to->bias, both + 8, 32);
 }
 
@@ -130,6 +134,10 @@ typedef shifted shifted_vector __attribute__((vector_size(16)));
 INLINE byte_vector bits_at(const uint8_t *p, int shift, int mask) { /* of sixteen bytes */
     return (byte_vector)((shifted_vector)load_bytes(p) >> (shifted)shift) & (uint8_t)mask;
 }
+INLINE byte_vector bits_moved(const uint8_t *p, int from, int to, int mask) { /* the same, then moved up */
+    const shifted_vector v = (shifted_vector)load_bytes(p);
+    return (byte_vector)(from > to ? v >> (shifted)(from - to) : v << (shifted)(to - from)) & (uint8_t)(mask << to);
+}
 
 /* Of IQ2_XXS: a group of 32 has four bytes that choose eight magnitudes each, and 28 bits of signs, seven for each of
  * them: the number of minus signs among eight is even. */
@@ -151,12 +159,12 @@ INLINE byte_vector block_codes(const uint8_t *p, int format, int i) {
     switch (format) {
     case Q4_K: return bits_at(p + 16 + i / 4 * 32 + part * 16, third % 2 * 4, 15);
     case Q5_K:
-        return bits_at(p + 48 + i / 4 * 32 + part * 16, third % 2 * 4, 15) | bits_at(p + 16 + part * 16, i / 2, 1) << 4;
+        return bits_at(p + 48 + i / 4 * 32 + part * 16, third % 2 * 4, 15) | bits_moved(p + 16 + part * 16, i / 2, 4, 1);
     case Q6_K:
         return bits_at(p + half * 64 + third % 2 * 32 + part * 16, third / 2 * 4, 15) |
-               bits_at(p + 128 + half * 32 + part * 16, 2 * third, 3) << 4;
+               bits_moved(p + 128 + half * 32 + part * 16, 2 * third, 4, 3);
     case Q2_K: return bits_at(p + 16 + half * 32 + part * 16, 2 * third, 3);
-    case Q3_K: return bits_at(p + 32 + half * 32 + part * 16, 2 * third, 3) | bits_at(p + part * 16, i / 2, 1) << 2;
+    case Q3_K: return bits_at(p + 32 + half * 32 + part * 16, 2 * third, 3) | bits_moved(p + part * 16, i / 2, 2, 1);
     default: return grid_codes(p + 2 + i / 2 * 8, part); /* IQ2_XXS */
     }
 }

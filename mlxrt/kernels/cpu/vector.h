@@ -215,6 +215,28 @@ INLINE four_floats to_floats(four_ints v) { return vcvtq_f32_s32(v); }
 INLINE four_floats scaled(four_floats v, float factor) { return vmulq_n_f32(v, factor); }
 INLINE four_floats add_products(four_floats a, four_floats b, four_floats sums) { return vfmaq_f32(sums, a, b); }
 INLINE four_floats add_scaled(four_floats a, float factor, four_floats sums) { return vfmaq_n_f32(sums, a, factor); }
+/* Float16 numbers of four rows. */
+INLINE four_floats read_halves(const uint8_t *const from[4]) {
+    uint16_t h[4];
+    for (int r = 0; r < 4; r++) memcpy(h + r, from[r], 2);
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h)));
+}
+/* Sixteen unsigned bytes of each of four rows, to the first of each, the second ..., plus 2^23: a float whose last bits are
+ * a byte's is made by moving the byte, which is much faster than a conversion. */
+enum { BYTES_FROM = 1 << 23 };
+INLINE void transpose_bytes(const bytes from[4], four_floats to[16]) {
+    static const uint8_t lanes[4][16] = {
+#define LANES(k) {4 * k, 255, 255, 255, 4 * k + 1, 255, 255, 255, 4 * k + 2, 255, 255, 255, 4 * k + 3, 255, 255, 255}
+        LANES(0), LANES(1), LANES(2), LANES(3)
+#undef LANES
+    };
+    const uint16x8_t low[2] = {vreinterpretq_u16_u8(vzip1q_u8(from[0], from[1])), vreinterpretq_u16_u8(vzip1q_u8(from[2], from[3]))};
+    const uint16x8_t high[2] = {vreinterpretq_u16_u8(vzip2q_u8(from[0], from[1])), vreinterpretq_u16_u8(vzip2q_u8(from[2], from[3]))};
+    const uint16x8_t all[4] = {vzip1q_u16(low[0], low[1]), vzip2q_u16(low[0], low[1]), vzip1q_u16(high[0], high[1]), vzip2q_u16(high[0], high[1])};
+    const uint8x16_t exponent = vreinterpretq_u8_u32(vdupq_n_u32(0x4b000000));
+    for (int i = 0; i < 16; i++)
+        to[i] = vreinterpretq_f32_u8(vorrq_u8(vqtbl1q_u8(vreinterpretq_u8_u16(all[i / 4]), vld1q_u8(lanes[i % 4])), exponent));
+}
 /* Four floats of each of four rows, to the first of each, the second ... */
 INLINE void transpose_four(const float *const from[4], four_floats to[4]) {
     four_floats v[4], pair[4];
