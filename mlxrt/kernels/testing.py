@@ -17,7 +17,10 @@ def sample(mode: str, shape: tuple[int, ...], dtype: mx.Dtype, bits: int = 4, gr
         norms = (1 + mx.random.uniform(shape=shape[:-1])).astype(mx.float16)
         return QuantizedMatrix(pack_bits(indices, bits), norms, None, bits, width, mode, lut)
     if mode in K_QUANTS:
-        return QuantizedMatrix(sample_blocks(mode, shape, 0.01, K_QUANTS[mode], 256), mode=mode)
+        known = SPLIT_KINDS.get(mode)
+        block = (known.nbytes, known.elements) if known else (K_QUANTS[mode], 256)
+        size = 0.002 if mode.startswith("iq4") else 0.01  # their values reach 127
+        return QuantizedMatrix(sample_blocks(mode, shape, size, *block), mode=mode)
     if split := SPLIT_KINDS.get(mode.removesuffix("_split")):
         kind, size = mode.removesuffix("_split"), 0.3 * width**-0.5 / (8 << split.bits)
         return split_matrix(kind, split_blocks(kind, sample_blocks(kind, shape, size, split.nbytes, split.elements)))

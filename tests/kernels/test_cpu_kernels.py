@@ -128,8 +128,8 @@ def k_quants(tmp_path_factory):
     config = CONFIG | {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_attention_heads": 4}
     config |= {"num_key_value_heads": 2}
     kinds = {"v_proj": "q6_k", "o_proj": "q5_k", "gate": "q3_k", "up": "q3_k", "down": "q2_k", "embed": "q5_k"}
-    kinds["k_proj"] = "iq2_xxs"
-    stored, plain = {}, {}
+    kinds |= {"k_proj": "iq2_xxs", "lm_head": "iq4_nl", "layers.1.self_attn.q_proj": "iq4_xs"}
+    stored, plain, named = {}, {}, {}
     mx.random.seed(4)
     for name, array in float_weights(config, seed=5).items():
         stored[name] = plain[name] = array
@@ -137,8 +137,9 @@ def k_quants(tmp_path_factory):
             kind = next((k for part, k in kinds.items() if part in name), "q4_k")
             matrix = sample(kind, array.shape, mx.float32)
             stored[name], plain[name] = np.array(matrix.weight), np.array(matrix.plain())
+            named[name] = kind.upper()
     folder = tmp_path_factory.mktemp("k_quants")
-    return write_gguf(folder / "k.gguf", stored, config), write_folder(folder / "plain", plain, config)
+    return write_gguf(folder / "k.gguf", stored, config, kinds=named), write_folder(folder / "plain", plain, config)
 
 
 def test_k_quants_of_a_file_stay_packed(k_quants, library):

@@ -32,11 +32,12 @@ TOKENS, SECONDS, TOLERANCE = [1, 5, 9, 30, 2, 7], 60, 2e-3
 
 def k_quant_blocks(kind: str, rows: int, rng: np.random.Generator) -> np.ndarray:
     """Rows of one block, with scales that leave numbers of an ordinary size."""
-    blocks = rng.integers(0, 256, (rows, K_QUANTS[kind]), np.uint8)
+    size = 18 if kind == "iq4_nl" else K_QUANTS[kind]  # of a block: that one has 32 numbers, not 256
+    blocks = rng.integers(0, 256, (rows, K_QUANTS[kind] // size, size), np.uint8)
     at, count = K_QUANT_HALVES[kind]
-    halves = rng.uniform(1e-4, 1e-3, (rows, count)).astype(np.float16)
-    blocks[:, at : at + 2 * count] = halves.view(np.uint8)
-    return blocks
+    halves = rng.uniform(1e-4, 1e-3, (*blocks.shape[:2], count)).astype(np.float16)
+    blocks[..., at : at + 2 * count] = halves.view(np.uint8)
+    return blocks.reshape(rows, -1)
 
 
 def make_seeds(folder: Path) -> dict[str, Files]:
@@ -47,7 +48,7 @@ def make_seeds(folder: Path) -> dict[str, Files]:
         weights = {k: v * 0.1 if v.ndim == 2 else v for k, v in float_weights(config).items()}
         if kind in K_QUANTS:
             weights = {k: k_quant_blocks(kind, len(v), rng) if v.ndim == 2 else v for k, v in weights.items()}
-        path = write_gguf(folder / f"{kind}.gguf", weights, config, kind if kind in PACKED else "F32")
+        path = write_gguf(folder / f"{kind}.gguf", weights, config, kind.upper())
         seeds[kind] = {"x.gguf": path.read_bytes()}
     for family in FAMILIES:
         place = folder / family

@@ -118,7 +118,7 @@ def write_gguf(
 def add_tensor(writer, name: str, array: np.ndarray, kind: str) -> None:
     if array.dtype == np.uint8:
         if kind == "F32":
-            [kind] = [name.upper() for name, size in K_QUANTS.items() if size == array.shape[1]]
+            kind = next(name.upper() for name, size in K_QUANTS.items() if size == array.shape[1])  # IQ4_NL is named
         writer.add_tensor(name, array, raw_dtype=gguf.GGMLQuantizationType[kind])
         return
     type_ = gguf.GGMLQuantizationType[kind]

@@ -9,7 +9,7 @@ from calls import CallList, MatmulCall, Matrix, open_library
 TOLERANCE = 1e-5
 K_QUANTS = {
     "Q2_K": (1, 84, 80), "Q3_K": (2, 110, 108), "Q4_K": (3, 144, 0), "Q5_K": (4, 176, 0), "Q6_K": (5, 210, 208),
-    "IQ2_XXS": (6, 66, 0),
+    "IQ2_XXS": (6, 66, 0), "IQ4_XS": (7, 136, 0), "IQ4_NL": (8, 18, 0),
 }  # fmt: skip
 
 
@@ -29,8 +29,9 @@ def make_k_quant(rng, rows, width, name):
     from gguf.quants import dequantize
 
     number, size, at = K_QUANTS[name]
-    blocks = rng.integers(0, 256, (rows, width // 256, size), dtype=np.uint8)
-    halves = (rng.standard_normal((rows, width // 256, 2)) * 0.01).astype(np.float16).view(np.uint8)
+    count = width // (32 if name == "IQ4_NL" else 256)
+    blocks = rng.integers(0, 256, (rows, count, size), dtype=np.uint8)
+    halves = (rng.standard_normal((rows, count, 2)) * 0.01).astype(np.float16).view(np.uint8)
     blocks[..., at : at + 4] = halves[..., : min(4, size - at)]
     weight = np.ascontiguousarray(blocks.reshape(rows, -1))
     values = dequantize(weight, GGMLQuantizationType[name]).astype(np.float64)
@@ -43,6 +44,7 @@ def check(path: str) -> str | None:
     rng = np.random.default_rng(0)
     made = [(f"{b} bit group {g}", make_affine(rng, 37, 9 * g, b, g)) for b in (2, 3, 4, 5, 6, 8) for g in (32, 64)]
     made += [(name, make_k_quant(rng, 37, 768, name)) for name in K_QUANTS]
+    made.append(("IQ4_NL of 352", make_k_quant(rng, 37, 352, "IQ4_NL")))
     for label, (matrix, _held, values) in made:
         x = rng.standard_normal((9, matrix.width)).astype(np.float32)
         right = x.astype(np.float64) @ values.T

@@ -1,6 +1,6 @@
 /* Products by dot products of bytes, of numbers that have almost as many bits as floats.
  *
- * x is split into groups of as many numbers as share a scale of the matrix, 16 or 32. A group is integers of 19 to 23 bits
+ * x is split into groups of as many numbers as share a scale of the matrix, 16 or 32. A group is integers of 20 to 23 bits
  * times a scale, and an integer is three signed digits of a byte each. Bytes are what processors multiply fastest: six dot
  * products take the place of eight conversions, eight multiplications and eight additions of four floats each. Sums of a
  * group are exact; groups are added in float32, in one order. Four rows of the matrix are multiplied together, a lane
@@ -19,10 +19,14 @@ INLINE int64_t padded_groups(const matrix *a) { return (a->width + 255) / 256 * 
 /* A column: the digits of every group, the highest first; a scale for every group; a sum of every group. */
 INLINE int64_t column_floats(const matrix *a) { return a->width / 4 * DIGITS + 2 * padded_groups(a); }
 
+/* Whether sums of the lowest digit are converted by themselves: with large codes 32 bits hold two digits only. */
+INLINE int is_wide(int format, int bits) { return format == AFFINE ? bits > 5 : format == IQ4_XS || format == IQ4_NL; }
+
 /* The largest integer for a number of x: three digits hold it, and 32 bits its products with a group of codes. */
 INLINE float largest_integer(const matrix *a) {
-    static const float codes[] = {[Q2_K] = 3, [Q3_K] = 7, [Q4_K] = 15, [Q5_K] = 31, [Q6_K] = 32, [IQ2_XXS] = 107};
-    const float code = a->format != AFFINE ? codes[a->format] : a->bits == 8 ? 128 : (float)((1 << a->bits) - 1);
+    static const float codes[] = {0, [Q2_K] = 3, [Q3_K] = 7, [Q4_K] = 15, [Q5_K] = 31, [Q6_K] = 32, [IQ2_XXS] = 43};
+    if (is_wide(a->format, a->bits)) return 8355000;
+    const float code = a->format == AFFINE ? (float)((1 << a->bits) - 1) : codes[a->format];
     return fminf(8355000, 2.147e9f / (code * (float)group_size(a->format)));
 }
 
@@ -68,7 +72,7 @@ INLINE void split_column(const matrix *a, const float *x, float *to) {
 /* 256 weights from span n of a row, or `blocks` of 32 at its end: where they are, and a scale and a bias for every group. */
 INLINE void open_dot_span(const matrix *a, int format, int bits, int64_t row, int64_t n, int blocks, span *to) {
     if (format != AFFINE) {
-        open_span(a, format, bits, row, n, 0, to);
+        open_span(a, format, bits, row, n, blocks, to); /* groups of 32 are blocks; others have whole spans */
         return;
     }
     const int unit = a->scale_type == FLOAT32 ? 4 : 2;
@@ -88,8 +92,10 @@ INLINE void open_dot_span(const matrix *a, int format, int bits, int64_t row, in
         for (int b = 0; b < 8; b++) to->bias[b] += 128 * to->scale[b];
 }
 
-/* Whether codes are signed here, and groups have no bias. */
-INLINE int is_signed(int format) { return format == Q6_K; }
+/* How much higher than signed codes the format's are; then groups have no bias. */
+INLINE int code_offset(int format) {
+    return format == Q6_K ? 32 : format == IQ2_XXS ? 64 : format == IQ4_XS || format == IQ4_NL ? 128 : 0;
+}
 
 /* The spans of four rows; a scale and a bias for every group, a lane for each row. */
 INLINE void open_four(const matrix *a, int format, int bits, int64_t row, int rows, int64_t n, int blocks, span s[4],
@@ -118,6 +124,7 @@ INLINE void open_four(const matrix *a, int format, int bits, int64_t row, int ro
     UNROLL for (int r = 0; r < 4; r++) open_dot_span(a, format, bits, row + (r < rows ? r : rows - 1), n, blocks, &s[r]);
     UNROLL for (int g = 0; g < groups; g += 4) {
         transpose_four((const float *const[]){s[0].scale + g, s[1].scale + g, s[2].scale + g, s[3].scale + g}, scale + g);
+        if (code_offset(format)) continue;
         transpose_four((const float *const[]){s[0].bias + g, s[1].bias + g, s[2].bias + g, s[3].bias + g}, bias + g);
     }
 }
@@ -125,8 +132,7 @@ INLINE void open_four(const matrix *a, int format, int bits, int64_t row, int ro
 /* Codes of 32 weights as signed bytes, in the order of the digits. */
 INLINE void open_block(const span *s, int format, int bits, int b, const uint8_t *end, bytes to[2]) {
     UNROLL for (int k = 0; k < 2; k++) {
-        if (is_signed(format)) to[k] = to_bytes(block_codes(s->at, format, 2 * b + k) - 32);
-        else if (format != AFFINE) to[k] = to_bytes(block_codes(s->at, format, 2 * b + k));
+        if (format != AFFINE) to[k] = to_bytes(block_codes(s->at, format, 2 * b + k) - (uint8_t)code_offset(format));
         else if (bits == 4) to[k] = to_bytes(bits_at(s->at + 16 * b, 4 * k, 15));
         else {
             to[k] = stored_codes(s->at, bits, 2 * b + k, end);
@@ -138,11 +144,12 @@ INLINE void open_block(const span *s, int format, int bits, int b, const uint8_t
 /* Ask for what the next four rows have where block b is. */
 INLINE void fetch_rows(const matrix *a, const span *s, int format, int bits, int b) {
     if (format == AFFINE && bits == 8) __builtin_prefetch(s->at + 32 * b + 4 * a->row_bytes);
-    else if (b % 2 == 0) __builtin_prefetch(s->at + (format == AFFINE ? 32 * bits : block_bytes(format)) / 8 * b + 4 * a->row_bytes);
+    else if (b % 2 == 0)
+        __builtin_prefetch(s->at + (format == AFFINE ? 32 * bits : block_bytes(format)) / 8 * b + 4 * a->row_bytes);
 }
 
 /* The sums of a group of four rows: of `chunks` of sixteen codes from chunk `first` on, times x. */
-INLINE four_ints dot_group(const bytes w[4][2], int first, int chunks, const int8_t *x) {
+INLINE four_floats dot_group(const bytes w[4][2], int first, int chunks, int wide, const int8_t *x) {
     four_ints total;
     UNROLL for (int d = 0; d < DIGITS; d++) {
         four_ints rows[4];
@@ -152,9 +159,10 @@ INLINE four_ints dot_group(const bytes w[4][2], int first, int chunks, const int
                 rows[r] = k ? add_dots(rows[r], w[r][first + k], digits) : first_dots(w[r][first], digits);
         }
         const four_ints sums = sum_each(rows[0], rows[1], rows[2], rows[3]);
+        if (wide && d == DIGITS - 1) return add_scaled(to_floats(total), 256, to_floats(sums));
         total = d ? add_to_256_times(total, sums) : sums;
     }
-    return total;
+    return to_floats(total);
 }
 
 /* Four rows from `row`, of which `rows` exist, times C columns, into y[column * stride + row]. */
@@ -167,7 +175,7 @@ INLINE void dot_rows(const matrix *a, const int format, const int bits, const in
     UNROLL for (int c = 0; c < C; c++) acc[c] = (four_floats){0};
     for (int64_t n = 0; n < spans; n++) {
         const int64_t left = (a->width - 256 * n) / 32;
-        const int blocks = format != AFFINE || left > 8 ? 8 : (int)left;
+        const int blocks = (format != AFFINE && format != IQ4_NL) || left > 8 ? 8 : (int)left;
         span s[4];
         four_floats scale[16], bias[16];
         open_four(a, format, bits, row, rows, n, blocks, s, scale, bias);
@@ -184,9 +192,9 @@ INLINE void dot_rows(const matrix *a, const int format, const int bits, const in
             KEEP_ORDER; \
             UNROLL for (int k = 0; k < 32 / size; k++) { \
                 const int g = 32 / size * b + k; \
-                const four_ints sums = dot_group(w, k, size / 16, digits + size * DIGITS * k); \
-                acc[c] = add_products(to_floats(sums), scaled(scale[g], scales[g]), acc[c]); \
-                if (!is_signed(format)) acc[c] = add_scaled(bias[g], scales[padded + g], acc[c]); \
+                const four_floats sums = dot_group(w, k, size / 16, is_wide(format, bits), digits + size * DIGITS * k); \
+                acc[c] = add_products(sums, scaled(scale[g], scales[g]), acc[c]); \
+                if (!code_offset(format)) acc[c] = add_scaled(bias[g], scales[padded + g], acc[c]); \
             } \
         } \
     }

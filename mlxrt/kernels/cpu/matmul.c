@@ -105,7 +105,7 @@ INLINE matrix as_made_for(const matrix *a, int group, int scale_type) {
         const matrix known = as_made_for(given, G, T), *a = &known; \
         unpack_row(a, F, B, row, to); \
     }
-#define K_QUANTS(DO) DO(Q2_K) DO(Q3_K) DO(Q4_K) DO(Q5_K) DO(Q6_K) DO(IQ2_XXS)
+#define K_QUANTS(DO) DO(Q2_K) DO(Q3_K) DO(Q4_K) DO(Q5_K) DO(Q6_K) DO(IQ2_XXS) DO(IQ4_XS) DO(IQ4_NL)
 FORMAT(affine4_32, AFFINE, 4, 32, FLOAT16)
 FORMAT(affine8_32, AFFINE, 8, 32, FLOAT16)
 FORMAT(affine4, AFFINE, 4, 0, 0)
@@ -134,7 +134,8 @@ static const reader *reader_of(const matrix *a) {
 
 /* Whether this library reads it. What is not checked here the caller computes from the arrays' shapes. */
 static int is_readable(const matrix *a) {
-    if (a->format != AFFINE) return a->format >= Q2_K && a->format <= IQ2_XXS && a->width % 256 == 0;
+    if (a->format == IQ4_NL) return a->width % 32 == 0;
+    if (a->format != AFFINE) return a->format >= Q2_K && a->format < IQ4_NL && a->width % 256 == 0;
     return a->bits >= 2 && a->bits <= 8 && a->group >= 32 && a->group % 32 == 0 && a->width % a->group == 0;
 }
 

@@ -2,7 +2,8 @@
  *
  * Affine: MLX's layout, a row is a stream of codes from the low bits up; w = scale * code + bias, one of each for every
  * `group`. The others are GGUF's K-quants: blocks of 256 weights, whose scales are quantised themselves. IQ2_XXS has such
- * blocks, too; its codes are signed, and are kept 64 higher, so that they are bytes. */
+ * blocks, too; its codes are signed, and are kept 64 higher, so that they are bytes. IQ4_XS and IQ4_NL choose among sixteen
+ * values, kept 128 higher; IQ4_NL's blocks are of 32 weights, and eight of them count as one here. */
 #ifndef MLXRT_PACKED_H
 #define MLXRT_PACKED_H
 #include "iq2_grid.h"
@@ -10,7 +11,7 @@
 
 enum { FLOAT32, FLOAT16, BFLOAT16 };
 enum { AHEAD = 4096 }; /* bytes */
-enum { AFFINE, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ2_XXS };
+enum { AFFINE, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ2_XXS, IQ4_XS, IQ4_NL };
 
 typedef struct {
     const uint8_t *weight;
@@ -25,7 +26,7 @@ typedef struct {
     float scale[16], bias[16];
 } span;
 
-INLINE int has_groups_of_32(int format) { return format == Q4_K || format == Q5_K || format == IQ2_XXS; }
+INLINE int has_groups_of_32(int format) { return format == Q4_K || format == Q5_K || format >= IQ2_XXS; }
 INLINE int chunks_of_group(const matrix *a, int format) {
     return format == AFFINE ? a->group / 16 : has_groups_of_32(format) ? 2 : 1;
 }
@@ -36,7 +37,7 @@ INLINE int64_t groups_of_row(const matrix *a, int format) {
 }
 INLINE int groups_of_span(int format) { return has_groups_of_32(format) ? 8 : 16; }
 INLINE int block_bytes(int format) {
-    static const int sizes[] = {0, 84, 110, 144, 176, 210, 66};
+    static const int sizes[] = {0, 84, 110, 144, 176, 210, 66, 136, 144};
     return sizes[format];
 }
 
@@ -86,7 +87,7 @@ INLINE void read_floats(const uint8_t *p, int type, int count, float *to) {
         for (int i = 0; i < count; i++) to[i] = bfloat_to_float(half[i]);
 }
 
-/* Span s of a row; `groups` of it, sixteen but for the last one of an affine row. */
+/* Span s of a row; `groups` of it: all but for the last one of a row that is affine or IQ4_NL. */
 INLINE void open_span(const matrix *a, int format, int bits, int64_t row, int64_t s, int groups, span *to) {
     const uint8_t *p = a->weight + row * a->row_bytes;
     if (format == AFFINE) {
@@ -110,6 +111,17 @@ INLINE void open_span(const matrix *a, int format, int bits, int64_t row, int64_
         const float d = float_at(p, 0, FLOAT16) * 0.25f;
         for (int i = 0; i < 8; i++)
             to->scale[i] = d * (0.5f + (float)(p[9 + 8 * i] >> 4)), to->bias[i] = -64 * to->scale[i];
+    } else if (format == IQ4_XS) {
+        const float d = float_at(p, 0, FLOAT16);
+        for (int i = 0; i < 8; i++) {
+            const int code = (p[4 + i / 2] >> (i % 2 * 4) & 15) | (p[2 + i / 4] >> (i % 4 * 2) & 3) << 4;
+            to->scale[i] = d * (float)(code - 32), to->bias[i] = -128 * to->scale[i];
+        }
+    } else if (format == IQ4_NL) {
+        for (int i = 0; i < 8; i++) {
+            to->scale[i] = i < groups ? float_at(p + 18 * i, 0, FLOAT16) : 0;
+            to->bias[i] = -128 * to->scale[i];
+        }
     } else if (format == Q6_K) {
         const float d = float_at(p + 208, 0, FLOAT16);
         for (int i = 0; i < 16; i++) to->scale[i] = d * (float)(int8_t)p[192 + i], to->bias[i] = -32 * to->scale[i];
@@ -153,6 +165,8 @@ INLINE byte_vector grid_codes(const uint8_t *p, int part) {
     return (v ^ minus) - minus + 64;
 }
 
+static const byte_vector iq4_values = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+
 /* Codes of chunk i of a K-quant's span. */
 INLINE byte_vector block_codes(const uint8_t *p, int format, int i) {
     const int half = i / 8, part = i % 2, third = i / 2 % 4;
@@ -165,6 +179,8 @@ INLINE byte_vector block_codes(const uint8_t *p, int format, int i) {
                bits_moved(p + 128 + half * 32 + part * 16, 2 * third, 4, 3);
     case Q2_K: return bits_at(p + 16 + half * 32 + part * 16, 2 * third, 3);
     case Q3_K: return bits_at(p + 32 + half * 32 + part * 16, 2 * third, 3) | bits_moved(p + part * 16, i / 2, 2, 1);
+    case IQ4_XS: return look_up_codes(iq4_values, bits_at(p + 8 + i / 2 * 16, part * 4, 15));
+    case IQ4_NL: return look_up_codes(iq4_values, bits_at(p + 2 + i / 2 * 18, part * 4, 15));
     default: return grid_codes(p + 2 + i / 2 * 8, part); /* IQ2_XXS */
     }
 }

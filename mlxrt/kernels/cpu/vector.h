@@ -93,6 +93,7 @@ INLINE float sum(floats v) {
 }
 
 #define HAS_LOOKUP 1
+INLINE bytes look_up_bytes(bytes table, bytes indices) { return _mm_shuffle_epi8(table, indices); }
 INLINE floats counting(void) { return _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0); }
 /* 32 codes of four bits lie in four words of eight. Words are shifted side by side, each by its lane's own count: lane
  * 4s + w of the first half has code 8w + s, of the second half code 8w + 4 + s. `table`: what a code stands for; of an index
@@ -137,6 +138,7 @@ INLINE floats from_bytes(bytes b) {
     return (floats){_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(b)),
                     _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(b, b)))};
 }
+INLINE bytes look_up_bytes(bytes table, bytes indices) { return _mm_shuffle_epi8(table, indices); }
 INLINE __m256 half_of_codes(__m256i b, int bits, int half) {
     b = _mm256_shuffle_epi8(b, _mm256_load_si256((const __m256i *)(code_bytes[bits] + 32 * half)));
     b = _mm256_srlv_epi32(b, _mm256_load_si256((const __m256i *)(code_shifts[bits] + 8 * half)));
@@ -175,6 +177,7 @@ INLINE floats from_bytes(bytes b) {
     return (floats){{vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))), vcvtq_f32_u32(vmovl_high_u16(low)),
                      vcvtq_f32_u32(vmovl_u16(vget_low_u16(high))), vcvtq_f32_u32(vmovl_high_u16(high))}};
 }
+INLINE bytes look_up_bytes(bytes table, bytes indices) { return vqtbl1q_u8(table, indices); }
 INLINE floats from_codes(bytes b, int bits) {
     floats r;
     const uint32x4_t mask = vdupq_n_u32((1u << bits) - 1);
@@ -230,9 +233,13 @@ INLINE void transpose_bytes(const bytes from[4], four_floats to[16]) {
         LANES(0), LANES(1), LANES(2), LANES(3)
 #undef LANES
     };
-    const uint16x8_t low[2] = {vreinterpretq_u16_u8(vzip1q_u8(from[0], from[1])), vreinterpretq_u16_u8(vzip1q_u8(from[2], from[3]))};
-    const uint16x8_t high[2] = {vreinterpretq_u16_u8(vzip2q_u8(from[0], from[1])), vreinterpretq_u16_u8(vzip2q_u8(from[2], from[3]))};
-    const uint16x8_t all[4] = {vzip1q_u16(low[0], low[1]), vzip2q_u16(low[0], low[1]), vzip1q_u16(high[0], high[1]), vzip2q_u16(high[0], high[1])};
+    uint16x8_t low[2], high[2];
+    for (int i = 0; i < 2; i++) {
+        low[i] = vreinterpretq_u16_u8(vzip1q_u8(from[2 * i], from[2 * i + 1]));
+        high[i] = vreinterpretq_u16_u8(vzip2q_u8(from[2 * i], from[2 * i + 1]));
+    }
+    const uint16x8_t all[4] = {vzip1q_u16(low[0], low[1]), vzip2q_u16(low[0], low[1]),
+                               vzip1q_u16(high[0], high[1]), vzip2q_u16(high[0], high[1])};
     const uint8x16_t exponent = vreinterpretq_u8_u32(vdupq_n_u32(0x4b000000));
     for (int i = 0; i < 16; i++)
         to[i] = vreinterpretq_f32_u8(vorrq_u8(vqtbl1q_u8(vreinterpretq_u8_u16(all[i / 4]), vld1q_u8(lanes[i % 4])), exponent));
@@ -276,6 +283,7 @@ INLINE floats multiply(floats a, floats b) { floats r; EACH(a.v[i] * b.v[i]); }
 INLINE floats add(floats a, floats b) { floats r; EACH(a.v[i] + b.v[i]); }
 INLINE floats multiply_add(floats a, floats b, floats c) { floats r; EACH(fmaf(a.v[i], b.v[i], c.v[i])); }
 INLINE floats from_bytes(bytes b) { floats r; EACH((float)b.v[i]); }
+INLINE bytes look_up_bytes(bytes table, bytes indices) { bytes r; EACH(table.v[indices.v[i]]); }
 INLINE floats from_codes(bytes b, int bits) {
     floats r;
     for (int i = 0; i < 16; i++) {
@@ -321,5 +329,11 @@ INLINE bytes to_bytes(byte_vector v) {
     bytes b;
     memcpy(&b, &v, 16);
     return b;
+}
+INLINE byte_vector look_up_codes(byte_vector table, byte_vector indices) { /* of four bits */
+    const bytes found = look_up_bytes(to_bytes(table), to_bytes(indices));
+    byte_vector v;
+    memcpy(&v, &found, 16);
+    return v;
 }
 #endif

@@ -12,8 +12,8 @@ import mlx.core as mx
 
 from .bitpack import pack_bits, unpack_bits
 
-# Bytes of a block of 256 weights that lie in uint8 rows as in the file, which CPU kernels read.
-K_QUANTS = {"q2_k": 84, "q3_k": 110, "q4_k": 144, "q5_k": 176, "q6_k": 210, "iq2_xxs": 66}
+# Bytes of 256 weights that lie in uint8 rows as in the file, which CPU kernels read.
+K_QUANTS = {"q2_k": 84, "q3_k": 110, "q4_k": 144, "q5_k": 176, "q6_k": 210, "iq2_xxs": 66, "iq4_xs": 136, "iq4_nl": 144}
 K_QUANT_HALVES = {
     "q2_k": (80, 2),
     "q3_k": (108, 1),

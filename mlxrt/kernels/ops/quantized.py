@@ -55,7 +55,7 @@ class QuantizedMatrix:
     @property
     def width(self) -> int:
         if self.mode in K_QUANTS:
-            return self.weight.shape[-1] // K_QUANTS[self.mode] * 256
+            return self.weight.shape[-1] * 256 // K_QUANTS[self.mode]
         return self.weight.shape[-1] * 32 // self.bits if self.packed else self.weight.shape[-1]
 
     @property

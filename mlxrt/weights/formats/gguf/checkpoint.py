@@ -1,6 +1,7 @@
 """A GGUF file as a checkpoint: tensors under Hugging Face names, metadata as config and tokenizer."""
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -72,9 +73,11 @@ class GgufCheckpoint(Checkpoint):
 
     def load(self) -> dict[str, mx.array]:
         tensors: Iterable[GGUFTensor] = self.tensors()
-        if slow := Counter(r.ggml_type for r in tensors if needs_dequantizing(r) and not self.stays(r)):
-            types = ", ".join(f"{count} {name}" for name, count in slow.most_common())
-            log.info(f"{self.name}: unpacking {types} to float16")
+        if slow := [r for r in tensors if needs_dequantizing(r) and not self.stays(r)]:
+            types = ", ".join(f"{count} {name}" for name, count in Counter(r.ggml_type for r in slow).most_common())
+            stored, needed = sum(r.nbytes for r in slow), 2 * sum(math.prod(r.shape) for r in slow)
+            sizes = f"{stored / 1e6:.1f} MB of the file become {needed / 1e6:.1f} MB"
+            log.info(f"{self.name}: unpacking {types} to float16: {sizes}")
             tensors = track(list(tensors), "dequantising")
         arrays: dict[str, mx.array] = {}
         mapped = 0
