@@ -280,3 +280,13 @@ def test_real_smollm2_equals_mx_load():
             other = theirs.pop(name)
             assert array.dtype == other.dtype and mx.array_equal(array, other), name
     assert not theirs
+
+
+def test_kinds_that_are_unpacked_are_logged_with_their_bytes(tmp_path):
+    config = CONFIG | {"hidden_size": 256, "intermediate_size": 256}
+    weights, name = float_weights(config), "model.layers.0.mlp.gate_proj.weight"
+    logged = capture_log()
+    path = write_gguf(tmp_path / "x.gguf", weights, config, kinds={name: "TQ2_0"})
+    assert GgufCheckpoint(path).load()[name].dtype == mx.float16
+    [line] = logged  # 66 bytes of the file for 256 weights
+    assert line.endswith("unpacking 1 TQ2_0 to float16: 0.0 MB of the file become 0.1 MB"), line
