@@ -25,7 +25,7 @@ from ..models import CausalLM
 
 log = logging.getLogger("mlxrt")
 
-MAX_BYTES = 512 << 20
+MAX_BYTES = 1 << 30  # 32 rows of Gemma 4 26B-A4B keep 640 MB
 WARMUP_STEPS = 16  # steps of a shape before one is captured, which takes as long as several
 MAX_SOURCES = 1024  # arrays kept alive for copies: more than any number of steps in flight needs
 MAX_COPIES = 512  # of a microsecond each, to write a tail to the pools
