@@ -1,7 +1,7 @@
 """Five to sixty-four rows of x times a packed matrix: dequantised in registers, multiplied by matrix units.
 
-No threadgroup memory on the way in: the sum over k may be taken in any order, so a lane takes 32 neighbours of a row of
-the matrix and the tiles of x are read in the order that follows from it.
+A lane takes 32 neighbours of a row of the matrix. x goes through threadgroup memory a slab at a time (metal/slab.h), in
+the order of k that makes unpacking cheap: the sum over k may be taken in any order.
 """
 
 import math
