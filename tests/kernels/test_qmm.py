@@ -47,3 +47,17 @@ def test_any_number_of_rows_takes_one_of_eight_kernels():
         assert y.shape == right.shape and y.dtype == mx.bfloat16
         assert mx.allclose(y.astype(mx.float32), right.astype(mx.float32), atol=0.1, rtol=0.02)
     assert not sim.errors() and len(compiled) == 2  # of 8 and of 16 rows
+
+
+def test_few_rows_go_to_nvidia_s_matrix_units():
+    """As many as a batch has, without rows of zeros: a step with a copy in it could not be captured."""
+    for name, dtype, few in (("cuda", mx.bfloat16, 2), ("metal", mx.bfloat16, 4), ("cuda", mx.float32, 4)):
+        kernels = Kernels("strict", make_gpu("metal", Simulator(strict=False).metal_kernel))
+        kernels.gpu.name = name
+        for rows in (few, few + 1) if few < 4 else (few,):
+            kernels.used.clear()
+            matrix = sample("affine", (16, 128), dtype, 4)
+            x = mx.random.normal((rows, 128)).astype(dtype)
+            y = linear(kernels, x, matrix)
+            assert ("qmm" in kernels.used, "qmv" in kernels.used) == (rows > few, rows <= few)
+            assert mx.allclose(y.astype(mx.float32), matrix.multiply(x).astype(mx.float32), atol=0.1, rtol=0.02)

@@ -1,4 +1,4 @@
-"""Five to sixty-four rows of x times a packed matrix: dequantised in registers, multiplied by matrix units.
+"""Three to sixty-four rows of x times a packed matrix: dequantised in registers, multiplied by matrix units.
 
 A lane takes 32 neighbours of a row of the matrix. x goes through threadgroup memory a slab at a time (metal/slab.h), in
 the order of k that makes unpacking cheap: the sum over k may be taken in any order.
@@ -12,10 +12,10 @@ import mlx.core as mx
 
 from ..device import DeviceProfile
 from ..registry import Case, Source, op
-from .qmv import MAX_QMV_ROWS, epilogue_constants, qmv, qmv_case
+from .qmv import epilogue_constants, qmv, qmv_case
 from .quantized import QuantizedMatrix
 
-MAX_QMM_ROWS = 64  # rows of x up to which this is the faster way
+MIN_QMM_ROWS, MAX_QMM_ROWS = 3, 64  # rows of x for which this may be the faster way (linear.py)
 TILE_ROWS = 8  # rows of x in a tile
 CENTROID_BYTES = 1024  # of threadgroup memory, for the centroids of a LUT matrix
 
@@ -25,6 +25,8 @@ QMM = Source("qmm.metal", ("x", "packed", "scales", "biases", "lut", "bias", "ot
 def qmm_cases(dtype: mx.Dtype) -> Iterator[Case]:
     shapes: list[tuple[Any, ...]] = [
         ("affine", 4, 64, 40, 256, 8, {}),
+        ("affine", 4, 64, 24, 128, 4, {"residual": True}),
+        ("mxfp4", 4, 32, 24, 128, 3, {"activation": "silu", "pair": True}),
         ("affine", 4, 32, 37, 384, 13, {"residual": True}),
         ("affine", 8, 64, 24, 128, 5, {"activation": "silu", "pair": True}),
         ("affine", 3, 32, 9, 128, 33, {"bias": True}),
@@ -74,7 +76,7 @@ def unsupported(x, matrix, **rest) -> str | None:
 
 
 def is_faster(x, matrix, **rest) -> bool:
-    return MAX_QMV_ROWS < x.shape[0] <= MAX_QMM_ROWS and matrix.packed and x.dtype != mx.float32
+    return MIN_QMM_ROWS <= x.shape[0] <= MAX_QMM_ROWS and matrix.packed and x.dtype != mx.float32
 
 
 @qmm.kernel(QMM, unsupported=unsupported, is_faster=is_faster)
