@@ -26,7 +26,9 @@ CONSTANT = (
     "dt_bias",
 )
 # Ops with fewer than two arrays that a model holds: nothing to put together.
-AT_MOST_ONE = ("add_norm", "argmax", "draw", "hadamard", "moe_combine", "moe_sort", "top_logprobs")
+AT_MOST_ONE = (
+    *("add_norm", "argmax", "concat_columns", "draw", "hadamard", "moe_combine", "moe_sort", "top_logprobs"),
+)
 
 
 class Counting(Simulator):
