@@ -1,7 +1,8 @@
-// y [M, O] = x [M, K] times a quantized matrix [O, K] by matrix units, for 5 to 64 rows of x; bias, activation, residual and
+// y [M, O] = x [M, K] times a quantized matrix [O, K] by matrix units, for 3 to 64 rows of x; bias, activation, residual and
 // softcap after. With GROUPED a row of the grid is an expert and makes the rows of y that its part of `order` names.
 #include "quantized.h"
 #include "activation.h"
+#include "staging.h"
 #include "slab.h"
 
 // Simdgroups are RG groups of rows by KS parts of k. A simdgroup makes RT tiles of 8 rows; with PAIR gates and their ups.
@@ -110,13 +111,7 @@
                     }
                 }
             }
-            #pragma unroll
-            for (int r = 0; r < RT; r++) {
-                #pragma unroll
-                for (int c = 0; c < BITS; c++) words[r][c] = next_words[r][c];
-                scale[r] = next_scale[r];
-                zero[r] = next_zero[r];
-            }
+            copy_rows(words, scale, zero, next_words, next_scale, next_zero);
         }
         // The first part of k adds up the others' sums, which lie in their lanes' order.
         if (KS > 1) {

@@ -46,7 +46,7 @@ FN uint clamp_quarter(uint k, uint quarter) {
     return metal::min(k + quarter * 32, uint(K - 32));
 }
 
-// Elements k ... k + 31 of R rows: packed values, scales and zeros as load_scales has them; PAIRED: zeros as they are stored.
+// load_rows; PAIRED: with zeros as they are stored.
 template <
     int FORM, int BITS, int GROUP, int K, bool PAIRED, int R, int N, typename W, typename S,
     typename Z>
@@ -54,12 +54,11 @@ FN void load_blocks(
     W w, S s, Z z, const thread uint (&row)[R], uint k, thread uint (&words)[R][N],
     thread float (&scale)[R], thread float (&zero)[R]
 ) {
+    load_rows<FORM, BITS, GROUP, K>(w, s, z, row, k, words, scale, zero);
     #pragma unroll
     for (int r = 0; r < R; r++) {
-        uint block = row[r] * uint(K / 32) + k / 32;
-        load_words<N>(w, block, words[r]);
-        load_scales<FORM, BITS, GROUP>(s, z, block, scale[r], zero[r]);
-        if (PAIRED && FORM == AFFINE) zero[r] = float(z[block / uint(GROUP / 32)]);
+        uint group = (row[r] * uint(K / 32) + k / 32) / uint(GROUP / 32);
+        if (PAIRED && FORM == AFFINE) zero[r] = float(z[group]);
     }
 }
 
