@@ -6,6 +6,7 @@ import pytest
 from mlxrt import EngineConfig, Request, SamplingParams
 from mlxrt.cache.memory import paged
 from mlxrt.engine.engine import Engine, Source
+from mlxrt.kernels.ops import attention
 from mlxrt.kernels.ops.attention import AttentionParams
 from mlxrt.models import find
 from mlxrt.weights.random_models import random_weights, shape_config
@@ -42,6 +43,17 @@ def test_a_mask_is_what_causal_is(name, monkeypatch):
     monkeypatch.setattr(AttentionParams, "is_causal", lambda self, dim, start, stop, first: False)
     got = scores(name)
     assert mx.allclose(got[0], expected[0], atol=1e-4)
+    assert all(mx.array_equal(a, b) for a, b in zip(got[1:], expected[1:]))
+
+
+@pytest.mark.parametrize("name", ["gemma3-1b", "gpt-oss-20b"])
+def test_a_mask_of_numbers_is_the_mask(name, monkeypatch):
+    """As on CUDA, where heads of more than 128 numbers have one even without a window."""
+    expected = scores(name)
+    monkeypatch.setattr(attention, "backend", lambda: "cuda")
+    monkeypatch.setattr(attention, "MAX_FUSED_DIM", 0)
+    got = scores(name)
+    assert got[0].dtype == expected[0].dtype and mx.allclose(got[0], expected[0], atol=1e-4)
     assert all(mx.array_equal(a, b) for a, b in zip(got[1:], expected[1:]))
 
 

@@ -9,15 +9,16 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...kernels import Codec, PackedKV, Pages, PlainKV, QuantizedKV, QuantizedPages
+from ...kernels import Codec, PackedKV, Pages, PlainKV, QuantizedKV, QuantizedPages, backend
 from ...kernels.ops.attention import AttentionParams, attend_decode, attend_prefill, slot_positions
 from ..blocks import BlockPool
 from ..layer_state import BlockTable, LayerState
 from .layer_spec import TAIL, Arrays, Batch, LayerSpec, LayerView
 from .slices import ArrayCache, bucket, pad_table, slice1, slice2, slice4, update
 
-# Queries of a chunk that attend together under a window, if it has no more tokens: what is masked is computed, too.
-MIN_TILE = 256
+# Queries of a chunk that attend together under a window, if it has no more tokens: what is masked is computed, too. On
+# a GPU that takes less time than launching more tiles.
+MIN_TILE, GPU_TILE = 256, 2048
 
 
 class KVView(LayerView):
@@ -100,7 +101,8 @@ class KVView(LayerView):
         k, v = self.spec.codec.decode(parts)
         if params.is_causal(q.shape[-1], start, start + n, first):
             return attend_prefill(q, k, v, None, params)
-        tile = n if params.window is None else max(MIN_TILE, bucket(params.window))
+        least = MIN_TILE if backend() == "cpu" else GPU_TILE
+        tile = n if params.window is None else max(least, bucket(params.window))
         out = [self._prefill_tile(q[a : a + tile], k, v, r, start + a, params) for a in range(0, n, tile)]
         return mx.concatenate(out) if len(out) > 1 else out[0]
 
@@ -112,10 +114,11 @@ class KVView(LayerView):
         if begin <= -(-keep // self.spec.size) * self.spec.size:
             positions = self._once("positions", lambda: self.spec.key_positions(self.index))
             k, v, keys = k[:, :end], v[:, :end], positions[r, :end]
-            mask = self._once(f"mask {r} {start} {n}", lambda: params.mask(keys, (start + mx.arange(n))[:, None]))
+            queries = start + mx.arange(n)[:, None]
+            mask = self._once(f"mask {r} {start} {n}", lambda: params.for_sdpa(params.mask(keys, queries), q.dtype))
             return attend_prefill(q, k, v, mask, params)
         # A window's keys lie the same way to its queries wherever it is: one mask for all tiles of this length.
-        mask = self._once(f"band {n}", lambda: params.mask_band(n))
+        mask = self._once(f"band {n}", lambda: params.for_sdpa(params.mask_band(n), q.dtype))
         if keep:
             k, v = (mx.concatenate([x[:, :keep], x[:, begin:end]], axis=1) for x in (k, v))
         else:

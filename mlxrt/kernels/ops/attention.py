@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from ..device import backend
 from .kv_codec import Codec, Parts
 
 CPU_TILE = 64  # queries per call on a CPU, where MLX computes the masked half of a causal product too
@@ -62,10 +63,16 @@ class AttentionParams:
     def is_causal(self, dim: int, start: int, stop: int, first: int) -> bool:
         """Whether queries start..stop need no mask. `first`: position of the first key; where keys are not consecutive,
         the window says no."""
-        if self.softcap is not None or self.sinks is not None:
+        if self.softcap is not None:
             return False
-        cpu = mx.default_device() == mx.Device(mx.cpu)
-        return (self.window is None or stop <= first + self.window) and (cpu or dim <= MAX_FUSED_DIM)
+        return (self.window is None or stop <= first + self.window) and (backend() == "cpu" or dim <= MAX_FUSED_DIM)
+
+    def for_sdpa(self, mask: mx.array, dtype: mx.Dtype) -> mx.array:
+        """A mask in the form that `attend_prefill` is fastest with: on CUDA numbers to add, for MLX would make them of
+        flags for every layer and head."""
+        if self.softcap is not None or backend() != "cuda":
+            return mask
+        return mx.where(mask, mx.array(0, dtype), mx.array(-mx.inf, dtype))
 
 
 def slot_positions(base: mx.array, blocks: int, size: int, keep: int = 0) -> mx.array:
@@ -104,14 +111,12 @@ def attend_prefill(q, k, v, mask, params: AttentionParams):
     """A chunk of one row: q [n, Hq, D], k and v [H, T, D]; mask [n, T], or None: causal, ending at the last key."""
     n, T = q.shape[0], k.shape[1]
     if mask is None:
-        if n > CPU_TILE and mx.default_device() == mx.Device(mx.cpu):
-            tiles = [(a, min(a + CPU_TILE, n)) for a in range(0, n, CPU_TILE)]
-            return mx.concatenate(
-                [sdpa(q[a:b], k[:, : T - n + b], v[:, : T - n + b], params.scale, "causal") for a, b in tiles]
-            )
-        return sdpa(q, k, v, params.scale, "causal")
+        tile = CPU_TILE if backend() == "cpu" else n
+        ends = [(a, min(a + tile, n)) for a in range(0, n, tile)]
+        out = [sdpa(q[a:b], k[:, : T - n + b], v[:, : T - n + b], params, "causal") for a, b in ends]
+        return mx.concatenate(out) if len(out) > 1 else out[0]
     if params.softcap is None:
-        return sdpa(q, k, v, params.scale, mask, params.sinks)
+        return sdpa(q, k, v, params, mask)
     H, D = k.shape[0], q.shape[-1]
     q = (q * params.scale).reshape(n, H, -1, D).transpose(1, 2, 0, 3)  # [H, G, n, D]
     scores = (q @ k[:, None].swapaxes(-1, -2)).transpose(2, 0, 1, 3)  # [n, H, G, T]
@@ -119,8 +124,8 @@ def attend_prefill(q, k, v, mask, params: AttentionParams):
     return (weights @ v[:, None]).transpose(2, 0, 1, 3).reshape(n, -1, v.shape[-1])
 
 
-def sdpa(q, k, v, scale, mask, sinks=None):
+def sdpa(q, k, v, params: AttentionParams, mask):
     out = mx.fast.scaled_dot_product_attention(
-        q.swapaxes(0, 1)[None], k[None], v[None], scale=scale, mask=mask, sinks=sinks
+        q.swapaxes(0, 1)[None], k[None], v[None], scale=params.scale, mask=mask, sinks=params.sinks
     )
     return out[0].swapaxes(0, 1)
