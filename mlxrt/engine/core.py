@@ -117,8 +117,8 @@ class EngineCore:
         reuse = config.prefix_cache and not config.deterministic
         self.prefix_cache = PrefixCache(self.pools.empty_states, self.node_size) if reuse else None
         self.allocator = KVAllocator(self.pools.empty_states, self.prefix_cache)
-        fit_prefill = StepMemory.of(model, config.max_running).fit if device.backend() != "cpu" else None
-        self.scheduler = Scheduler(self.allocator, self._limits(config), fit_prefill=fit_prefill)
+        step = StepMemory(model, config.max_running, self.memory.limit) if device.backend() != "cpu" else None
+        self.scheduler = Scheduler(self.allocator, self._limits(config), fit_prefill=step.fit if step else None)
         self.disk = self._open_disk(self.prefix_cache) if self.prefix_cache is not None and config.disk_cache else None
 
     def _context_length(self) -> int:

@@ -9,12 +9,13 @@ most answers: there a rule stands for the measurement (docs/decisions/0018-sched
 """
 
 import logging
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -32,6 +33,7 @@ MIN_CHUNK = 16  # tokens: a step is not cut below
 WIDE_BUFFERS, HIDDEN_BUFFERS = 4, 12  # of a token's widest and of its hidden vectors, how many a step holds at once
 LOGITS_BUFFERS = 4  # float32 logits of a row, and what sampling makes of them
 KV_BUFFERS = 3  # one layer's keys and values, as attention reads them
+FILL_RATE = 20e9  # bytes a second that another program takes of the device, at most
 MAX_EXPERTS = 8  # of a token in a mixture: no known model has more at its full width
 
 CHUNK_SIZES = (256, 512, 1024, 2048)  # tokens, timed on a GPU
@@ -89,41 +91,50 @@ def step_bytes(model: CausalLM, chunk: int) -> int:
     return chunk * model.dtype.size * (WIDE_BUFFERS * max(wide, default=1) + HIDDEN_BUFFERS * max(narrow, 1))
 
 
-@dataclass(frozen=True)
 class StepMemory:
-    """What a prefill step takes of the device beside weights and pools. It is looked at before each: the plan was made
-    when the engine was loaded, and other programs and engines have taken memory since."""
+    """What a prefill step takes of the device beside weights and pools. The plan was made when the engine was loaded,
+    and other programs and engines have taken memory since; so the device is asked again, as often as what was free
+    could have been taken: on CUDA that takes a millisecond.
 
-    token: int  # bytes of each token
-    logits: int  # of the rows that end in it
-    dense: int  # the largest matrix dequantised, which steps of many rows multiply by
+    MLX computes several layers ahead and keeps the buffers of those before, unless its limit says that the device is
+    full. So it is told, for one allocation less: the last may be beyond the limit."""
 
-    @classmethod
-    def of(cls, model: CausalLM, running: int) -> Self:
+    def __init__(self, model: CausalLM, running: int, limit: int):
+        """`running` rows may end in a step; MLX may hold `limit` bytes in all."""
         found: Any = tree_flatten(model.parameters())
         names = {name for name, _ in found}
         packed = [a for name, a in found if a.ndim == 2 and f"{name.removesuffix('weight')}scales" in names]
         rows = [a.shape[0] for a in packed if a.shape[0] != model.config.vocab_size]
-        width = model.config.hidden_size
-        logits = LOGITS_BUFFERS * 4 * model.config.vocab_size * running
-        return cls(step_bytes(model, 1), logits, max(rows, default=0) * width * model.dtype.size)
+        self.token = step_bytes(model, 1)
+        self.logits = LOGITS_BUFFERS * 4 * model.config.vocab_size * running
+        # The largest matrix dequantised, which steps of many rows multiply by.
+        self.dense = max(rows, default=0) * model.config.hidden_size * model.dtype.size
+        self.limit = limit
+        self._asked, self._free = -math.inf, 0  # when the device was asked, and what was free with what MLX held then
 
     def fit(self, tokens: int) -> tuple[int, str]:
         """How many of these tokens a step can have now, and what is short if they are fewer."""
+        need = self.bytes_of(tokens)
+        spare = self._free - mx.get_active_memory() - need
+        if time.monotonic() - self._asked < spare / FILL_RATE:
+            return tokens, ""
         total, free = device.memory()
-        if (need := self.bytes_of(tokens)) > free:
+        if need > free:
             device.release_cache()
             total, free = device.memory()
+        held = mx.get_active_memory()
+        self._asked, self._free = time.monotonic(), held + free
+        mx.set_memory_limit(min(self.limit, held + max(free - self.dense, 0)))
         if need <= free:
             return tokens, ""
-        fits = max((free - self.logits - self.dense) // self.token, 0)
+        fits = max((free - self.logits - 2 * self.dense) // self.token, 0)
         if fits <= MAX_QMM_ROWS:
             fits = min(max((free - self.logits) // self.token, 0), MAX_QMM_ROWS)
         shortage = f"a step of {tokens} tokens takes {need} bytes, the device has {free} of {total} bytes free"
         return (min(fits, tokens) if fits >= min(tokens, MIN_CHUNK) else 0), shortage
 
     def bytes_of(self, tokens: int) -> int:
-        return tokens * self.token + self.logits + (self.dense if tokens > MAX_QMM_ROWS else 0)
+        return tokens * self.token + self.logits + (2 * self.dense if tokens > MAX_QMM_ROWS else 0)
 
 
 def count_kv_layers(specs: list[LayerSpec | Shared]) -> int:
@@ -171,7 +182,7 @@ def choose_context(own: int, asked: int | None, fits: int) -> int:
     if asked is not None and asked > own:
         raise BadRequest(f"max_context {asked} is beyond the model's own {own} tokens")
     if asked is not None and asked > fits:
-        raise WontFit(f"max_context {asked} does not fit: {fits} tokens do; raise kv_memory")
+        raise WontFit(f"max_context {asked} does not fit: {fits} tokens do; lower it or raise kv_memory")
     return min(asked or own, fits)
 
 
@@ -211,13 +222,14 @@ def refuse_overflow(name: str) -> Iterator[None]:
 
 
 class MlxLimits:
-    """MLX's own memory limits. They hold for the process, so closing an engine restores those before."""
+    """MLX's own memory limits; StepMemory lowers that of memory. They hold for the process, so closing an engine
+    restores those before."""
 
     def __init__(self, plan: MemoryPlan, config: EngineConfig):
         self._before: list[tuple[Callable[[int], int], int]] = []
         kind = device.backend()
+        self._set(mx.set_memory_limit, plan.limit if config.memory is not None else mx.get_memory_limit())
         if config.memory is not None:
-            self._set(mx.set_memory_limit, plan.limit)
             self._set(mx.set_cache_limit, plan.activations)
         elif kind == "metal":
             self._set(mx.set_cache_limit, max(plan.limit - plan.weights - plan.kv, plan.activations))

@@ -1,6 +1,7 @@
 """A device with too little memory: a typed error with the numbers before anything is allocated, and others go on."""
 
 import gc
+import math
 import weakref
 
 import mlx.core as mx
@@ -123,11 +124,12 @@ def test_pools_grow_only_as_far_as_the_device_allows(fake, kind):
         assert engine.generate(long).tokens == truth(model, long.tokens, 5)
 
 
-def test_a_prefill_step_is_as_long_as_what_is_free_allows(fake):
+def test_a_prefill_step_is_as_long_as_what_is_free_allows(fake, monkeypatch):
     """Memory that another program took after loading: shorter steps, then a typed error; never the device's own."""
     model, lengths = KINDS["full"](), []
+    monkeypatch.setattr(planner, "FILL_RATE", math.inf)  # the other program is quick
     with Engine(model, EngineConfig(max_running=4, prefix_cache=False, kv_memory="64M", chunk=128)) as engine:
-        step = StepMemory.of(model, 4)
+        step, before = StepMemory(model, 4, fake.total), mx.get_memory_limit()
         engine.core.scheduler.fit_prefill = step.fit  # as on a GPU
         launch = engine.core.runner.launch
         engine.core.runner.launch = lambda step: lengths.append(step.num_tokens) or launch(step)
@@ -138,6 +140,7 @@ def test_a_prefill_step_is_as_long_as_what_is_free_allows(fake):
         fake.taken = fake.memory()[1] - step.bytes_of(40)
         assert engine.generate(long).tokens == truth(model, long.tokens, 2)
         assert 16 <= max(lengths) <= 64  # a tail was freed meanwhile
+        assert mx.get_memory_limit() < mx.get_active_memory() + step.bytes_of(128)  # MLX waits before it overflows
         fake.taken = fake.total
         with pytest.raises(
             mlxrt.WontFit, match=r"a step of \d+ tokens takes \d+ bytes, the device has \d+ of \d+ bytes free"
@@ -145,6 +148,28 @@ def test_a_prefill_step_is_as_long_as_what_is_free_allows(fake):
             engine.generate(ask(3, 120, 2))
         fake.taken = 0  # the next one is answered
         assert engine.generate(long).tokens == truth(model, long.tokens, 2)
+    assert mx.get_memory_limit() == before
+
+
+def test_the_device_is_asked_as_often_as_its_memory_could_be_taken(fake, monkeypatch):
+    step, now, asked = StepMemory(KINDS["full"](), 4, fake.total), [100.0], []
+    monkeypatch.setattr(planner.time, "monotonic", lambda: now[0])
+    memory = fake.memory
+    monkeypatch.setattr(device, "memory", lambda: asked.append(now[0]) or memory())
+    spare = fake.memory()[1] - step.bytes_of(64)
+    before = mx.get_memory_limit()
+    try:
+        for later in (0.0, 0.5, 0.6):
+            now[0] = 100.0 + later * spare / planner.FILL_RATE
+            assert step.fit(64) == (64, "")
+        assert len(asked) == 1
+        now[0] = 100.0 + 1.01 * spare / planner.FILL_RATE
+        fake.taken = fake.total
+        assert step.fit(64)[0] == 0 and len(asked) > 1
+        count = len(asked)
+        assert step.fit(64)[0] == 0 and len(asked) > count  # what is short is looked for at every step
+    finally:
+        mx.set_memory_limit(before)
 
 
 def test_running_sequences_wait_for_each_other_where_pools_cannot_grow(fake):
