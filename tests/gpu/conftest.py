@@ -15,6 +15,7 @@ from bench.gpu.shapes import open_gpu
 from mlxrt.kernels import backend
 
 HERE = Path(__file__).parent
+MAX_CACHE = 2 << 30  # bytes of spare buffers that a process keeps: several parts may share the device
 ON_CPU = os.environ.get("MLXRT_TEST_GPU") == "cpu"
 # Seconds that a test of a file takes on an H200, roughly; others a few.
 SECONDS = {
@@ -70,8 +71,10 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(autouse=True)
 def free_buffers():
-    """Gives MLX's spare buffers back to the device after each test: several parts may share it."""
+    """Gives MLX's spare buffers back to the device after each test."""
+    before = mx.set_cache_limit(MAX_CACHE)
     yield
+    mx.set_cache_limit(before)
     mx.clear_cache()
 
 
