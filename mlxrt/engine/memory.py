@@ -26,6 +26,7 @@ from ..errors import BadRequest, WontFit, is_out_of_memory
 from ..kernels import device
 from ..kernels.ops.qmm import MAX_QMM_ROWS
 from ..models import CausalLM
+from ..models.fused_linear import matrix_of
 
 log = logging.getLogger("mlxrt")
 
@@ -33,6 +34,7 @@ MIN_CHUNK = 16  # tokens: a step is not cut below
 WIDE_BUFFERS, HIDDEN_BUFFERS = 4, 12  # of a token's widest and of its hidden vectors, how many a step holds at once
 LOGITS_BUFFERS = 4  # float32 logits of a row, and what sampling makes of them
 KV_BUFFERS = 3  # one layer's keys and values, as attention reads them
+LAYERS_AHEAD = 5  # that MLX launches at once on CUDA: a hundred ops
 FILL_RATE = 20e9  # bytes a second that another program takes of the device, at most
 MAX_EXPERTS = 8  # of a token in a mixture: no known model has more at its full width
 
@@ -96,19 +98,17 @@ class StepMemory:
     and other programs and engines have taken memory since; so the device is asked again, as often as what was free
     could have been taken: on CUDA that takes a millisecond.
 
-    MLX computes several layers ahead and keeps the buffers of those before, unless its limit says that the device is
-    full. So it is told, for one allocation less: the last may be beyond the limit."""
+    MLX launches several layers at once and keeps all their buffers until they are done; it waits before the next ones
+    where its limit says so."""
 
     def __init__(self, model: CausalLM, running: int, limit: int):
         """`running` rows may end in a step; MLX may hold `limit` bytes in all."""
-        found: Any = tree_flatten(model.parameters())
-        names = {name for name, _ in found}
-        packed = [a for name, a in found if a.ndim == 2 and f"{name.removesuffix('weight')}scales" in names]
-        rows = [a.shape[0] for a in packed if a.shape[0] != model.config.vocab_size]
         self.token = step_bytes(model, 1)
         self.logits = LOGITS_BUFFERS * 4 * model.config.vocab_size * running
-        # The largest matrix dequantised, which steps of many rows multiply by.
-        self.dense = max(rows, default=0) * model.config.hidden_size * model.dtype.size
+        # Matrices dequantised, which steps of many rows multiply by: those of the layers that are launched at once.
+        sizes = dequantised_bytes(model)
+        ahead = LAYERS_AHEAD * sum(sizes) // max(model.config.num_hidden_layers, 1) if device.backend() == "cuda" else 0
+        self.dense = max(2 * max(sizes, default=0), ahead)
         self.limit = limit
         self._asked, self._free = -math.inf, 0  # when the device was asked, and what was free with what MLX held then
 
@@ -122,19 +122,24 @@ class StepMemory:
         if need > free:
             device.release_cache()
             total, free = device.memory()
-        held = mx.get_active_memory()
-        self._asked, self._free = time.monotonic(), held + free
-        mx.set_memory_limit(min(self.limit, held + max(free - self.dense, 0)))
+        device.limit_mlx(self.limit, free, self.dense)
+        self._asked, self._free = time.monotonic(), mx.get_active_memory() + free
         if need <= free:
             return tokens, ""
-        fits = max((free - self.logits - 2 * self.dense) // self.token, 0)
+        fits = max((free - self.logits - self.dense) // self.token, 0)
         if fits <= MAX_QMM_ROWS:
             fits = min(max((free - self.logits) // self.token, 0), MAX_QMM_ROWS)
         shortage = f"a step of {tokens} tokens takes {need} bytes, the device has {free} of {total} bytes free"
         return (min(fits, tokens) if fits >= min(tokens, MIN_CHUNK) else 0), shortage
 
     def bytes_of(self, tokens: int) -> int:
-        return tokens * self.token + self.logits + (2 * self.dense if tokens > MAX_QMM_ROWS else 0)
+        return tokens * self.token + self.logits + (self.dense if tokens > MAX_QMM_ROWS else 0)
+
+
+def dequantised_bytes(model: CausalLM) -> list[int]:
+    """Of each packed matrix but embeddings and the head."""
+    matrices = [matrix for _, module in model.named_modules() if (matrix := matrix_of(module)) is not None]
+    return [m.rows * m.width * model.dtype.size for m in matrices if m.packed and m.rows != model.config.vocab_size]
 
 
 def count_kv_layers(specs: list[LayerSpec | Shared]) -> int:

@@ -94,6 +94,12 @@ def memory() -> tuple[int, int]:
     return total, min(total, free + mx.get_cache_memory())
 
 
+def limit_mlx(most: int, free: int, spare: int = 0) -> None:
+    """Let MLX hold what it holds and the `free` bytes of `memory()`, `spare` less, and `most` at most. Beyond its limit it
+    gives buffers back and waits; what other programs have taken it does not see, and would run out of memory."""
+    mx.set_memory_limit(min(most, mx.get_active_memory() + max(free - spare, 0)))
+
+
 def release_idle_cache() -> None:
     """On a CPU, whose memory belongs to other programs too, keep little of what a prompt took when nothing runs."""
     if backend() == "cpu" and mx.get_cache_memory() > IDLE_CACHE:

@@ -14,8 +14,9 @@ from mlxrt.engine import memory as planner
 from mlxrt.engine.memory import StepMemory, activation_bytes
 from mlxrt.engine.weight_size import checkpoint_bytes, shape_bytes
 from mlxrt.kernels import PLAIN, add_norm, device
+from mlxrt.models import find
 from mlxrt.weights import FolderCheckpoint
-from mlxrt.weights.random_models import Shape
+from mlxrt.weights.random_models import Shape, random_weights, shape_config
 from tests.cli.conftest import folder  # noqa: F401  a fixture
 from tests.support.log_lines import capture_log
 from tests.support.oracle import truth
@@ -149,6 +150,18 @@ def test_a_prefill_step_is_as_long_as_what_is_free_allows(fake, monkeypatch):
         fake.taken = 0  # the next one is answered
         assert engine.generate(long).tokens == truth(model, long.tokens, 2)
     assert mx.get_memory_limit() == before
+
+
+def test_what_is_dequantised_for_a_step(monkeypatch):
+    """The largest matrix but embeddings and the head, twice; on CUDA all of several layers."""
+    small = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4}
+    raw = shape_config("qwen3-0.6b") | small | {"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 640}
+    model = find(raw)(find(raw).parse(raw))
+    random_weights(model, 4, mx.bfloat16)
+    layer = 64 * (4 + 2 * 2) * 32 + 4 * 32 * 64 + 3 * 64 * 192  # attention's, and the three of the MLP
+    assert StepMemory(model, 4, 1 << 40).dense == 2 * 2 * 64 * 192
+    monkeypatch.setattr(device, "backend", lambda: "cuda")
+    assert StepMemory(model, 4, 1 << 40).dense == planner.LAYERS_AHEAD * 2 * layer
 
 
 def test_the_device_is_asked_as_often_as_its_memory_could_be_taken(fake, monkeypatch):

@@ -66,6 +66,8 @@ class KVPools:
         if need > free:
             device.release_cache()
             total, free = device.memory()
+        if device.backend() != "cpu":
+            device.limit_mlx(mx.get_memory_limit(), free)
         if need <= free:
             pool.shortage = ""
             return wanted
