@@ -249,6 +249,8 @@ class CudaGraphRunner:
         """False: the constants in the graphs have moved, as happens when they are read on the host."""
         now = self._current
         assert now is not None
+        if self._recurrent:
+            self.wait()  # MLX reads the states next, which the last tail may still be copied to
         new, held, states = index_arrays(index), flatten(pools), flatten(self._states(live))
         first, second = len(new) + 1, len(new) + 1 + len(held)
         third = second + len(states)

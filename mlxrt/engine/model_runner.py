@@ -368,6 +368,8 @@ class ModelRunner:
                 t.live[RECENT] = (self.arrays.zeros((width, TAIL), mx.uint32),)
         inputs = tokens, t.batch, t.index, pools, t.live
         graphs = self.graphs if masked or decode_fn is self.sample_fn else None
+        if graphs is None and self.graphs is not None:
+            self.graphs.wait()  # MLX reads tail and pools itself
         with self.model.kernels.capturing(graphs is not None):
             outputs, t.live = decode_fn(*inputs) if graphs is None else graphs(t.used, *inputs)
         t.used, t.checkpoint = t.used + 1, step.checkpoint

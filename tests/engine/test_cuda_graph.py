@@ -143,6 +143,25 @@ def test_recurrent_states_go_from_tail_to_tail():
     assert device.launched == 31 + 3 + 4  # of the second tail, of what goes on from it, of the last request
 
 
+def test_a_tail_that_goes_on_in_a_wider_table_takes_its_state_along():
+    """Both widths are known from other requests, so nothing is captured on the way, which would wait."""
+    prompts = [[(7 * i + n) % 90 for i in range(n)] for n in (100, 101, 130, 131, 96)]
+    answers = []
+    for again in (False, True):
+        library, device = FakeLibrary(Simulator(checked=False)), Bench()
+        with made("qwen3.5-9b", Kernels("strict", make_gpu("metal", library))) as engine:
+            runner = engine.core.runner
+            runner.compiled = True
+            if again:
+                attach_graphs(runner, library, device)
+            for prompt in prompts[:-1]:
+                engine.generate([ask(prompt, 3, logprobs=1)])
+            before = device.launched
+            [last] = engine.generate([ask(prompts[-1], 36, logprobs=1)])
+            answers.append((last.tokens, last.logprobs))
+    assert answers[0] == answers[1] and device.launched - before == 35
+
+
 @pytest.mark.slow  # most of it is compiling; the GPU tests have random programs, too
 def test_requests_that_come_and_go(engines):
     """Rows of another number, of another length, of a prompt that is known."""
