@@ -44,7 +44,7 @@ EXAMPLES = {
   mlxrt run smollm2""",
     "pull": """examples:
   mlxrt pull smollm2
-  mlxrt pull owner/name:FILE.gguf""",
+  mlxrt pull owner/name:Q4_K_M""",
     "convert": """examples:
   mlxrt convert model.gguf folder --format mlx
   mlxrt convert owner/name folder --format mlx --bits 8""",

@@ -8,7 +8,9 @@ from .terminal import format_bytes, note
 
 
 def add_flags(parser: Parser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="alias or hub id, like owner/name or owner/name:FILE.gguf")
+    parser.add_argument(
+        "model", metavar="MODEL", help="alias or hub id, like owner/name, owner/name:Q4_K_M or owner/name:FILE.gguf"
+    )
     parser.add_argument("--verify", action="store_true", help="compare every file with its digest again")
     parser.add_argument("--json", action="store_true", help="print one JSON object with path and bytes")
     add_engine_flags(parser, only=("revision", "offline"))

@@ -11,8 +11,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,7 +25,11 @@ log = logging.getLogger("mlxrt")
 ALLOWED_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 # Folders hold other formats (onnx/, original/); consolidated* is a second copy of the same weights.
 IGNORED_FILES = ("*/*", "consolidated*")
-NAME = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[^:\s]+))?([:/](?P<file>[^:@]+\.gguf))?", re.ASCII)
+NAME = re.compile(
+    r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[^:\s]+))?([:/](?P<file>[^:@]+\.gguf)|:(?P<kind>[\w-]+))?", re.ASCII
+)
+
+PROJECTOR = re.compile(r"(^|/)mmproj[^/]*$", re.IGNORECASE)  # of a vision model's images: no model of its own
 
 # Names that other tools know, each for a 4-bit repository in MLX's format; of a family alone, its usual size.
 HUB_ALIASES = {
@@ -47,11 +51,12 @@ HUB_ALIASES = {
 
 @dataclass(frozen=True)
 class Repository:
-    """A model on the hub: all of it, or one GGUF file of it."""
+    """A model on the hub: all of it, or one GGUF file of it, given by its name or by its quantisation."""
 
     id: str
     revision: str | None = None
     file: str | None = None
+    kind: str | None = None  # such as Q4_K_M: until a listing has said which file that is
 
     @classmethod
     def parse(cls, name: str) -> "Repository | None":
@@ -59,21 +64,40 @@ class Repository:
         return cls(**found.groupdict()) if found else None
 
     def __str__(self) -> str:
-        return self.id + (f"@{self.revision}" if self.revision else "") + (f":{self.file}" if self.file else "")
+        chosen = self.file or self.kind
+        return self.id + (f"@{self.revision}" if self.revision else "") + (f":{chosen}" if chosen else "")
 
     @property
     def allow_patterns(self) -> list[str]:
+        if self.kind:
+            return []  # which one is not known yet
         return [glob.escape(name) for name in split_names(self.file)] if self.file else list(ALLOWED_FILES)
 
     @property
     def ignore_patterns(self) -> list[str]:
-        return [] if self.file else list(IGNORED_FILES)
+        return [] if self.file or self.kind else list(IGNORED_FILES)
+
+    def choose_file(self, names: Iterable[str]) -> "Repository":
+        """The same with the file of its quantisation, of these names."""
+        assert self.kind is not None
+        ggufs = [
+            name for name in names if name.endswith(".gguf") and not name.lower().split("/")[-1].startswith("mmproj")
+        ]
+        ends = re.compile(rf"(.*[-._/])?{re.escape(self.kind)}(-00001-of-\d{{5}})?\.gguf", re.IGNORECASE | re.DOTALL)
+        found = sorted(name for name in ggufs if ends.fullmatch(name))
+        if len(found) == 1:
+            return replace(self, file=found[0], kind=None)
+        if found:
+            raise ModelNotFound(f"{self} is several files; name one as {self.id}:FILE, FILE one of: {list_some(found)}")
+        raise ModelNotFound(f"{self.id} has no GGUF file of {self.kind}; its GGUF files: {list_some(sorted(ggufs))}")
 
 
 def download(repo: Repository, *, offline: bool, token: str | None, refresh: bool = False) -> Path:
     """The snapshot's folder, or the GGUF file in it. A complete cached snapshot is used as it is unless `refresh`."""
     check_endpoint()
     with translate_errors(repo.id, str(repo)):
+        if repo.kind:
+            repo = find_file(repo, offline=offline, token=token, refresh=refresh)
         folder = find_cached(repo) if offline or not refresh else None
         if folder is not None:
             log.info(f"{repo}: from the cache, commit {folder.name[:12]} (`mlxrt pull {repo}` looks for a newer one)")
@@ -84,6 +108,19 @@ def download(repo: Repository, *, offline: bool, token: str | None, refresh: boo
             log.info(f"{repo}: fetching {len(files)} files, {sum(files.values()) / 1e6:.1f} MB in all, from {endpoint}")
             folder = snapshot(repo, token=token)
     return folder / repo.file if repo.file else folder
+
+
+def find_file(repo: Repository, *, offline: bool, token: str | None, refresh: bool) -> Repository:
+    """The file of its quantisation: of those in the cache, unless `refresh`; else of all."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    if offline or not refresh:
+        with contextlib.suppress(LocalEntryNotFoundError, ModelNotFound):
+            folder = snapshot(repo, local=True)
+            return repo.choose_file(file.relative_to(folder).as_posix() for file in folder.rglob("*.gguf"))
+    if offline:
+        raise HubError(f"{repo} is not in the cache and mlxrt is offline; run `mlxrt pull {repo}` online")
+    return repo.choose_file(list_repository(repo, token))
 
 
 def snapshot(repo: Repository, *, token: str | None = None, local: bool = False) -> Path:
@@ -140,22 +177,29 @@ def list_files(repo: Repository, token: str | None) -> tuple[str, dict[str, int]
 
     A request of its own, because snapshot_download hides some errors by what it has on the disk.
     """
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import constants
     from huggingface_hub.utils import filter_repo_objects
+
+    files = list_repository(repo, token)
+    selected = filter_repo_objects(files, allow_patterns=repo.allow_patterns, ignore_patterns=repo.ignore_patterns)
+    needed = {name: files[name] for name in selected}
+    check_weights(repo, files, needed)
+    return constants.ENDPOINT, needed
+
+
+def list_repository(repo: Repository, token: str | None) -> dict[str, int]:
+    """All its files with their sizes."""
+    from huggingface_hub import HfApi, constants
 
     try:
         info = HfApi(token=token).model_info(
             repo.id, revision=repo.revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
         )
-        files = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        return {file.rfilename: file.size or 0 for file in info.siblings or ()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, OSError):
             raise  # an HTTP error, which is a ValueError too
         raise HubError(f"{constants.ENDPOINT} does not answer like the hub ({error!r}); check HF_ENDPOINT") from error
-    selected = filter_repo_objects(files, allow_patterns=repo.allow_patterns, ignore_patterns=repo.ignore_patterns)
-    needed = {name: files[name] for name in selected}
-    check_weights(repo, files, needed)
-    return constants.ENDPOINT, needed
 
 
 def check_weights(repo: Repository, files: dict[str, int], needed: dict[str, int]) -> None:
@@ -168,7 +212,9 @@ def check_weights(repo: Repository, files: dict[str, int], needed: dict[str, int
     if any(name.endswith(".safetensors") for name in needed):
         return
     if ggufs:
-        raise ModelNotFound(f"{repo} holds GGUF files; name one as {repo}:FILE, FILE one of: {list_some(ggufs)}")
+        raise ModelNotFound(
+            f"{repo} holds GGUF files; give a quantisation as {repo}:Q4_K_M or one as {repo}:FILE: {list_some(ggufs)}"
+        )
     raise UnsupportedModel(f"{repo} has neither .safetensors nor .gguf, but {list_some(sorted(files))}; convert it")
 
 

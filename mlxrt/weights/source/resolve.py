@@ -2,7 +2,7 @@
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
@@ -16,7 +16,10 @@ from .hub import HUB_ALIASES, Repository
 
 log = logging.getLogger("mlxrt")
 
-FORMS = "a folder, a .gguf file, owner/name[@revision] or owner/name:FILE.gguf on the hub, shape:NAME[@4bit]"
+FORMS = (
+    "a folder, a .gguf file, owner/name[@revision], owner/name:Q4_K_M or owner/name:FILE.gguf on the hub, "
+    "shape:NAME[@4bit]"
+)
 
 
 @dataclass(frozen=True)
@@ -115,11 +118,11 @@ def resolve_local(name: str, path: Path, options: FetchOptions) -> ResolvedModel
 def resolve_hub(name: str, repo: Repository, options: FetchOptions) -> ResolvedModel:
     if options.revision and repo.revision and options.revision != repo.revision:
         raise BadRequest(f"{name} names revision {repo.revision}, but {options.revision} was given too; give one")
-    repo = Repository(repo.id, repo.revision or options.revision, repo.file)
+    repo = replace(repo, revision=repo.revision or options.revision)
     path = hub.download(repo, offline=options.offline, token=options.token, refresh=options.refresh)
     if options.verify:
         hub.verify(path)
-    return ResolvedModel(name, "gguf" if repo.file else "folder", path)
+    return ResolvedModel(name, "gguf" if repo.file or repo.kind else "folder", path)
 
 
 def refuse_hub_options(name: str, options: FetchOptions) -> None:

@@ -47,6 +47,7 @@ NEEDED = {
     "chat_template.jinja",
     "model.safetensors",
 }
+SPLIT = {f"a-UD-Q2_K_XL-0000{i}-of-00002.gguf": b"GGUF %d" % i for i in (1, 2)}
 QUANTS = {"a.Q4_0.gguf": b"GGUF four", "sub/a.Q8_0.gguf": b"GGUF eight", "README.md": b"#"}
 
 CHILD = """
@@ -116,6 +117,7 @@ def repositories() -> dict[str, dict[str, dict[str, bytes]]]:
     return {
         "us/model": {"main": NEW, "v1": OLD},
         "us/quants": {"main": QUANTS},
+        "us/twice": {"main": {"a-Q4_0.gguf": b"GGUF", "b-q4_0.gguf": b"GGUF"}},
         "us/pickles": {"main": {"config.json": b"{}", "pytorch_model.bin": b"x"}},
         "us/secret": {"main": OLD},
         "us/walled": {"main": OLD},
@@ -220,6 +222,24 @@ def test_one_gguf_of_many(hub, user):
     assert hub.fetched() == {"a.Q4_0.gguf", "a.Q8_0.gguf"}
 
 
+def test_a_quantisation_names_its_file(hub, user):
+    """In any case, in a folder, of several parts; the projector of a vision model is none."""
+    hub.repos["us/quants"] = {"main": QUANTS | {"mmproj-a.Q4_0.gguf": b"GGUF no"} | SPLIT}
+    four, eight, parts, again, offline, missing = user.load_all(
+        {"name": "us/quants:Q4_0"},
+        {"name": "us/quants@main:q8_0"},
+        {"name": "us/quants:UD-Q2_K_XL"},
+        {"name": "us/quants:q4_0"},
+        {"name": "us/quants:Q4_0", "offline": True},
+        {"name": "us/quants:Q6_K", "offline": True},
+    )[0]
+    assert four.kind == eight.kind == parts.kind == "gguf" and four.path == again.path == offline.path
+    assert (four.path.read_bytes(), eight.path.read_bytes()) == (b"GGUF four", b"GGUF eight")
+    assert parts.path.name == "a-UD-Q2_K_XL-00001-of-00002.gguf" and missing.error == "HubError"
+    assert hub.fetched() == {"a.Q4_0.gguf", "a.Q8_0.gguf", *SPLIT}
+    assert "us/quants:Q6_K is not in the cache" in missing.line
+
+
 REFUSED = [
     ({"name": "us/nothing"}, "ModelNotFound", "no model us/nothing"),
     ({"name": "us/model@v9"}, "ModelNotFound", "revision"),
@@ -230,6 +250,9 @@ REFUSED = [
     ({"name": "us/teapot"}, "HubError", "418"),
     ({"name": "us/quants"}, "ModelNotFound", "a.Q4_0.gguf"),
     ({"name": "us/quants:b.gguf"}, "ModelNotFound", "sub/a.Q8_0.gguf"),
+    ({"name": "us/quants:Q5_K_M"}, "ModelNotFound", "no GGUF file of Q5_K_M; its GGUF files: a.Q4_0.gguf"),
+    ({"name": "us/quants:Q4"}, "ModelNotFound", "no GGUF file of Q4"),
+    ({"name": "us/twice:Q4_0"}, "ModelNotFound", "one as us/twice:FILE, FILE one of: a-Q4_0.gguf, b"),
     ({"name": "us/pickles"}, "UnsupportedModel", "pytorch_model.bin"),
     ({"name": "us/model@v1", "revision": "main"}, "BadRequest", "give one"),
     ({"name": "us/-model-"}, "ModelNotFound", "hub"),
