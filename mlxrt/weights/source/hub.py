@@ -77,19 +77,14 @@ class Repository:
     def ignore_patterns(self) -> list[str]:
         return [] if self.file or self.kind else list(IGNORED_FILES)
 
-    def choose_file(self, names: Iterable[str]) -> "Repository":
-        """The same with the file of its quantisation, of these names."""
+    def choose_file(self, names: Iterable[str]) -> "Repository | None":
+        """The same with the file of its quantisation, of these names; None where there is none of it."""
         assert self.kind is not None
-        ggufs = [
-            name for name in names if name.endswith(".gguf") and not name.lower().split("/")[-1].startswith("mmproj")
-        ]
         ends = re.compile(rf"(.*[-._/])?{re.escape(self.kind)}(-00001-of-\d{{5}})?\.gguf", re.IGNORECASE | re.DOTALL)
-        found = sorted(name for name in ggufs if ends.fullmatch(name))
-        if len(found) == 1:
-            return replace(self, file=found[0], kind=None)
-        if found:
+        found = sorted(name for name in names if ends.fullmatch(name) and not PROJECTOR.search(name))
+        if len(found) > 1:
             raise ModelNotFound(f"{self} is several files; name one as {self.id}:FILE, FILE one of: {list_some(found)}")
-        raise ModelNotFound(f"{self.id} has no GGUF file of {self.kind}; its GGUF files: {list_some(sorted(ggufs))}")
+        return replace(self, file=found[0], kind=None) if found else None
 
 
 def download(repo: Repository, *, offline: bool, token: str | None, refresh: bool = False) -> Path:
@@ -112,15 +107,18 @@ def download(repo: Repository, *, offline: bool, token: str | None, refresh: boo
 
 def find_file(repo: Repository, *, offline: bool, token: str | None, refresh: bool) -> Repository:
     """The file of its quantisation: of those in the cache, unless `refresh`; else of all."""
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    if offline or not refresh:
-        with contextlib.suppress(LocalEntryNotFoundError, ModelNotFound):
-            folder = snapshot(repo, local=True)
-            return repo.choose_file(file.relative_to(folder).as_posix() for file in folder.rglob("*.gguf"))
+    folder = cached_folder(repo) if offline or not refresh else None
+    if folder is not None:
+        cached = repo.choose_file(file.relative_to(folder).as_posix() for file in folder.rglob("*.gguf"))
+        if cached is not None:
+            return cached
     if offline:
         raise HubError(f"{repo} is not in the cache and mlxrt is offline; run `mlxrt pull {repo}` online")
-    return repo.choose_file(list_repository(repo, token))
+    files = list_repository(repo, token)
+    if (chosen := repo.choose_file(files)) is None:
+        ggufs = sorted(name for name in files if name.endswith(".gguf"))
+        raise ModelNotFound(f"{repo.id} has no GGUF file of {repo.kind}; its GGUF files: {list_some(ggufs)}")
+    return chosen
 
 
 def snapshot(repo: Repository, *, token: str | None = None, local: bool = False) -> Path:
@@ -147,13 +145,17 @@ def snapshot(repo: Repository, *, token: str | None = None, local: bool = False)
 
 def find_cached(repo: Repository) -> Path | None:
     """The snapshot's folder when all needed files are in the cache."""
+    folder = cached_folder(repo)
+    return folder if folder is not None and is_complete(folder, repo.file) else None
+
+
+def cached_folder(repo: Repository) -> Path | None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        folder = snapshot(repo, local=True)
+        return snapshot(repo, local=True)
     except LocalEntryNotFoundError:
         return None
-    return folder if is_complete(folder, repo.file) else None
 
 
 def is_complete(folder: Path, file: str | None) -> bool:

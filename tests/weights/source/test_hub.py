@@ -48,6 +48,7 @@ NEEDED = {
     "model.safetensors",
 }
 SPLIT = {f"a-UD-Q2_K_XL-0000{i}-of-00002.gguf": b"GGUF %d" % i for i in (1, 2)}
+TWICE = {"a-Q4_0.gguf": b"GGUF a", "b-q4_0.gguf": b"GGUF b"}
 QUANTS = {"a.Q4_0.gguf": b"GGUF four", "sub/a.Q8_0.gguf": b"GGUF eight", "README.md": b"#"}
 
 CHILD = """
@@ -117,7 +118,7 @@ def repositories() -> dict[str, dict[str, dict[str, bytes]]]:
     return {
         "us/model": {"main": NEW, "v1": OLD},
         "us/quants": {"main": QUANTS},
-        "us/twice": {"main": {"a-Q4_0.gguf": b"GGUF", "b-q4_0.gguf": b"GGUF"}},
+        "us/twice": {"main": TWICE},
         "us/pickles": {"main": {"config.json": b"{}", "pytorch_model.bin": b"x"}},
         "us/secret": {"main": OLD},
         "us/walled": {"main": OLD},
@@ -225,18 +226,22 @@ def test_one_gguf_of_many(hub, user):
 def test_a_quantisation_names_its_file(hub, user):
     """In any case, in a folder, of several parts; the projector of a vision model is none."""
     hub.repos["us/quants"] = {"main": QUANTS | {"mmproj-a.Q4_0.gguf": b"GGUF no"} | SPLIT}
-    four, eight, parts, again, offline, missing = user.load_all(
+    four, eight, parts, again, offline, missing, *_, twice = user.load_all(
         {"name": "us/quants:Q4_0"},
         {"name": "us/quants@main:q8_0"},
         {"name": "us/quants:UD-Q2_K_XL"},
         {"name": "us/quants:q4_0"},
         {"name": "us/quants:Q4_0", "offline": True},
         {"name": "us/quants:Q6_K", "offline": True},
+        {"name": "us/twice:a-Q4_0.gguf"},
+        {"name": "us/twice:b-q4_0.gguf"},
+        {"name": "us/twice:Q4_0", "offline": True},
     )[0]
     assert four.kind == eight.kind == parts.kind == "gguf" and four.path == again.path == offline.path
     assert (four.path.read_bytes(), eight.path.read_bytes()) == (b"GGUF four", b"GGUF eight")
     assert parts.path.name == "a-UD-Q2_K_XL-00001-of-00002.gguf" and missing.error == "HubError"
-    assert hub.fetched() == {"a.Q4_0.gguf", "a.Q8_0.gguf", *SPLIT}
+    assert hub.fetched() == {"a.Q4_0.gguf", "a.Q8_0.gguf", *SPLIT, *TWICE}
+    assert "us/twice:Q4_0 is several files" in twice.line
     assert "us/quants:Q6_K is not in the cache" in missing.line
 
 
