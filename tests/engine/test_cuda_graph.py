@@ -126,40 +126,46 @@ def test_steps_of_many_rows_are_nothing_but_kernels(name):
     assert {"qmm", "add_norm"} <= set(kernels.used) and ("moe_grouped" in kernels.used) == ("-a" in name)
 
 
+def on_hybrids(run):
+    """run(engine, device) on two engines of a hybrid, as it is and with steps that are launched again."""
+    answers = []
+    for again in (False, True):
+        library, device = FakeLibrary(Simulator(checked=False)), Bench()
+        with made("qwen3.5-9b", Kernels("strict", make_gpu("metal", library))) as engine:
+            engine.core.runner.compiled = True
+            if again:
+                attach_graphs(engine.core.runner, library, device)
+            answers.append(run(engine, device))
+    return answers
+
+
 def test_recurrent_states_go_from_tail_to_tail():
     """A tail that goes on takes the state the last one ended with, one of another request the state of its prompt."""
     first, second = (OTHER * 40)[:159], [i % 90 for i in range(159)]  # a step to the end of a block: one tail by MLX
     rounds = [[ask(first, 37, logprobs=1)], [ask(OTHER, 3), ask(second, 4)], [ask(second, 5, logprobs=1)]]
-    answers = []
-    for again in (False, True):
-        library, device = FakeLibrary(Simulator(checked=False)), Bench()
-        with made("qwen3.5-9b", Kernels("strict", make_gpu("metal", library))) as engine:
-            runner = engine.core.runner
-            runner.compiled = True
-            if again:
-                attach_graphs(runner, library, device)
-            answers.append([[(c.tokens, c.logprobs) for c in engine.generate(asked)] for asked in rounds])
-    assert answers[0] == answers[1]  # log probabilities show what tokens of random weights would not
-    assert device.launched == 31 + 3 + 4  # of the second tail, of what goes on from it, of the last request
+
+    def run(engine, device):
+        found = [[(c.tokens, c.logprobs) for c in engine.generate(asked)] for asked in rounds]
+        return found, device.launched
+
+    (right, _), (found, launched) = on_hybrids(run)
+    assert found == right  # log probabilities show what tokens of random weights would not
+    assert launched == 31 + 3 + 4  # of the second tail, of what goes on from it, of the last request
 
 
 def test_a_tail_that_goes_on_in_a_wider_table_takes_its_state_along():
     """Both widths are known from other requests, so nothing is captured on the way, which would wait."""
-    prompts = [[(7 * i + n) % 90 for i in range(n)] for n in (100, 101, 130, 131, 96)]
-    answers = []
-    for again in (False, True):
-        library, device = FakeLibrary(Simulator(checked=False)), Bench()
-        with made("qwen3.5-9b", Kernels("strict", make_gpu("metal", library))) as engine:
-            runner = engine.core.runner
-            runner.compiled = True
-            if again:
-                attach_graphs(runner, library, device)
-            for prompt in prompts[:-1]:
-                engine.generate([ask(prompt, 3, logprobs=1)])
-            before = device.launched
-            [last] = engine.generate([ask(prompts[-1], 36, logprobs=1)])
-            answers.append((last.tokens, last.logprobs))
-    assert answers[0] == answers[1] and device.launched - before == 35
+    *others, prompt = [[(7 * i + n) % 90 for i in range(n)] for n in (100, 101, 130, 131, 96)]
+
+    def run(engine, device):
+        for other in others:
+            engine.generate([ask(other, 3, logprobs=1)])
+        before = device.launched
+        [last] = engine.generate([ask(prompt, 36, logprobs=1)])
+        return (last.tokens, last.logprobs), device.launched - before
+
+    (right, _), (found, launched) = on_hybrids(run)
+    assert found == right and launched == 35
 
 
 @pytest.mark.slow  # most of it is compiling; the GPU tests have random programs, too
