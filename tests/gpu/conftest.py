@@ -20,7 +20,7 @@ ON_CPU = os.environ.get("MLXRT_TEST_GPU") == "cpu"
 # Seconds that a test of a file takes on an H200, roughly; others a few.
 SECONDS = {
     "test_ops": 8, "test_parity": 14, "test_random_programs": 20, "test_sampling": 6, "test_programs": 40,
-    "test_shapes": 60, "test_experts": 10, "test_quantized_kv": 30, "test_mlx_defects": 10, "test_engine": 12,
+    "test_shapes": 100, "test_experts": 10, "test_quantized_kv": 30, "test_mlx_defects": 10, "test_engine": 12,
     "test_k_quants": 40,
 }  # fmt: skip
 
