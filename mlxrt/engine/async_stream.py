@@ -11,9 +11,11 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from typing import Any, Self
 
 from ..errors import BadRequest, EngineClosed
+from .async_timeout import RepeatedTimeout
 from .engine import Engine
 from .request import Completion, Event, Request
 from .session import ReplyRecorder
@@ -146,15 +148,20 @@ class AsyncStream(AsyncIterator[Event]):
 
     def __init__(self, engine: Engine, buffer: EventBuffer, opening: "Future[list[int]]", owner: object):
         self._engine, self.buffer, self._opening, self._owner = engine, buffer, opening, owner
+        self._ids: list[int] | None = None  # once they are known
         self._last_events = 0  # read so far: one for every request that has ended
         self._closed = False
+        self._timeout = RepeatedTimeout()
 
     async def begun(self) -> list[int]:
         """The ids of the requests, in order. Raises what submitting them raised, and the stream is at its end."""
+        if self._ids is not None:
+            return self._ids
         try:
             if not self._opening.done():
                 await asyncio.shield(asyncio.wrap_future(self._opening))  # a cancelled reader cancels its wait only
-            return self._opening.result()
+            self._ids = self._opening.result()
+            return self._ids
         except Exception:
             self._opening, self._closed = OPENED_NOTHING, True  # a stream that held the error would hold itself
             raise
@@ -186,7 +193,8 @@ class AsyncStream(AsyncIterator[Event]):
         if not buffer.events and not self._closed and self._last_events < len(ids):
             buffer.arrival.clear()
             try:
-                await asyncio.wait_for(buffer.arrival.wait(), timeout)
+                with self._timeout.within(timeout) if timeout is not None else nullcontext():
+                    await buffer.arrival.wait()
             except TimeoutError:
                 return []
         found: list[Event] = []
@@ -219,6 +227,7 @@ class AsyncStream(AsyncIterator[Event]):
         if self._closed:
             return
         self._closed = True
+        self._timeout.close()
         self.buffer.arrival.set()  # another coroutine may be waiting for an event
         if not self._exhausted:
             self.buffer.abandon()  # first: this coroutine may be cancelled below

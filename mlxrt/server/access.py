@@ -4,7 +4,6 @@ Pure ASGI middleware, outermost first. A web page of another origin can send a P
 asking it first, so `Host` and `Origin` are checked before a body is read.
 """
 
-import asyncio
 import hashlib
 import hmac
 import ipaddress
@@ -20,6 +19,7 @@ from urllib.parse import SplitResult, urlsplit
 from h11 import LocalProtocolError
 from starlette.requests import ClientDisconnect
 
+from ..engine.async_timeout import RepeatedTimeout
 from .problem import CLIENT_LEFT, WRITERS, Problem, describe, encode_json, protocol_of
 
 log = logging.getLogger("mlxrt.server")
@@ -80,6 +80,7 @@ class AccessControl:
             elif not answer.complete:
                 raise  # half an answer is out: only closing the connection can tell
         finally:
+            answer.timeout.close()
             ms = (time.perf_counter() - began) * 1000
             log.info(f"{scope['method']} {scope['path']} {answer.status or 499} {ms:.0f} ms {request_id}")
 
@@ -173,13 +174,14 @@ class Answer:
         self._headers = [(b"x-request-id", id), (b"request-id", id), (b"x-content-type-options", b"nosniff"), *headers]
         self.status: int | None = None
         self.complete = False
+        self.timeout = RepeatedTimeout()
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         status = self.status
         if message["type"] == "http.response.start":
             status = message["status"]
             message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
-        async with asyncio.timeout(SEND_TIMEOUT_S):  # a reader that takes nothing must not hold its memory for ever
+        with self.timeout.within(SEND_TIMEOUT_S):  # a reader that takes nothing must not hold its memory for ever
             try:
                 await self._send(message)
             except LocalProtocolError as error:  # uvicorn has refused the rest of the body already, and closes
