@@ -113,6 +113,7 @@ class StepRecorder:
     def _record(self, cpu: CpuKernels, tokens, batch, index: Index, pools: Live, live: Live):
         # Tails of their own, told apart by their addresses: those given may be one array of zeros.
         own = {i: tuple(mx.contiguous(mx.array(a)) for a in arrays) for i, arrays in live.items()}
+        tokens = mx.contiguous(tokens)  # of a prompt's step they are a column, which a call would read from a copy
         mx.eval(tokens, own)
         with cpu.recording() as made:
             outputs, after = self._step(tokens, batch, index, pools, own)

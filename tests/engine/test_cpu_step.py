@@ -131,6 +131,17 @@ def test_a_step_with_ops_of_mlx_runs_as_before(folder):
     assert sum("call by call" in line for line in said) == 1
 
 
+def test_rows_that_leave_a_prompt_together_are_recorded(folder):
+    """They take the tokens as the prompt's step made them: a column of a wider array."""
+    requests = [(3, 14, 15, 9, 2, i) for i in range(4)]
+    with mlxrt.load(folder) as engine:
+        done = engine.generate(requests, max_tokens=12, temperature=0.0, ignore_eos=True)
+        assert replays(engine) == 10  # but for the prompt's own token, and the step that is recorded
+    with mlxrt.load(folder, kernels="reference") as plain:
+        want = [plain.generate(r, max_tokens=12, temperature=0.0, ignore_eos=True).tokens for r in requests]
+    assert [c.tokens for c in done] == want
+
+
 def test_engines_on_two_threads_share_the_threads_of_the_kernels(folder):
     alone = answer(folder, True, temperature=0.0)
     found: dict[int, list] = {}
