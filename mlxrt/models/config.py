@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 from ..errors import BadCheckpoint, UnsupportedModel, quote
-from .rope import RopeParams, find_unknown_keys, read_rope
+from .rope import RopeParams, find_unknown_keys, merge_settings, read_rope
 
 log = logging.getLogger("mlxrt")
 _reports: ContextVar[bool] = ContextVar("reports", default=True)
@@ -127,6 +127,11 @@ class ModelConfig:
     def read_rope(self, raw) -> RopeParams:
         """The RoPE of full attention; families with several kinds of layers override it."""
         return read_rope(raw, self.head_dim, self.max_position_embeddings)
+
+    @classmethod
+    def rope_settings(cls, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """What a config says of RoPE's scaling, in either form."""
+        return merge_settings(raw)
 
     def _windows(self, raw) -> tuple[int | None, ...]:
         n = self.num_hidden_layers

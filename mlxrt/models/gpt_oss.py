@@ -41,13 +41,21 @@ class GptOssConfig(MoEConfig):
     swiglu_limit: float = config_field(high=1e6, default=7.0)
 
     def read_rope(self, raw):
-        given = raw.get("rope_scaling") is not None or raw.get("rope_parameters") is not None
-        return super().read_rope(raw if given else {**raw, "rope_scaling": SCALING})
+        return super().read_rope(with_scaling(raw))
+
+    @classmethod
+    def rope_settings(cls, raw):
+        return super().rope_settings(with_scaling(raw))
 
     def windows_without_types(self, raw):
         if self.sliding_window is None:
             raise BadCheckpoint("config.json has no sliding_window; gpt_oss needs it on every other layer")
         return tuple(None if i % 2 else self.sliding_window for i in range(self.num_hidden_layers))
+
+
+def with_scaling(raw):
+    given = raw.get("rope_scaling") is not None or raw.get("rope_parameters") is not None
+    return raw if given else {**raw, "rope_scaling": SCALING}
 
 
 class SinkAttention(Attention):

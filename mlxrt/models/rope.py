@@ -53,8 +53,8 @@ class RoPE(nn.Module):
         return {"inv_freq": inv_freq, "magnitude": r.magnitude}
 
 
-def read_rope(raw: Mapping[str, Any], dim: int, context: int, *, partial: bool = False) -> RopeParams:
-    """The RoPE of a config, the same for all layers; `partial` allows it on the first part of a head only."""
+def merge_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """`rope_scaling` and `rope_parameters` in one, where they do not contradict each other."""
     parameters = raw.get("rope_parameters")
     scaling = raw.get("rope_scaling")
     for name, value in (("rope_parameters", parameters), ("rope_scaling", scaling)):
@@ -62,7 +62,12 @@ def read_rope(raw: Mapping[str, Any], dim: int, context: int, *, partial: bool =
             raise BadCheckpoint(f"config.json: {name} must be an object, not {quote(value)}")
     if parameters is not None and scaling is not None and {**scaling} != {k: parameters.get(k) for k in scaling}:
         raise BadCheckpoint("config.json: rope_scaling and rope_parameters contradict each other; remove one")
-    given = dict(scaling or {}) | dict(parameters or {})
+    return dict(scaling or {}) | dict(parameters or {})
+
+
+def read_rope(raw: Mapping[str, Any], dim: int, context: int, *, partial: bool = False) -> RopeParams:
+    """The RoPE of a config, the same for all layers; `partial` allows it on the first part of a head only."""
+    given = merge_settings(raw)
     first = DEFAULT_THETA.get(str(raw.get("model_type")))
     theta = read_number(given, "rope_theta", raw.get("rope_theta", first), low=1.001)  # 1 would rotate all pairs alike
     if theta is None:

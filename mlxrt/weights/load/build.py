@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -49,10 +50,19 @@ def build(
     return build_native(family, checkpoint, dtype, dequantise, keep_scales)
 
 
-def build_native(
-    family: type[CausalLM], checkpoint: Checkpoint, dtype: mx.Dtype | None, dequantise: bool, keep_scales: bool = False
-) -> CausalLM:
-    """`build` for one of our own families."""
+@dataclass
+class NativeTensors:
+    """A checkpoint in the layout of our own module: tensors, which are read when they are used, and their formats."""
+
+    model: CausalLM
+    arrays: Arrays
+    formats: dict[str, WeightFormat]  # of quantised modules, by path
+    dtype: mx.Dtype
+    hints: Hints
+
+
+def read_native(family: type[CausalLM], checkpoint: Checkpoint, dtype: mx.Dtype | None = None) -> NativeTensors:
+    """Open a checkpoint of one of our own families."""
     config = family.parse(checkpoint.config)
     check_depth(checkpoint, family.rename)
     model = family(config)  # type: ignore[call-arg]  # every family takes its config; nn.Module takes nothing
@@ -66,11 +76,19 @@ def build_native(
     drop_tied_head(model, arrays)
     dtype = dtype or select_dtype(family, arrays)
     hints = Hints(rename_quantized_modules(checkpoint.config, family.rename), labels)
-    formats = detect_formats(model, arrays, hints)
-    for line in label_contradictions(hints, formats):
+    return NativeTensors(model, arrays, detect_formats(model, arrays, hints), dtype, hints)
+
+
+def build_native(
+    family: type[CausalLM], checkpoint: Checkpoint, dtype: mx.Dtype | None, dequantise: bool, keep_scales: bool = False
+) -> CausalLM:
+    """`build` for one of our own families."""
+    found = read_native(family, checkpoint, dtype)
+    model, formats, dtype = found.model, found.formats, found.dtype
+    for line in label_contradictions(found.hints, formats):
         log.warning(line)
     unpacked = formats if dequantise else embeddings_to_unpack(model, formats)
-    arrays = dequantize(arrays, unpacked, dtype)
+    arrays = dequantize(found.arrays, unpacked, dtype)
     quantized = {path: fmt for path, fmt in formats.items() if path not in unpacked}
     ready = replace_modules(model, arrays, quantized, dtype)
     keep = scales_to_keep(model, quantized, ready) if keep_scales else frozenset()

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,17 +40,10 @@ class GgufCheckpoint(Checkpoint):
         self.name = name or self.path.stem
         self.file = read_gguf_set(self.path)
         self.metadata: dict[str, Any] = self.file.metadata
-        self.config = build_config(self.metadata, self.file.tensors)
+        self.config = read_config(self.metadata, self.file.tensors, self.rope_factors, str(self.path))
         self.arch = ARCHITECTURES[self.metadata["general.architecture"]]
-        if self.arch.long_rope and SHORT_FACTORS in self.file.tensors:
-            keys = ArchMetadata(self.metadata, self.metadata["general.architecture"])
-            phi3_rope(keys, self.config, self.rope_freqs(SHORT_FACTORS))
         self.generation: dict[str, Any] = {}
         self.k_quants = UNPACKED  # or set before `load`, where kernels compute with them
-        if self.has_rope_freqs() and self.arch.rope_factors:
-            self.arch.rope_factors(self.config, self.rope_freqs())
-        elif self.arch.needs_rope_factors:
-            raise BadCheckpoint(f"{self.path} has no {ROPE_FREQS}, which its architecture needs; convert it again")
 
     def sizes(self) -> dict[str, TensorInfo]:
         return {self.arch.rename(r.name): TensorInfo(r.shape, r.ggml_type, r.nbytes) for r in self.tensors()}
@@ -115,10 +108,10 @@ class GgufCheckpoint(Checkpoint):
             rows = moved
         return convert(tensor, rows, self.k_quants)
 
-    def rope_freqs(self, name: str = ROPE_FREQS) -> list[float]:
+    def rope_factors(self, name: str, config: Mapping[str, Any]) -> list[float]:
         tensor = self.file.tensors[name]
-        sizes = [own["head_dim"] for own in self.config.get("per_layer_config", {}).values()]  # Gemma 4's
-        pairs = max([self.config.get("rotary_dim", self.config["head_dim"]), *sizes]) // 2
+        sizes = [own["head_dim"] for own in config.get("per_layer_config", {}).values()]  # Gemma 4's
+        pairs = max([config.get("rotary_dim", config["head_dim"]), *sizes]) // 2
         if tensor.ggml_type != "F32" or tensor.shape != (pairs,):
             raise BadCheckpoint(f"{name} must be F32 [{pairs}], found {tensor.ggml_type} {list(tensor.shape)}")
         factors = stored_rows(self.file, tensor).view("<f4")[0].tolist()
@@ -146,6 +139,25 @@ class GgufCheckpoint(Checkpoint):
 
     def files(self) -> list[Path]:
         return [file.path for file in self.file.files]
+
+
+def read_config(
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, GGUFTensor],
+    factors: Callable[[str, Mapping[str, Any]], list[float]],
+    path: str,
+) -> dict[str, Any]:
+    """The config.json of a file; `factors` reads RoPE's, which are tensors, by name and what is known of the config."""
+    config = build_config(metadata, tensors)
+    name = metadata["general.architecture"]
+    arch = ARCHITECTURES[name]
+    if arch.long_rope and SHORT_FACTORS in tensors:
+        phi3_rope(ArchMetadata(metadata, name), config, factors(SHORT_FACTORS, config))
+    if ROPE_FREQS in tensors and arch.rope_factors:
+        arch.rope_factors(config, factors(ROPE_FREQS, config))
+    elif arch.needs_rope_factors:
+        raise BadCheckpoint(f"{path} has no {ROPE_FREQS}, which its architecture needs; convert it again")
+    return config
 
 
 def restore_values(name: str, array: mx.array, norm_plus_one: bool) -> mx.array:
