@@ -61,6 +61,12 @@ class GGUFFile:
     metadata: dict[str, Any]  # plain Python values
     tensors: dict[str, GGUFTensor]
     data: mmap.mmap
+    value_spans: dict[str, tuple[int, int]]  # key -> where its value is, with its type
+
+    def value_bytes(self, key: str) -> bytes:
+        """A metadata value as it is stored: its type, which plain Python values have lost, and its bytes."""
+        start, end = self.value_spans[key]
+        return self.data[start:end]
 
     def tensor_bytes(self, tensor: GGUFTensor) -> np.ndarray:
         """The stored bytes of a tensor, not copied."""
@@ -156,10 +162,10 @@ def read_gguf(path: Path) -> GGUFFile:
     tensor_count, pair_count = cursor.u64("the tensor count"), cursor.u64("the metadata count")
     if pair_count * MIN_PAIR_BYTES + tensor_count * MIN_TENSOR_BYTES > cursor.left:
         raise cursor.damaged(f"{pair_count} keys and {tensor_count} tensors cannot fit in {cursor.left} bytes")
-    metadata = read_metadata(cursor, pair_count)
+    metadata, spans = read_metadata(cursor, pair_count)
     infos = [read_tensor_info(cursor) for _ in range(tensor_count)]
     tensors = resolve_offsets(cursor, infos, read_alignment(cursor, metadata))
-    return GGUFFile(path, metadata, tensors, cursor.data)
+    return GGUFFile(path, metadata, tensors, cursor.data, spans)
 
 
 def map_file(path: Path) -> mmap.mmap:
@@ -187,14 +193,18 @@ def check_version(cursor: Cursor) -> None:
     raise UnsupportedModel(f"{cursor.path}: GGUF version {version} is not supported (2 and 3 are); convert it again")
 
 
-def read_metadata(cursor: Cursor, count: int) -> dict[str, Any]:
+def read_metadata(cursor: Cursor, count: int) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
+    """The values by key, and where they are."""
     metadata: dict[str, Any] = {}
+    spans: dict[str, tuple[int, int]] = {}
     for _ in range(count):
         key = cursor.string("a metadata key")
         if key in metadata:
             raise cursor.damaged(f"the key {quote(key)} appears twice")
+        start = cursor.position
         metadata[key] = cursor.value(cursor.u32(f"the type of {quote(key)}"), f"the value of {quote(key)}")
-    return metadata
+        spans[key] = start, cursor.position
+    return metadata, spans
 
 
 def read_tensor_info(cursor: Cursor) -> GGUFTensor:
