@@ -47,7 +47,8 @@ EXAMPLES = {
   mlxrt pull owner/name:Q4_K_M""",
     "convert": """examples:
   mlxrt convert model.gguf folder --format mlx
-  mlxrt convert owner/name folder --format mlx --bits 8""",
+  mlxrt convert owner/name folder --format mlx --bits 8
+  mlxrt convert owner/name model.gguf --type q4_k_m""",
     "info": """examples:
   mlxrt info smollm2
   mlxrt info shape:gemma4-31b""",

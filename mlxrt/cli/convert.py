@@ -15,9 +15,21 @@ if TYPE_CHECKING:
     from ..config import EngineConfig
     from ..engine.engine import Engine
     from ..weights.convert.calibration import Importance
+    from ..weights.convert.convert import Converted
     from ..weights.convert.recipe import Recipe
+    from ..weights.formats.checkpoint import Checkpoint
 
-FORMATS = ("mlx", "jang", "jangtq", "codebook")
+FORMATS = ("mlx", "jang", "jangtq", "codebook", "gguf")
+GGUF_TYPES = (
+    "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s",
+    "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "iq4_nl",
+)  # fmt: skip
+# Flags that mean nothing to a GGUF file, and their values when they are not given.
+FOLDER_FLAGS = {
+    "--bits": None, "--group-size": None, "--profile": None, "--rules": None, "--hadamard": False, "--codes": None,
+    "--length": None, "--shard-size": None,
+}  # fmt: skip
+SHARD_GB = 4.0
 MIN_SAME_CHOICE = 0.8  # of the tokens of the sample
 SAMPLE = (
     "The harbour was quiet that morning. A few boats lay against the wall, and an old man mended his nets in the sun. "
@@ -28,8 +40,9 @@ SAMPLE = (
 
 def add_flags(parser: Parser) -> None:
     parser.add_argument("source", metavar="SRC", help="what `generate -m` takes")
-    parser.add_argument("folder", metavar="DST", type=Path, help="the folder to create; must not exist")
-    parser.add_argument("--format", required=True, choices=FORMATS, help="how matrices are stored")
+    parser.add_argument("folder", metavar="DST", type=Path, help="the folder or .gguf file to create; must not exist")
+    parser.add_argument("--format", choices=FORMATS, help="how matrices are stored; gguf where DST ends in .gguf")
+    parser.add_argument("--type", metavar="TYPE", help=f"of gguf: {', '.join(GGUF_TYPES)}")
     text = (
         "of mlx: 1 to 8, 16 for floats (default: 4; what is in MLX's formats already is copied); of jangtq: default 4"
     )
@@ -40,9 +53,9 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument("--rules", metavar="FILE|JSON", help=text)
     parser.add_argument("--hadamard", action="store_true", help="of jang: Hadamard-rotate rows before quantising")
     text = "codebook size, at most (default 16384)"
-    parser.add_argument("--codes", type=int, dest="codebook_size", default=1 << 14, help=text)
-    parser.add_argument("--length", type=int, default=8, help="weights per codebook vector (default 8)")
-    parser.add_argument("--shard-size", type=float, default=4.0, metavar="GB", help="of one file (default 4)")
+    parser.add_argument("--codes", type=int, dest="codebook_size", help=text)
+    parser.add_argument("--length", type=int, help="weights per codebook vector (default 8)")
+    parser.add_argument("--shard-size", type=float, metavar="GB", help="of one file (default 4)")
     parser.add_argument("--sample", default=SAMPLE, help="text to compare logits on, and to calibrate a codebook on")
     parser.add_argument("--no-tokenizer", action="store_true", help="write weights and config only")
     parser.add_argument("--no-check", action="store_true", help="do not load both models to compare their logits")
@@ -52,28 +65,20 @@ def add_flags(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = engine_config(args)
-    if not args.shard_size > 0:
+    choose_format(args)
+    if args.shard_size is not None and not args.shard_size > 0:
         raise BadRequest(f"--shard-size must be more than 0, not {args.shard_size}")
     from ..engine.load import open_checkpoint
-    from ..weights.convert.convert import convert
     from ..weights.source.resolve import resolve
 
-    recipe = read_recipe(args)
+    recipe = None if args.format == "gguf" else read_recipe(args)
     resolved = resolve(args.source, revision=config.revision, offline=config.offline, token=config.token)
     if resolved.shape is not None:
         raise BadRequest(f"{args.source} has no weights to convert; give an alias, a folder, a .gguf file or a hub id")
-    size = int(args.shard_size * 1e9)
-    with show_progress("converting") as on_tensor:
-        done = convert(
-            open_checkpoint(resolved),
-            args.folder,
-            recipe,
-            size,
-            calibrate=lambda: measure_importance(args, config),
-            tokenizer=not args.no_tokenizer,
-            on_tensor=on_tensor,
-        )
-    result: dict[str, Any] = {"folder": str(done.folder), "bytes": done.nbytes, "parameters": done.parameters}
+    checkpoint = open_checkpoint(resolved)
+    done = write_gguf(args, checkpoint) if recipe is None else write_folder(args, config, checkpoint, recipe)
+    where = "file" if args.format == "gguf" else "folder"
+    result: dict[str, Any] = {where: str(done.folder), "bytes": done.nbytes, "parameters": done.parameters}
     result["bits_per_weight"] = round(done.bits_per_weight, 4)
     if not args.no_check:
         result |= compare(args.source, done.folder, config, args.sample)
@@ -82,12 +87,61 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def choose_format(args: argparse.Namespace) -> None:
+    """Complete --format from the name of DST; refuse flags that do not apply to it."""
+    is_file = args.folder.suffix == ".gguf"
+    if args.format is None and not is_file:
+        raise BadRequest(f"--format is missing: one of {', '.join(FORMATS)}; a DST that ends in .gguf is gguf")
+    args.format = args.format or "gguf"
+    if args.format != "gguf":
+        if args.type is not None:
+            raise BadRequest(f"--type applies to gguf, not to {args.format}; see --bits")
+        return
+    if not is_file:
+        raise BadRequest(f"{args.folder}: the name of a GGUF file must end in .gguf")
+    if args.type is None or args.type.lower() not in GGUF_TYPES:
+        problem = "is missing: give" if args.type is None else f"{args.type} is unknown; give"
+        raise BadRequest(f"--type {problem} one of {', '.join(GGUF_TYPES)}")
+    given = {"--group-size": "group", "--codes": "codebook_size"}
+    for flag, default in FOLDER_FLAGS.items():
+        if getattr(args, given.get(flag, flag.lstrip("-").replace("-", "_"))) != default:
+            raise BadRequest(f"{flag} does not apply to gguf; see --type")
+
+
+def write_gguf(args: argparse.Namespace, checkpoint: "Checkpoint") -> "Converted":
+    from ..weights.convert.gguf import convert_to_gguf
+
+    with show_progress("converting") as on_tensor:
+        return convert_to_gguf(
+            checkpoint, args.folder, args.type.lower(), tokenizer=not args.no_tokenizer, on_tensor=on_tensor
+        )
+
+
+def write_folder(
+    args: argparse.Namespace, config: "EngineConfig", checkpoint: "Checkpoint", recipe: "Recipe"
+) -> "Converted":
+    from ..weights.convert.convert import convert
+
+    size = int((args.shard_size or SHARD_GB) * 1e9)
+    with show_progress("converting") as on_tensor:
+        return convert(
+            checkpoint,
+            args.folder,
+            recipe,
+            size,
+            calibrate=lambda: measure_importance(args, config),
+            tokenizer=not args.no_tokenizer,
+            on_tensor=on_tensor,
+        )
+
+
 def read_recipe(args: argparse.Namespace) -> "Recipe":
     from ..weights.convert.recipe import Recipe, read_rules
 
     rules = read_rules(read_given_rules(args.rules)) if args.rules else ()
     names = ("format", "bits", "group", "profile", "hadamard", "codebook_size", "length")
-    return Recipe(**{name: getattr(args, name) for name in names}, rules=rules)
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    return Recipe(**given, rules=rules)
 
 
 def read_given_rules(given: str) -> dict[str, Any]:
@@ -105,7 +159,8 @@ def read_given_rules(given: str) -> dict[str, Any]:
 def warn_if_poor(args: argparse.Namespace, result: dict[str, Any]) -> None:
     if result["same_choice"] >= MIN_SAME_CHOICE:
         return
-    better = {"mlx": "--bits 8", "jang": "--profile JANG_6M", "jangtq": "--bits 8"}.get(args.format, "--format mlx")
+    others = {"mlx": "--bits 8", "jang": "--profile JANG_6M", "jangtq": "--bits 8", "gguf": "--type q8_0"}
+    better = others.get(args.format, "--format mlx")
     print_warning(
         f"warning: this is poor: the first choice is the source's for {100 * result['same_choice']:.0f} % of the "
         f"tokens only (good: over {100 * MIN_SAME_CHOICE:.0f} %); small models need more bits: try {better}"
@@ -157,7 +212,8 @@ def sample_tokens(engine: "Engine", text: str) -> list[int]:
 
 
 def format_result(result: dict[str, Any]) -> list[str]:
-    lines = [f"{result['folder']}: {format_bytes(result['bytes'])}, {result['bits_per_weight']:.3f} bits per weight"]
+    where = result.get("folder", result.get("file"))
+    lines = [f"{where}: {format_bytes(result['bytes'])}, {result['bits_per_weight']:.3f} bits per weight"]
     if "kl" in result:
         lines.append(
             f"logits on {result['tokens']} tokens against the source: KL {result['kl']:.4g}, "

@@ -8,7 +8,7 @@ import hashlib
 import heapq
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -20,6 +20,7 @@ from .tokenizer_config import Settings
 from .vocabulary import SpecialToken, SpecialTokenSplitter, Vocabulary
 
 SPACE = "\u2581"
+USER_DEFINED = 4  # a piece's type
 # `normalizer_spec { add_dummy_prefix: false }` in a model's own format, where a message that comes again is merged
 # with the first. The library's method for it is gone since 0.2.3.
 NO_PREFIX = b"\x1a\x02\x18\x00"
@@ -75,6 +76,39 @@ def read_pieces(loaded) -> list[str]:
         return [loaded.id_to_piece(i) for i in range(loaded.get_piece_size())]
     except UnicodeDecodeError as e:
         raise BadTokenizer(f"tokenizer.model holds a piece that is not valid text: {e}") from None
+
+
+def read_scores(data: bytes) -> tuple[dict[str, float], list[str]]:
+    """The scores of a model's pieces, by which its BPE merges, and the pieces that are user-defined, which the library
+    knows and does not tell."""
+    loaded = load(data)
+    pieces = read_pieces(loaded)
+    kinds = [dict(read_fields(value)).get(3) for number, value in read_fields(data) if number == 1]
+    defined = [piece for piece, kind in zip(pieces, kinds) if kind == USER_DEFINED]
+    return {piece: loaded.get_score(i) for i, piece in enumerate(pieces)}, defined
+
+
+def read_fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """The fields of a protobuf message by number: bytes, or an integer."""
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            value, at, shift = value | (byte & 127) << shift, at + 1, shift + 7
+            if byte < 128:
+                return value
+
+    while at < len(data):
+        key = varint()
+        if key & 7 == 0:
+            yield key >> 3, varint()
+            continue
+        size = varint() if key & 7 == 2 else {1: 8, 5: 4}[key & 7]
+        at += size
+        yield key >> 3, data[at - size : at]
 
 
 def configured_tokens(settings: Settings) -> dict[str, dict[str, Any]]:

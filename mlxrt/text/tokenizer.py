@@ -20,7 +20,7 @@ class Tokenizer:
     """A vocabulary with its chat templates."""
 
     def __init__(self, vocabulary: Vocabulary):
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self.chat_format = ChatFormat(vocabulary)
         self._stages = vocabulary.stages()
         self.eos_ids: frozenset[int] = vocabulary.eos_ids
@@ -51,7 +51,7 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """`special`: add BOS and EOS where the tokenizer does."""
         check_text(text)
-        return self._vocabulary.encode(text, special)
+        return self.vocabulary.encode(text, special)
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         stream = self.detokenizer(skip_special=skip_special)
@@ -59,11 +59,11 @@ class Tokenizer:
 
     @property
     def special_ids(self) -> frozenset[int]:
-        return self._vocabulary.special_ids
+        return self.vocabulary.special_ids
 
     def token_bytes(self, token: int) -> bytes:
         """What a token adds to the middle of a text; nothing for an id without a token."""
-        piece: str | bytes | None = self._vocabulary.piece(token)
+        piece: str | bytes | None = self.vocabulary.piece(token)
         for stage in self._stages:
             if isinstance(piece, str):
                 piece = stage.convert(piece)
@@ -76,14 +76,14 @@ class Tokenizer:
 
     def detokenizer(self, *, skip_special: bool = True, prompt: Sequence[int] = ()) -> Detokenizer:
         """A stream of text; after a `prompt`, of what is added to its text."""
-        vocab = self._vocabulary
+        vocab = self.vocabulary
         piece = (lambda t: None if t in vocab.special_ids else vocab.piece(t)) if skip_special else vocab.piece
         return Detokenizer(vocab.size, piece, vocab.stages(), prompt)
 
     @cached_property
     def lexer_vocabulary(self) -> LexerVocabulary:
         """What the parsers of outputs read tokens with."""
-        vocab = self._vocabulary
+        vocab = self.vocabulary
         return LexerVocabulary(
             vocab.size,
             vocab.added,

@@ -1,4 +1,5 @@
-"""GGUF files of the tests' converter, opened by llama.cpp itself: reader and writer cannot be wrong in the same way."""
+"""GGUF files, opened by llama.cpp itself: our reader reads those of the tests' converter, llama.cpp those that
+`mlxrt convert` writes, so that reader and writer cannot be wrong in the same way."""
 
 import importlib.util
 import json
@@ -14,8 +15,10 @@ import numpy as np
 import pytest
 
 from mlxrt.bench.backend import Backend
-from mlxrt.weights import GgufCheckpoint, build
-from tests.support.llama_cpp_files import convert
+from mlxrt.weights import FolderCheckpoint, GgufCheckpoint, build
+from mlxrt.weights.convert.gguf import plan_model
+from mlxrt.weights.formats.gguf.writer import write_gguf
+from tests.support.llama_cpp_files import convert, vocabulary_values
 from tests.support.phi3_folder import long_rope, write_phi3
 from tests.support.qwen2_moe_folder import write_qwen2_moe
 
@@ -119,13 +122,20 @@ def ours(path: Path, arch: str, tokens: list[int]) -> np.ndarray:
         return log_shares(np.array(engine.score(tokens)))
 
 
+def metadata_rows(metadata: dict) -> int:
+    return metadata[f"{metadata['general.architecture']}.vocab_size"]
+
+
 @pytest.mark.parametrize("arch", CASES)
 def test_log_probabilities_are_llama_cpps(tmp_path, arch):
     folder = made(arch, tmp_path)
     tokens = np.random.default_rng(5).integers(4, 64, 60).tolist()
     found = ours(convert(folder, tmp_path / "ours.gguf"), arch, tokens)
-    gguf = str(convert(folder, tmp_path / "theirs.gguf", tokens=True))
-    with Backend("llama.cpp", {"gguf": gguf, "context": 128, "threads": 1, "exact": True}) as peer:
+    metadata, tensors = plan_model(FolderCheckpoint(folder), "f32", tokenizer=False)
+    write_gguf(tmp_path / "theirs.gguf", metadata | vocabulary_values(metadata_rows(metadata)), tensors)
+    with Backend(
+        "llama.cpp", {"gguf": str(tmp_path / "theirs.gguf"), "context": 128, "threads": 1, "exact": True}
+    ) as peer:
         for n in (1, 9, 33, 60):
             theirs = np.array(peer.ask(do="scores", prompt=tokens[:n], vocab=64))
             likely = theirs > -15

@@ -63,16 +63,12 @@ def slides(arch: str, text: dict[str, Any]) -> list[bool]:
     return [bool(text.get("sliding_window")) and text.get("use_sliding_window", True)] * n
 
 
-def convert(
-    folder: Path, path: Path, *, kind: str = "F32", tokens: bool = False, extra=None, layers=None, encode=None
-) -> Path:
-    """The folder's model as one GGUF file: `kind` for the matrices, `tokens` adds a vocabulary llama.cpp can load,
-    `extra(writer)` anything else, `layers` of it too. `encode(name, matrix)`: what is stored instead, and its kind."""
+def convert(folder: Path, path: Path, *, kind: str = "F32", extra=None, layers=None, encode=None) -> Path:
+    """The folder's model as one GGUF file: `kind` for the matrices, `extra(writer)` adds anything else, `layers` of it
+    too. `encode(name, matrix)`: what is stored instead, and its kind."""
     config = json.loads((folder / "config.json").read_text())
     given, writer = read(config), gguf.GGUFWriter(path, ARCHS[config["model_type"]])
     add_keys(writer, given, layers)
-    if tokens:
-        add_vocabulary(writer, given.text["vocab_size"])
     if extra:
         extra(writer)
     loaded = mx.load(str(folder / "model.safetensors"))
@@ -287,15 +283,18 @@ def add_experts(writer, arch: str, text: dict[str, Any]) -> None:
             writer.add_swiglu_clamp_exp([text["swiglu_limit"]] * text["num_hidden_layers"])
 
 
-def add_vocabulary(writer, size: int) -> None:
+def vocabulary_values(size: int) -> dict[str, Any]:
     """Made-up words: enough for llama.cpp to open the file; prompts are token ids."""
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(["<unk>", "<s>", "</s>", "<0x0A>"] + [f"w{i}" for i in range(4, size)])
-    writer.add_token_scores([0.0] * size)
-    writer.add_token_types([2, 3, 3, 6] + [1] * (size - 4))
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_add_bos_token(False)
+    values = {
+        "model": "llama",
+        "tokens": ["<unk>", "<s>", "</s>", "<0x0A>"] + [f"w{i}" for i in range(4, size)],
+        "scores": [0.0] * size,
+        "token_type": [2, 3, 3, 6] + [1] * (size - 4),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "add_bos_token": False,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in values.items()}
 
 
 def tensors(given: Given, arrays: dict[str, np.ndarray]):

@@ -97,10 +97,15 @@ def convert(
 
 def check_space(folder: Path, plans: list[TensorPlan]) -> None:
     """Refuse a disk that is too small before the first tensor is read."""
-    there = next(place for place in (folder.absolute().parent, *folder.absolute().parents) if place.is_dir())
+    there = find_disk(folder)
     need = int(sum(math.prod(plan.shape) * plan.encoding.stored_bits / 8 for plan in plans))
     if (free := shutil.disk_usage(there).free) < need:
         raise BadRequest(f"{folder} needs about {need} bytes, its disk has {free} free; free space or choose another")
+
+
+def find_disk(path: Path) -> Path:
+    """The nearest folder above a path that is there."""
+    return next(place for place in path.absolute().parents if place.is_dir())
 
 
 def log_copies(plans: list[TensorPlan]) -> None:

@@ -129,12 +129,16 @@ def gpt_oss(keys: ArchMetadata, tensors: Tensors) -> Config:
     }
 
 
+def default_attention_scalar(hidden: int, heads: int, head_dim: int, layers: int, layers_27b: int) -> int:
+    """What attention is scaled by where a file of Gemma 2 or 3 does not say: the 27B is known by its layers."""
+    return hidden // heads if layers == layers_27b else head_dim
+
+
 def gemma_config(keys: ArchMetadata, layers_27b: int) -> Config:
-    """Common to Gemma 2 and 3. The 27B, known by its layers, has another attention scale."""
+    """Common to Gemma 2 and 3."""
     hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
-    scalar: float = keys.integer("attention.key_length", hidden // heads or None)
-    if keys.integer("block_count") == layers_27b:
-        scalar = hidden // heads
+    dim = keys.integer("attention.key_length", hidden // heads or None)
+    scalar: float = default_attention_scalar(hidden, heads, dim, keys.integer("block_count"), layers_27b)
     if keys.find("attention.scale") is not None:
         scalar = keys.number("attention.scale") ** -2
     return {"hidden_act": "gelu_pytorch_tanh", "query_pre_attn_scalar": scalar}

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from ....errors import UnsupportedModel
+from ....models.config import ModelConfig
 from . import architecture_configs as configs
+from . import architecture_keys as keys_of
 from . import names, reorder
 from .architecture_configs import LOCAL_ROPE_THETA, Config, Tensors
 from .metadata import ArchMetadata
@@ -39,6 +41,8 @@ class Architecture:
     names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES)
     extra_keys: frozenset[str] = frozenset()  # its own keys
     config: Callable[[ArchMetadata, Tensors], Config] = lambda keys, tensors: {}  # from its own keys
+    keys: Callable[[Any, Mapping[str, Any]], Config] = lambda config, rope: {}  # and back, for writing
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # matrices of ours that files have in one
     row_order: Order = lambda tensor, config: None  # of rows that the converter moves: where they belong
     column_order: Order = lambda tensor, config: None
     norm_plus_one: bool = False  # the converter adds the 1 that the model adds to its norm weights
@@ -58,64 +62,83 @@ class Architecture:
         """The Hugging Face name; an unknown one stays, and building the model reports it."""
         return names.rename(name, self.names)
 
+    def file_name(self, name: str) -> str | None:
+        """The GGUF name of one of our model's tensors; None where there is none."""
+        return names.restore(name, self.names)
+
+    def write_keys(self, config: ModelConfig, rope: Mapping[str, Any]) -> Config:
+        """The keys of a model, without the prefix; `rope`: what config.json says of it."""
+        shared = keys_of.base_keys(config, self.sizes_vary) | keys_of.rope_keys(config, rope)
+        per_layer = self.full_every is None and self.sizes_vary
+        return shared | keys_of.window_keys(config, self.full_every, per_layer) | self.keys(config, rope)
+
 
 ARCHITECTURES = {
     "llama": Architecture(
-        "llama", "LlamaForCausalLM", LAYER_NAMES | EXPERTS, config=configs.llama, row_order=reorder.order_llama_rows,
-        full_every=0,
+        "llama", "LlamaForCausalLM", LAYER_NAMES | EXPERTS, config=configs.llama,
+        keys=keys_of.llama, row_order=reorder.order_llama_rows, full_every=0,
     ),
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM"),
     "qwen2moe": Architecture(
         "qwen2_moe", "Qwen2MoeForCausalLM", LAYER_NAMES | EXPERTS | names.SHARED_EXPERT, config=configs.qwen2_moe,
+        keys=keys_of.qwen2_moe,
         extra_keys=SHARED_EXPERT_KEYS, dense_mlp=False,
     ),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM"),
     "qwen3moe": Architecture(
-        "qwen3_moe", "Qwen3MoeForCausalLM", LAYER_NAMES | EXPERTS, config=configs.sparse_config, rope_theta=None,
+        "qwen3_moe", "Qwen3MoeForCausalLM", LAYER_NAMES | EXPERTS, config=configs.sparse_config,
+        keys=keys_of.sparse_keys, rope_theta=None,
         extra_keys=frozenset({"expert_weights_norm"}),
     ),
     "qwen3next": Architecture(
         "qwen3_next", "Qwen3NextForCausalLM",
         LAYER_NAMES | names.FUSED_EXPERTS | names.SHARED_EXPERT | names.DELTA_NET, config=configs.qwen3_5_moe,
+        keys=keys_of.qwen3_next, joined=names.JOINED_BETA_ALPHA,
         extra_keys=DELTA_NET_KEYS | SHARED_EXPERT_KEYS, norm_plus_one=True, rope_theta=None, partial_rope=True,
         dense_mlp=False,
     ),
     "qwen35": Architecture(
         "qwen3_5_text", "Qwen3_5ForCausalLM", LAYER_NAMES | names.DELTA_NET, config=configs.qwen3_5,
+        keys=keys_of.qwen3_5,
         row_order=reorder.order_value_rows, column_order=reorder.order_value_columns, extra_keys=DELTA_NET_KEYS,
         norm_plus_one=True, rope_theta=None, partial_rope=True,
     ),
     "qwen35moe": Architecture(
         "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM",
         LAYER_NAMES | names.FUSED_EXPERTS | names.SHARED_EXPERT | names.DELTA_NET, config=configs.qwen3_5_moe,
+        keys=keys_of.qwen3_5_moe,
         row_order=reorder.order_value_rows, column_order=reorder.order_value_columns,
         extra_keys=DELTA_NET_KEYS | SHARED_EXPERT_KEYS, norm_plus_one=True, rope_theta=None, partial_rope=True,
         dense_mlp=False,
     ),
     "gpt-oss": Architecture(
-        "gpt_oss", "GptOssForCausalLM", LAYER_NAMES | EXPERTS | names.GPT_OSS, config=configs.gpt_oss, full_every=2,
-        needs_window=True, extra_keys=frozenset({"swiglu_clamp_exp"}), yarn_extras={"truncate": False}, rope_theta=None,
+        "gpt_oss", "GptOssForCausalLM", LAYER_NAMES | EXPERTS | names.GPT_OSS, config=configs.gpt_oss,
+        keys=keys_of.gpt_oss, full_every=2, needs_window=True,
+        extra_keys=frozenset({"swiglu_clamp_exp"}), yarn_extras={"truncate": False}, rope_theta=None,
     ),
     "minimax-m2": Architecture(
         "minimax_m2", "MiniMaxM2ForCausalLM", LAYER_NAMES | EXPERTS | names.MINIMAX_M2, config=configs.minimax_m2,
+        keys=keys_of.minimax_m2,
         extra_keys=frozenset({"expert_gating_func"}), rope_theta=None, partial_rope=True, dense_mlp=False,
     ),
     "phi3": Architecture(
-        "phi3", "Phi3ForCausalLM", LAYER_NAMES | names.PHI_3, config=configs.phi3, partial_rope=True, full_every=0,
-        long_rope=True,
+        "phi3", "Phi3ForCausalLM", LAYER_NAMES | names.PHI_3, config=configs.phi3,
+        keys=keys_of.phi3, joined=names.JOINED_PHI_3, partial_rope=True, full_every=0, long_rope=True,
     ),
     "gemma2": Architecture(
-        "gemma2", "Gemma2ForCausalLM", LAYER_NAMES | names.POST_NORMS, config=configs.gemma2, full_every=2,
-        needs_window=True, norm_plus_one=True,
+        "gemma2", "Gemma2ForCausalLM", LAYER_NAMES | names.POST_NORMS, config=configs.gemma2,
+        keys=keys_of.gemma2, full_every=2, needs_window=True, norm_plus_one=True,
         extra_keys=frozenset({"attention.scale", "attn_logit_softcapping", "final_logit_softcapping"}),
     ),
     "gemma3": Architecture(
-        "gemma3_text", "Gemma3ForCausalLM", LAYER_NAMES | names.POST_NORMS, config=configs.gemma3, full_every=6,
+        "gemma3_text", "Gemma3ForCausalLM", LAYER_NAMES | names.POST_NORMS, config=configs.gemma3,
+        keys=keys_of.gemma3, full_every=6,
         norm_plus_one=True, extra_keys=frozenset({"attention.scale", "final_logit_softcapping"}), rope_theta=None,
         local_rope_theta=LOCAL_ROPE_THETA, rope_factors=None,
     ),
     "gemma4": Architecture(
-        "gemma4_text", "Gemma4ForCausalLM", LAYER_NAMES | names.GEMMA_4, config=configs.gemma4, needs_window=True,
+        "gemma4_text", "Gemma4ForCausalLM", LAYER_NAMES | names.GEMMA_4, config=configs.gemma4,
+        keys=keys_of.gemma4, joined=names.JOINED_GEMMA_4, needs_window=True,
         extra_keys=GEMMA_4_KEYS, rope_theta=None, local_rope_theta=LOCAL_ROPE_THETA, sizes_vary=True,
         rope_factors=configs.gemma4_rope, needs_rope_factors=True,
     ),

@@ -54,7 +54,15 @@ GEMMA_4 = POST_NORMS | {
     "post_ffw_norm_1": "post_feedforward_layernorm_1", "post_ffw_norm_2": "post_feedforward_layernorm_2",
 }  # fmt: skip
 PHI_3 = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+# Modules of our models that files have in one: its rows are theirs, one after the other.
+JOINED_PHI_3 = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+JOINED_GEMMA_4 = {"experts.gate_up_proj": ("experts.gate_proj", "experts.up_proj")}
+JOINED_BETA_ALPHA = {"linear_attn.in_proj_ba": ("linear_attn.in_proj_b", "linear_attn.in_proj_a")}
 
+MODEL_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.(.+)")
 LAYER = re.compile(r"blk\.(\d{1,6})\.(.+)")
 PART = re.compile(rf"(\w+)\.({'|'.join(('weight', 'bias', 'scales', 'biases', *TENSOR_NAMES))})")
 
@@ -67,6 +75,17 @@ def rename(name: str, layer_names: Mapping[str, str]) -> str:
         return prefix + table[rest]
     part = PART.fullmatch(rest)
     return f"{prefix}{table[part[1]]}.{part[2]}" if part and part[1] in table else name
+
+
+def restore(name: str, layer_names: Mapping[str, str]) -> str | None:
+    """The GGUF name of a Hugging Face one: `rename` backwards. Of two names for one module the table's later one."""
+    found = MODEL_LAYER.fullmatch(name)
+    prefix, rest, table = (f"blk.{found[1]}.", found[2], layer_names) if found else ("", name, GLOBAL_NAMES)
+    backwards = {module: stem for stem, module in table.items()}
+    if rest in backwards:
+        return prefix + backwards[rest]
+    module, _, part = rest.rpartition(".")
+    return f"{prefix}{backwards[module]}.{part}" if module in backwards else None
 
 
 def layer_of(name: str) -> int | None:
