@@ -51,13 +51,33 @@ def test_products_are_those_of_float64(cpu, mode, bits, group, rows, groups):
         matrix = type(matrix)(
             matrix.weight, matrix.scales.astype(mx.float16), matrix.biases.astype(mx.float16), bits, group, mode
         )
-    x = mx.random.normal((17, matrix.width))
+    x = mx.random.normal((77, matrix.width))
     truth = np.array(x, np.float64) @ np.array(matrix.plain(), np.float64).T
     together = np.array(cpu.matmul(x, matrix))
     assert together.dtype == np.float32 and together.shape == truth.shape
     assert np.abs(together - truth).max() <= 1e-5 * np.abs(truth).max()
-    for first, count in [(0, 1), (1, 2), (3, 3), (6, 4), (10, 5), (1, 16)]:  # bit by bit: no row knows the others
+    # Bit by bit: no row knows the others. Eight rows make a tile, eight tiles go together.
+    for first, count in [(0, 1), (1, 2), (3, 3), (6, 4), (10, 5), (1, 16), (5, 71)]:
         assert np.array_equal(cpu.matmul(x[first : first + count], matrix), together[first : first + count])
+
+
+@pytest.mark.parametrize(("kind", "truth"), [
+    ("silu", lambda gate, up: gate / (1 + np.exp(-gate)) * up),
+    ("sigmoid", lambda gate, up: up / (1 + np.exp(-gate))),
+])  # fmt: skip
+def test_activations_of_any_gate_are_those_of_float64(cpu, kind, truth):
+    """Their exponential is a polynomial: right from where it vanishes to where it overflows."""
+    matrix = sample("affine", (67, 64), mx.float32, 8, 64)
+    x = mx.random.normal((5, 64)) * mx.array([1e-3, 1.0, 10.0, 60.0, 1e4])[:, None]
+    up = mx.random.normal((5, 67))
+    gate = np.array(cpu.matmul(x, matrix)).astype(np.float64)
+    with np.errstate(over="ignore"):
+        right = truth(gate, np.array(up, np.float64))
+    found = np.array(cpu.matmul(x, matrix, activation=kind, times=up))
+    assert np.abs(gate).max() > 1000 and np.isfinite(found).all()
+    np.testing.assert_allclose(found, right, rtol=2e-6, atol=1e-30)
+    x[2, 5] = float("nan")
+    assert np.isnan(np.array(cpu.matmul(x, matrix, activation=kind, times=up))[2]).all()
 
 
 def test_threads_change_nothing(library):

@@ -11,13 +11,18 @@
 #if HAS_DOT
 #include <math.h>
 
-enum { DIGITS = 3 };
+/* MAX_TILES: tiles of eight columns that share the opened weights. */
+enum { DIGITS = 3, MAX_COLUMNS = 8, MAX_TILES = 8 };
 
 INLINE int group_size(int format) { return chunks_together(format) == 2 ? 32 : 16; }
 /* Groups of a column, and empty ones up to a whole span. */
 INLINE int64_t padded_groups(const matrix *a) { return (a->width + 255) / 256 * (256 / group_size(a->format)); }
-/* A column: the digits of every group, the highest first; a scale for every group; a sum of every group. */
+/* A column: the digits of every group, the highest first; a scale for every group; a sum of every group. Columns that are
+ * multiplied together lie side by side: sixteen digits of each, a scale of each. */
 INLINE int64_t column_floats(const matrix *a) { return a->width / 4 * DIGITS + 2 * padded_groups(a); }
+/* How many of the columns that are left are multiplied together. */
+INLINE int columns_together(int64_t left) { return left >= 8 ? 8 : left >= 4 ? 4 : 1; }
+INLINE int tiles_together(int64_t left) { return left < 16 ? 1 : left < 8 * MAX_TILES ? (int)(left / 8) : MAX_TILES; }
 
 /* Whether sums of the lowest digit are converted by themselves: with large codes 32 bits hold two digits only. */
 INLINE int is_wide(int format, int bits) { return format == AFFINE ? bits > 5 : format == IQ4_XS || format == IQ4_NL; }
@@ -30,43 +35,38 @@ INLINE float largest_integer(const matrix *a) {
     return fminf(8355000, 2.147e9f / (code * (float)group_size(a->format)));
 }
 
-/* Where number i of a group of 32 lies: a byte has codes 2j and 2j + 1 of an affine matrix of 4 bits. */
-INLINE int digit_place(const matrix *a, int i) { return a->format == AFFINE && a->bits == 4 ? i % 2 * 16 + i / 2 : i; }
-
-INLINE void split_group(const matrix *a, const float *x, int8_t *digits, float *scale, float *sum) {
-    const int size = group_size(a->format);
-    float largest = 0;
-    int finite = 1;
-    for (int i = 0; i < size; i++) largest = fmaxf(largest, fabsf(x[i])), finite &= fabsf(x[i]) < INFINITY;
-    memset(digits, 0, (size_t)(DIGITS * size));
-    *scale = *sum = finite ? 0 : NAN;
-    if (!finite || largest < 1e-30f) return;
-    const float limit = largest_integer(a), factor = limit / largest;
-    int32_t total = 0, q[32];
-    for (int i = 0; i < size; i += 4) {
-        four_floats v;
-        memcpy(&v, x + i, 16);
-        const four_ints whole = round_floats(v * factor);
-        memcpy(q + i, &whole, 16);
+/* `digits`: of this group of the first of C columns; sixteen of each of the others come in between. */
+INLINE void split_group(const matrix *a, const float *x, int C, int8_t *digits, float *scale, float *sum) {
+    const int size = group_size(a->format), chunks = size / 16;
+    const float largest = largest_magnitude(x, size), limit = largest_integer(a);
+    const int empty = !(largest >= 1e-30f && largest < INFINITY);
+    const float factor = empty ? 0 : limit / largest;
+    four_ints q[8] = {0}, total = {0};
+    if (!empty)
+        for (int i = 0; i < size / 4; i++) q[i] = round_scaled(x + 4 * i, factor), total = add_ints(total, q[i]);
+    for (int d = DIGITS - 1; d >= 0; d--) {
+        bytes split[2];
+        for (int k = 0; k < chunks; k++) split[k] = take_digit(q + 4 * k);
+        if (a->format == AFFINE && a->bits == 4) { /* a byte of the matrix has codes 2i and 2i + 1 */
+            const bytes even = even_bytes(split[0], split[1]), odd = odd_bytes(split[0], split[1]);
+            split[0] = even, split[1] = odd;
+        }
+        for (int k = 0; k < chunks; k++) memcpy(digits + 16 * C * (d * chunks + k), &split[k], 16);
     }
-    for (int i = 0; i < size; i++) {
-        const int place = digit_place(a, i);
-        const int8_t low = (int8_t)q[i], middle = (int8_t)((q[i] - low) >> 8);
-        digits[2 * size + place] = low, digits[size + place] = middle;
-        digits[place] = (int8_t)((((q[i] - low) >> 8) - middle) >> 8);
-        total += q[i];
-    }
-    *scale = largest / limit;
-    *sum = (float)total * *scale;
+    *scale = empty ? largest < INFINITY ? 0 : NAN : largest / limit;
+    *sum = empty ? *scale : (float)sum_ints(total) * *scale;
 }
 
-INLINE void split_column(const matrix *a, const float *x, float *to) {
+/* C columns that are multiplied together. */
+INLINE void split_columns(const matrix *a, const float *x, int C, float *to) {
     const int size = group_size(a->format);
     const int64_t groups = a->width / size, padded = padded_groups(a);
-    float *scales = to + a->width / 4 * DIGITS, *sums = scales + padded;
+    float *scales = to + a->width / 4 * DIGITS * C, *sums = scales + padded * C;
     for (int64_t g = 0; g < groups; g++)
-        split_group(a, x + g * size, (int8_t *)to + g * DIGITS * size, scales + g, sums + g);
-    for (int64_t g = groups; g < padded; g++) scales[g] = sums[g] = 0;
+        for (int c = 0; c < C; c++)
+            split_group(a, x + c * a->width + g * size, C, (int8_t *)to + g * DIGITS * size * C + 16 * c, scales + g * C + c,
+                        sums + g * C + c);
+    for (int64_t g = groups * C; g < padded * C; g++) scales[g] = sums[g] = 0;
 }
 
 /* 256 weights from span n of a row, or `blocks` of 32 at its end: where they are, and a scale and a bias for every group. */
@@ -165,14 +165,38 @@ INLINE four_floats dot_group(const bytes w[4][2], int first, int chunks, int wid
     return to_floats(total);
 }
 
-/* Four rows from `row`, of which `rows` exist, times C columns, into y[column * stride + row]. */
-INLINE void dot_rows(const matrix *a, const int format, const int bits, const int C, int64_t row, int rows, const float *x,
-                     float *y, int64_t stride) {
+/* The same for C columns, by bytes of four rows side by side: `w` has four rows' bytes 0 to 3, then 4 to 7 ... To put them
+ * side by side costs more than to add up lanes, but once for all columns. */
+INLINE void dot_columns(const bytes *w, int chunks, int wide, const int C, const int8_t *x, four_floats to[]) {
+    four_ints total[MAX_COLUMNS];
+    UNROLL for (int d = 0; d < DIGITS; d++) {
+        const int apart = wide && d == DIGITS - 1;
+        if (apart)
+            UNROLL for (int c = 0; c < C; c++) to[c] = to_floats(total[c]);
+        UNROLL for (int k = 0; k < chunks; k++) {
+            bytes digits[MAX_COLUMNS];
+            UNROLL for (int c = 0; c < C; c++)
+                digits[c] = to_bytes(load_bytes((const uint8_t *)x + 16 * ((d * chunks + k) * C + c)));
+            UNROLL for (int c = 0; c < C; c++) {
+                if (k == 0 && (d == 0 || apart)) total[c] = first_lane_dots(w[0], digits[c]);
+                else total[c] = ADD_LANE_DOTS(k ? total[c] : times_256(total[c]), w[4 * k], digits[c], 0);
+            }
+            UNROLL for (int c = 0; c < C; c++) total[c] = ADD_LANE_DOTS(total[c], w[4 * k + 1], digits[c], 1);
+            UNROLL for (int c = 0; c < C; c++) total[c] = ADD_LANE_DOTS(total[c], w[4 * k + 2], digits[c], 2);
+            UNROLL for (int c = 0; c < C; c++) total[c] = ADD_LANE_DOTS(total[c], w[4 * k + 3], digits[c], 3);
+        }
+    }
+    UNROLL for (int c = 0; c < C; c++) to[c] = wide ? add_scaled(to[c], 256, to_floats(total[c])) : to_floats(total[c]);
+}
+
+/* Four rows from `row`, of which `rows` exist, times `tiles` times C columns, into y[column * stride + row]. */
+INLINE void dot_rows(const matrix *a, const int format, const int bits, const int C, int tiles, int64_t row, int rows,
+                     const float *x, float *y, int64_t stride) {
     const uint8_t *end = a->weight + a->rows * a->row_bytes;
     const int size = group_size(format), groups = 256 / size;
     const int64_t column = column_floats(a), padded = padded_groups(a), spans = (a->width + 255) / 256;
-    four_floats acc[4];
-    UNROLL for (int c = 0; c < C; c++) acc[c] = (four_floats){0};
+    four_floats acc[MAX_TILES * MAX_COLUMNS];
+    for (int c = 0; c < tiles * C; c++) acc[c] = (four_floats){0};
     for (int64_t n = 0; n < spans; n++) {
         const int64_t left = (a->width - 256 * n) / 32;
         const int blocks = (format != AFFINE && format != IQ4_NL) || left > 8 ? 8 : (int)left;
@@ -186,15 +210,23 @@ INLINE void dot_rows(const matrix *a, const int format, const int bits, const in
             fetch_rows(a, &s[r], format, bits, b); \
             open_block(&s[r], format, bits, b, end, w[r]); \
         } \
-        UNROLL for (int c = 0; c < C; c++) { \
-            const float *scales = x + c * column + a->width / 4 * DIGITS + n * groups; \
-            const int8_t *digits = (const int8_t *)(x + c * column) + 32 * DIGITS * (8 * n + b); \
+        bytes side[8]; \
+        if (C > 1) \
+            UNROLL for (int k = 0; k < 2; k++) interleave_rows(w[0][k], w[1][k], w[2][k], w[3][k], side + 4 * k); \
+        for (int t = 0; t < tiles; t++) { \
+            const float *tile = x + t * C * column, *scales = tile + (a->width / 4 * DIGITS + n * groups) * C; \
+            const int8_t *digits = (const int8_t *)tile + 32 * DIGITS * C * (8 * n + b); \
             KEEP_ORDER; \
             UNROLL for (int k = 0; k < 32 / size; k++) { \
                 const int g = 32 / size * b + k; \
-                const four_floats sums = dot_group(w, k, size / 16, is_wide(format, bits), digits + size * DIGITS * k); \
-                acc[c] = add_products(sums, scaled(scale[g], scales[g]), acc[c]); \
-                if (!code_offset(format)) acc[c] = add_scaled(bias[g], scales[padded + g], acc[c]); \
+                four_floats sums[MAX_COLUMNS]; \
+                if (C > 1) dot_columns(side + 4 * k, size / 16, is_wide(format, bits), C, digits + size * DIGITS * C * k, sums); \
+                else sums[0] = dot_group(w, k, size / 16, is_wide(format, bits), digits + size * DIGITS * k); \
+                UNROLL for (int c = 0; c < C; c++) { \
+                    four_floats total = add_products(sums[c], scaled(scale[g], scales[g * C + c]), acc[t * C + c]); \
+                    if (!code_offset(format)) total = add_scaled(bias[g], scales[(padded + g) * C + c], total); \
+                    acc[t * C + c] = total; \
+                } \
             } \
         } \
     }
@@ -205,7 +237,7 @@ INLINE void dot_rows(const matrix *a, const int format, const int bits, const in
         }
 #undef BLOCK
     }
-    UNROLL for (int c = 0; c < C; c++)
+    for (int c = 0; c < tiles * C; c++)
         for (int r = 0; r < rows; r++) y[c * stride + r] = acc[c][r];
 }
 #endif

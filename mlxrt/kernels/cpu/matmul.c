@@ -10,7 +10,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { UNPACKED_ROWS = 32, DIRECT_COLUMNS = 4 };
+enum { UNPACKED_ROWS = 32, DIRECT_COLUMNS = HAS_DOT ? 8 : 4 };
 
 typedef struct {
     const matmul_call *call;
@@ -81,26 +81,30 @@ INLINE matrix as_made_for(const matrix *a, int group, int scale_type) {
 
 #if HAS_DOT
 #define MULTIPLY(F, B, R, C) \
-    for (; row < end; row += 4) dot_rows(a, F, B, C, row, end - row < 4 ? (int)(end - row) : 4, x, y + row - first, stride);
-#define DIRECT_2_3(name, F, B, G, T) /* hardly faster than one at a time, and would take seconds to compile */
-#define COLUMNS_2_3(name) 0, 0
+    for (; row < end; row += 4) dot_rows(a, F, B, C, C < 8 ? 1 : tiles, row, end - row < 4 ? (int)(end - row) : 4, x, y + row - first, stride);
+/* Not 2 and 3 columns: hardly faster than one at a time, and would take seconds to compile. */
+#define DIRECT_MORE(name, F, B, G, T) DIRECT(name, F, B, G, T, 4, 8)
+#define COLUMNS(name) 0, name##_1, 0, 0, name##_4, 0, 0, 0, name##_8
 #define COLUMN_SIZE column_floats
 #else
+INLINE int columns_together(int64_t left) { return left < DIRECT_COLUMNS ? (int)left : DIRECT_COLUMNS; }
+INLINE int tiles_together(int64_t left) { return (void)left, 1; }
 #define MULTIPLY(F, B, R, C) \
     for (; row + R <= end; row += R) multiply_rows(a, F, B, R, C, row, x, y + row - first, stride); \
     for (; row < end; row++) multiply_rows(a, F, B, 1, C, row, x, y + row - first, stride);
-#define DIRECT_2_3(name, F, B, G, T) DIRECT(name, F, B, G, T, TILE_ROWS, 2) DIRECT(name, F, B, G, T, TILE_ROWS, 3)
-#define COLUMNS_2_3(name) name##_2, name##_3
+#define DIRECT_MORE(name, F, B, G, T) DIRECT(name, F, B, G, T, TILE_ROWS, 2) DIRECT(name, F, B, G, T, TILE_ROWS, 3)
+#define COLUMNS(name) 0, name##_1, name##_2, name##_3, name##_4
 #define COLUMN_SIZE(a) (a)->width
 #endif
 #define DIRECT(name, F, B, G, T, R, C) \
-    static void name##_##C(const matrix *given, int64_t first, int64_t end, const float *x, float *y, int64_t stride) { \
+    static void name##_##C(const matrix *given, int tiles, int64_t first, int64_t end, const float *x, float *y, int64_t stride) { \
+        (void)tiles; \
         const matrix known = as_made_for(given, G, T), *a = &known; \
         int64_t row = first; \
         MULTIPLY(F, B, R, C) \
     }
 #define FORMAT(name, F, B, G, T) \
-    DIRECT(name, F, B, G, T, 4, 1) DIRECT_2_3(name, F, B, G, T) DIRECT(name, F, B, G, T, TILE_ROWS, 4) \
+    DIRECT(name, F, B, G, T, 4, 1) DIRECT_MORE(name, F, B, G, T) DIRECT(name, F, B, G, T, TILE_ROWS, 4) \
     static void name##_unpack(const matrix *given, int64_t row, float *to) { \
         const matrix known = as_made_for(given, G, T), *a = &known; \
         unpack_row(a, F, B, row, to); \
@@ -115,11 +119,11 @@ FORMAT(affine, AFFINE, a->bits, 0, 0)
 K_QUANTS(ONE)
 #undef ONE
 
-typedef void (*direct)(const matrix *, int64_t, int64_t, const float *, float *, int64_t);
+typedef void (*direct)(const matrix *, int, int64_t, int64_t, const float *, float *, int64_t);
 typedef struct { direct of_columns[DIRECT_COLUMNS + 1]; void (*unpack)(const matrix *, int64_t, float *); } reader;
 
 static const reader *reader_of(const matrix *a) {
-#define AS(name) {{0, name##_1, COLUMNS_2_3(name), name##_4}, name##_unpack}
+#define AS(name) {{COLUMNS(name)}, name##_unpack}
     static const reader of_files[] = {AS(affine4_32), AS(affine8_32)}; /* as GGUF has them */
     static const reader narrow = AS(affine4), wide = AS(affine8), other = AS(affine), k_quants[] = {
 #define ONE(F) [F] = AS(F##_),
@@ -158,24 +162,24 @@ INLINE void multiply_tile(const float *w, const int R, const int C, int64_t widt
 
 static void multiply_tiles(const float *w, int64_t rows, int64_t columns, int64_t width, const float *x, float *y, int64_t stride) {
     int64_t c = 0;
-#define COLUMNS(C) \
+#define AT_ONCE(C) \
     for (; C <= TILE_COLUMNS && c + C <= columns; c += C) { \
         int64_t r = 0; \
         for (; r + TILE_ROWS <= rows; r += TILE_ROWS) \
             multiply_tile(w + r * width, TILE_ROWS, C, width, x + c * width, y + c * stride + r, stride); \
         for (; r < rows; r++) multiply_tile(w + r * width, 1, C, width, x + c * width, y + c * stride + r, stride); \
     }
-    COLUMNS(6) COLUMNS(3) COLUMNS(2) COLUMNS(1)
-#undef COLUMNS
+    AT_ONCE(6) AT_ONCE(3) AT_ONCE(2) AT_ONCE(1)
+#undef AT_ONCE
 }
 
 /* Rows from `first` to `end` times columns, while they are unpacked: as many at a time as there is a function for. */
 static void multiply_direct(const job *j, int64_t first, int64_t end, float *y, int64_t stride) {
     const reader *read = reader_of(j->a);
-    for (int64_t c = 0, count; c < j->columns; c += count) {
-        count = j->columns - c < DIRECT_COLUMNS ? j->columns - c : DIRECT_COLUMNS;
-        if (!read->of_columns[count]) count = 1;
-        read->of_columns[count](j->a, first, end, j->x + c * j->column_size, y + c * stride, stride);
+    for (int64_t c = 0; c < j->columns;) {
+        const int count = columns_together(j->columns - c), tiles = tiles_together(j->columns - c);
+        read->of_columns[count](j->a, tiles, first, end, j->x + c * j->column_size, y + c * stride, stride);
+        c += count * tiles;
     }
 }
 
@@ -205,17 +209,35 @@ static float *scratch(int64_t count) {
     return kept;
 }
 
-/* Gated MLPs: what an activation makes of a gate, and of the other half. */
-static float activate(int activation, float gate, float up) {
+/* e to the x by a polynomial, to the last bit or two: compilers make vectors of loops over it, but not of the library's. */
+INLINE float exponential(float x) {
+    x = x < -87 ? -87 : x > 88 ? 88 : x; /* a float's normal range; what is no number stays none */
+    const float n = x == x ? rintf(x * 1.44269504f) : 0;
+    const float r = fmaf(n, 1.90465421e-9f, fmaf(n, -0.693147182f, x));
+    float p = 1.98756915e-4f;
+    p = fmaf(p, r, 1.39819995e-3f), p = fmaf(p, r, 8.33345191e-3f), p = fmaf(p, r, 4.16657959e-2f);
+    p = fmaf(p, r, 1.66666655e-1f), p = fmaf(p, r, 5.00000012e-1f);
+    const int32_t bits = ((int32_t)n + 127) << 23;
+    float power;
+    memcpy(&power, &bits, 4);
+    return fmaf(p, r * r, r + 1) * power;
+}
+
+/* Gated MLPs: what an activation makes of gates, and of the other half. */
+static void activate(int activation, float *restrict y, const float *restrict up, int64_t n) {
+#define EACH(expression) \
+    for (int64_t i = 0; i < n; i++) { \
+        const float gate = y[i]; \
+        y[i] = expression; \
+    } \
+    return
     switch (activation) {
-    case SILU: return gate / (1 + expf(-gate)) * up;
-    case GELU: return 0.5f * gate * (1 + tanhf(0.7978845608f * (gate + 0.044715f * gate * gate * gate))) * up;
-    case CLAMPED:
-        gate = fminf(gate, 7), up = fminf(fmaxf(up, -7), 7);
-        return gate / (1 + expf(-1.702f * gate)) * (up + 1);
-    case SIGMOID: return up / (1 + expf(-gate));
+    case SILU: EACH(gate / (1 + exponential(-gate)) * up[i]);
+    case GELU: EACH(0.5f * gate * (1 + tanhf(0.7978845608f * (gate + 0.044715f * gate * gate * gate))) * up[i]);
+    case CLAMPED: EACH(fminf(gate, 7) / (1 + exponential(-1.702f * fminf(gate, 7))) * (fminf(fmaxf(up[i], -7), 7) + 1));
+    case SIGMOID: EACH(up[i] / (1 + exponential(-gate)));
     }
-    return gate;
+#undef EACH
 }
 
 static void run_chunk(void *given, int index) {
@@ -223,7 +245,7 @@ static void run_chunk(void *given, int index) {
     const matmul_call *c = j->call;
     const int64_t first = index * j->chunk, end = first + j->chunk < j->outputs ? first + j->chunk : j->outputs, n = end - first;
     const int64_t room = uses_tile(j) ? UNPACKED_ROWS * j->a->width : 0;
-    float *tile = scratch(room + (c->pair ? j->columns * n : 0)), *up = tile + room;
+    float *tile = scratch(room + (c->pair ? j->columns * n : n)), *up = tile + room;
     if (!tile) {
         j->failed = 1; /* every task writes the same */
         return;
@@ -235,11 +257,12 @@ static void run_chunk(void *given, int index) {
         float *y = c->y + at;
         if (c->bias)
             for (int64_t i = 0; i < n; i++) y[i] += c->bias[first + i];
-        if (c->pair)
-            for (int64_t i = 0; i < n; i++)
-                y[i] = activate(c->activation, y[i], up[column * n + i] + (c->bias ? c->bias[j->outputs + first + i] : 0));
-        else if (c->activation)
-            for (int64_t i = 0; i < n; i++) y[i] = activate(c->activation, y[i], c->times ? c->times[at + i] : 1);
+        float *other = c->pair ? up + column * n : up;
+        if (c->pair && c->bias)
+            for (int64_t i = 0; i < n; i++) other[i] += c->bias[j->outputs + first + i];
+        if (!c->pair && c->activation)
+            for (int64_t i = 0; i < n; i++) other[i] = c->times ? c->times[at + i] : 1;
+        activate(c->activation, y, other, n);
         if (c->residual)
             for (int64_t i = 0; i < n; i++) y[i] += c->residual[at + i];
         if (c->softcap > 0)
@@ -251,20 +274,27 @@ typedef struct {
     const matrix *a;
     const float *from;
     float *to;
+    int64_t columns;
 } column_job;
 
 /* Whether products read x in another form than it comes in. */
 INLINE int changes_columns(const matrix *a) { return HAS_DOT || uses_table(a->format, a->bits); }
 
-static void change_column(void *given, int index) {
+/* Columns from DIRECT_COLUMNS * index on. */
+static void change_columns(void *given, int index) {
     const column_job *j = given;
-    const float *from = j->from + index * j->a->width;
-    float *to = j->to + index * COLUMN_SIZE(j->a);
+    const int64_t first = (int64_t)index * DIRECT_COLUMNS;
+    const int64_t end = first + DIRECT_COLUMNS < j->columns ? first + DIRECT_COLUMNS : j->columns;
+    for (int64_t c = first, count; c < end; c += count) {
+        count = columns_together(end - c);
+        const float *from = j->from + c * j->a->width;
+        float *to = j->to + c * COLUMN_SIZE(j->a);
 #if HAS_DOT
-    split_column(j->a, from, to);
+        split_columns(j->a, from, (int)count, to);
 #else
-    for (int64_t k = 0; k < j->a->width; k += 32) order_columns(from + k, to + k);
+        for (int64_t k = 0; k < count * j->a->width; k += 32) order_columns(from + k, to + k);
 #endif
+    }
 }
 
 /* x after the norm and as products read it: c->x itself, or `own`, which has room for `own_floats`. */
@@ -277,8 +307,9 @@ static const float *prepare_columns(const matmul_call *c, int threads, float *ow
         x = to;
     }
     if (!changes_columns(a)) return x;
-    column_job j = {a, x, own};
-    parallel_for(c->columns < ROWS_TO_SHARE ? 1 : threads, (int)c->columns, change_column, &j);
+    column_job j = {a, x, own, c->columns};
+    const int64_t tasks = (c->columns + DIRECT_COLUMNS - 1) / DIRECT_COLUMNS;
+    parallel_for(c->columns < ROWS_TO_SHARE ? 1 : threads, (int)tasks, change_columns, &j);
     return own;
 }
 

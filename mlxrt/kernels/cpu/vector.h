@@ -209,11 +209,51 @@ INLINE four_ints first_dots(bytes a, bytes b) {
 INLINE four_ints add_dots(four_ints sums, bytes a, bytes b) {
     return vdotq_s32(sums, vreinterpretq_s8_u8(a), vreinterpretq_s8_u8(b));
 }
+/* The same where `rows` has four bytes of each of four rows: their sums of products with four bytes of `column`, the first four
+ * or the next ones. A lane is a row's, and nothing is added across lanes. */
+#define ADD_LANE_DOTS(sums, rows, column, k) \
+    vdotq_laneq_s32(sums, vreinterpretq_s8_u8(rows), vreinterpretq_s8_u8(column), k)
+INLINE four_ints first_lane_dots(bytes rows, bytes column) {
+    four_ints sums;
+    __asm__("movi %0.2d, #0\n\tsdot %0.4s, %1.16b, %2.4b[0]" : "=&w"(sums) : "w"(rows), "w"(column));
+    return sums;
+}
+/* Sixteen bytes of each of four rows, to four of each, the next four ... */
+INLINE void interleave_rows(bytes a, bytes b, bytes c, bytes d, bytes to[4]) {
+    const uint32x4_t v[4] = {vreinterpretq_u32_u8(a), vreinterpretq_u32_u8(b), vreinterpretq_u32_u8(c), vreinterpretq_u32_u8(d)};
+    for (int i = 0; i < 2; i++) {
+        const uint64x2_t low = vreinterpretq_u64_u32(i ? vtrn2q_u32(v[0], v[1]) : vtrn1q_u32(v[0], v[1]));
+        const uint64x2_t high = vreinterpretq_u64_u32(i ? vtrn2q_u32(v[2], v[3]) : vtrn1q_u32(v[2], v[3]));
+        to[i] = vreinterpretq_u8_u64(vtrn1q_u64(low, high)), to[2 + i] = vreinterpretq_u8_u64(vtrn2q_u64(low, high));
+    }
+}
 INLINE four_ints sum_each(four_ints a, four_ints b, four_ints c, four_ints d) {
     return vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
 }
-INLINE four_ints add_to_256_times(four_ints a, four_ints b) { return vaddq_s32(vshlq_n_s32(a, 8), b); }
-INLINE four_ints round_floats(four_floats v) { return vcvtnq_s32_f32(v); }
+INLINE four_ints times_256(four_ints v) { return vshlq_n_s32(v, 8); }
+INLINE four_ints add_to_256_times(four_ints a, four_ints b) { return vaddq_s32(times_256(a), b); }
+/* The largest magnitude of some numbers, not finite if one of them is not: floats without sign are ordered as integers. */
+INLINE float largest_magnitude(const float *x, int count) {
+    uint32x4_t largest = vdupq_n_u32(0);
+    for (int i = 0; i < count; i += 4) largest = vmaxq_u32(largest, vreinterpretq_u32_f32(vabsq_f32(vld1q_f32(x + i))));
+    const uint32_t bits = vmaxvq_u32(largest);
+    float found;
+    memcpy(&found, &bits, 4);
+    return found;
+}
+/* Four numbers times a factor as integers. */
+INLINE four_ints round_scaled(const float *x, float factor) { return vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x), factor)); }
+INLINE four_ints add_ints(four_ints a, four_ints b) { return vaddq_s32(a, b); }
+INLINE int32_t sum_ints(four_ints v) { return vaddvq_s32(v); }
+/* The lowest digit of sixteen integers, a signed byte, and what is left of them. */
+INLINE bytes take_digit(four_ints q[4]) {
+    const int16x8_t low = vuzp1q_s16(vreinterpretq_s16_s32(q[0]), vreinterpretq_s16_s32(q[1]));
+    const int16x8_t high = vuzp1q_s16(vreinterpretq_s16_s32(q[2]), vreinterpretq_s16_s32(q[3]));
+    for (int i = 0; i < 4; i++) q[i] = vrshrq_n_s32(q[i], 8);
+    return vuzp1q_u8(vreinterpretq_u8_s16(low), vreinterpretq_u8_s16(high));
+}
+INLINE bytes even_bytes(bytes a, bytes b) { return vuzp1q_u8(a, b); }
+INLINE bytes odd_bytes(bytes a, bytes b) { return vuzp2q_u8(a, b); }
 INLINE four_floats to_floats(four_ints v) { return vcvtq_f32_s32(v); }
 INLINE four_floats scaled(four_floats v, float factor) { return vmulq_n_f32(v, factor); }
 INLINE four_floats add_products(four_floats a, four_floats b, four_floats sums) { return vfmaq_f32(sums, a, b); }
