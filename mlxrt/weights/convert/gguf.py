@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
 from ...errors import BadCheckpoint, BadRequest, NoTokenizer, UnsupportedModel, quote
@@ -28,7 +29,7 @@ from ..formats.gguf.splits import GGUFSet
 from ..formats.gguf.writer import RawValue, TensorPlan, file_bytes, write_gguf
 from ..load.build import read_native
 from .convert import Converted, describe_files, find_disk
-from .gguf_blocks import encode
+from .gguf_blocks import encode, slice_rows
 from .gguf_tensors import TensorSource
 from .gguf_types import TypeMix, is_quantizable
 
@@ -124,14 +125,15 @@ def encode_tensor(source: GGUFSet, tensor: GGUFTensor, kind: str) -> Iterator[np
     from gguf.quants import dequantize
 
     rows = source.tensor_bytes(tensor).reshape(math.prod(tensor.shape[:-1]), -1)
-    try:
-        values = dequantize(rows, GGMLQuantizationType[tensor.ggml_type])
-    except (NotImplementedError, KeyError):
-        raise UnsupportedModel(
-            f"{quote(tensor.name)} has the GGUF type {tensor.ggml_type}, which PyPI's gguf cannot unpack"
-        ) from None
+    for part in slice_rows(len(rows), tensor.shape[-1]):
+        try:
+            values = dequantize(rows[part], GGMLQuantizationType[tensor.ggml_type])
+        except (NotImplementedError, KeyError):
+            raise UnsupportedModel(
+                f"{quote(tensor.name)} has the GGUF type {tensor.ggml_type}, which PyPI's gguf cannot unpack"
+            ) from None
+        yield from encode(tensor.name, values.astype(np.float32, copy=False), kind)
     source.release_pages()
-    yield from encode(tensor.name, values.astype(np.float32, copy=False), kind)
 
 
 # From anything else
@@ -141,7 +143,7 @@ def plan_model(checkpoint: Checkpoint, type_name: str, tokenizer: bool) -> tuple
     name = find_architecture(checkpoint)
     arch, family = ARCHITECTURES[name], find(checkpoint.config)
     with suppress_reports():
-        native = read_native(family, checkpoint)
+        native = read_native(family, checkpoint, mx.float32)  # what has to be unpacked at once is not rounded
     config = native.model.config
     text = checkpoint.config.get("text_config")
     settings = config.rope_settings(text if isinstance(text, Mapping) else checkpoint.config)
@@ -154,7 +156,7 @@ def plan_model(checkpoint: Checkpoint, type_name: str, tokenizer: bool) -> tuple
     )
     keys = arch.write_keys(config, settings)
     warn_of_windows(name, keys)
-    general = {"architecture": name, "type": "model", "name": checkpoint.name}
+    general = {"architecture": name, "type": "model", "name": Path(checkpoint.name).name}
     metadata: dict[str, Any] = {f"general.{key}": value for key, value in general.items()}
     metadata |= {"general.file_type": mix.file_type, "general.quantization_version": QUANTIZATION_VERSION}
     metadata |= {f"{name}.{key}": value for key, value in keys.items()}
@@ -205,7 +207,7 @@ def make_tokenizer(checkpoint: Checkpoint, config: ModelConfig, metadata: Mappin
         return {}
     is_phi = metadata["general.architecture"] == "phi3"
     if is_phi and strips_space(checkpoint.path) and not is_phi3(checkpoint.name):  # known by the model's name alone
-        found["general.name"] = f"Phi-3 {checkpoint.name}"
+        found["general.name"] = f"Phi-3 {Path(checkpoint.name).name}"
     check_alike(checkpoint.path, {**metadata, **found})
     return found
 

@@ -12,8 +12,15 @@ from ..formats.gguf.writer import BLOCK_SIZES
 from .k_quants import ENCODERS
 
 PART = 1 << 16  # weights that a thread encodes at once: its temporaries fit a core's cache
+SLICE = 1 << 24  # weights that are float32 at once
 LARGEST_HALF = 65504.0  # of float16, which the scales of all packed types are
 WIDE = ("F32", "BF16")  # types with the range of float32
+
+
+def slice_rows(rows: int, width: int) -> list[slice]:
+    """Parts of a tensor [rows, ...] with `width` weights in a row, none of which takes much memory as float32."""
+    each = max(1, SLICE // width)
+    return [slice(start, start + each) for start in range(0, rows, each)]
 
 
 def encode(name: str, values: np.ndarray, ggml_type: str) -> Iterator[np.ndarray]:
@@ -44,7 +51,7 @@ def encode_blocks(blocks: np.ndarray, ggml_type: str) -> np.ndarray:
 
 def check_range(name: str, values: np.ndarray, ggml_type: str) -> None:
     """Refuse NaN and infinities, and what a float16 does not hold."""
-    peak = float(np.abs(values).max(initial=0))
+    peak = max(float(values.max(initial=0)), -float(values.min(initial=0)))  # NaN, where there is one
     if not np.isfinite(peak):
         raise BadCheckpoint(f"{quote(name)} holds NaN or infinities; it cannot be stored")
     if peak > LARGEST_HALF and ggml_type not in WIDE:

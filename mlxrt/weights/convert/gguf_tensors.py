@@ -1,5 +1,6 @@
 """A model's tensors as a GGUF file has them: llama.cpp's names, orders of rows and values; read one by one."""
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from ..formats.gguf.writer import TensorPlan
 from ..formats.quantized import MLXFormat
 from ..load.assign import without_formats
 from ..load.build import NativeTensors
-from .gguf_blocks import encode
+from .gguf_blocks import encode, slice_rows
 from .gguf_types import FLOAT_TYPES, TypeMix
 
 LAYER = re.compile(r"(model\.layers\.\d+\.)(.+)\.(\w+)")
@@ -44,11 +45,11 @@ class TensorSource:
         self.shapes |= {f"{path}.weight": tuple(modules[path]["weight"].shape) for path in formats}
 
     def take(self, name: str) -> mx.array:
-        """One of our model's tensors, float32."""
+        """One of our model's tensors; a quantised one unpacked to float32."""
         path, arrays = name.removesuffix(".weight"), self.native.arrays
         fmt = self.native.formats.get(path) if name.endswith(".weight") else None
         if fmt is None:
-            return arrays.pop(name).astype(mx.float32)
+            return arrays.pop(name)
         array = fmt.dequantize(path, arrays)
         mx.eval(array)
         for part in fmt.parts:
@@ -101,9 +102,11 @@ class TensorSource:
     def stored_value(self, name: str, array: mx.array) -> mx.array:
         """Our numbers as files have them, where they are others."""
         if name.endswith("linear_attn.A_log"):  # what the state decays by
-            return mx.array(-np.exp(np.array(array, np.float64)).astype(np.float32))  # MLX rounds to fewer bits
+            return mx.array(
+                -np.exp(np.array(array.astype(mx.float32), np.float64)).astype(np.float32)
+            )  # MLX rounds to fewer bits
         if name.endswith(".router.scale"):  # ours is divided by what Gemma 4 divides its input by
-            return array * self.config.hidden_size**0.5
+            return array.astype(mx.float32) * self.config.hidden_size**0.5
         if name.endswith("shared_expert_gate.weight"):
             return array[0]
         return array
@@ -124,13 +127,14 @@ class TensorSource:
     def encode(
         self, tensor: FileTensor, kind: str, orders: tuple[np.ndarray | None, np.ndarray | None]
     ) -> Iterator[np.ndarray]:
-        values = np.array(tensor.read(), copy=False)
+        array = tensor.read()
         rows, columns = orders
         if rows is not None:
-            values = values[np.argsort(rows)]
+            array = array[mx.array(np.argsort(rows))]
         if columns is not None:
-            values = values[:, np.argsort(columns)]
-        return encode(tensor.name, values, kind)
+            array = array[:, mx.array(np.argsort(columns))]
+        for part in slice_rows(array.shape[0], math.prod(array.shape[1:])):
+            yield from encode(tensor.name, np.array(array[part].astype(mx.float32)), kind)
 
     def copy_mxfp4(self, path: str) -> Iterator[np.ndarray]:
         """MLX has numbers 2i and 2i + 1 of a block in one byte, ggml numbers i and i + 16."""
