@@ -230,7 +230,7 @@ INLINE void dot_rows(const matrix *a, const int format, const int bits, const in
             } \
         } \
     }
-        if (blocks == 8) {
+        if (blocks == 8 && C < 8) { /* eight columns are enough to hide what a block number costs that is not a constant */
             UNROLL for (int b = 0; b < 8; b++) BLOCK
         } else {
             for (int b = 0; b < blocks; b++) BLOCK
