@@ -13,7 +13,7 @@ from mlxrt.kernels import device
 from mlxrt.kernels.cpu import build
 
 from ..support.log_lines import capture_log
-from ..support.tiny_files import CONFIG, float_weights, write_folder
+from ..support.tiny_files import CONFIG, float_weights, write_folder, write_gguf
 
 pytestmark = pytest.mark.xdist_group("cpu_kernels")  # one worker compiles the library
 
@@ -129,6 +129,19 @@ def test_a_step_with_ops_of_mlx_runs_as_before(folder):
         got = engine.generate([PROMPTS[0]], max_tokens=20, temperature=0.0, ignore_eos=True)[0].tokens
         assert got == want and replays(engine) == 0
     assert sum("call by call" in line for line in said) == 1
+
+
+def test_values_of_another_type_than_keys_are_recorded(tmp_path):
+    """As in half of the layers of a Q4_K_M file: three products then make what attention reads."""
+    config = CONFIG | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    kinds = {f"model.layers.{i}.self_attn.v_proj.weight": "Q8_0" for i in range(config["num_hidden_layers"])}
+    path = str(write_gguf(tmp_path / "mixed.gguf", float_weights(config, seed=7), config, "Q4_1", kinds=kinds))
+    with mlxrt.load(path, kernels="reference") as plain:
+        want = [plain.generate(tuple(p), max_tokens=20, temperature=0.0, ignore_eos=True).tokens for p in PROMPTS]
+    with mlxrt.load(path) as engine:
+        assert engine.core.runner.model.kernels.cpu is not None
+        done = engine.generate([tuple(p) for p in PROMPTS], max_tokens=20, temperature=0.0, ignore_eos=True)
+        assert [c.tokens for c in done] == want and replays(engine) >= 18
 
 
 def test_rows_that_leave_a_prompt_together_are_recorded(folder):

@@ -12,6 +12,7 @@ int mlxrt_run(const call *calls, int64_t count, int threads) {
         case NORM: failed = run_norm(c, threads); break;
         case ATTENTION: failed = run_attention(c, threads); break;
         case ARGMAX: failed = run_argmax(c, threads); break;
+        case CONCAT: failed = run_concat(c); break;
         default: failed = UNKNOWN_CALL;
         }
     }

@@ -6,7 +6,7 @@
 #include "packed.h"
 
 enum { NO_MEMORY = 1, UNREADABLE, UNKNOWN_CALL }; /* errors; UNREADABLE: a matrix that the library has no reader for */
-enum { MATMUL, EMBED, NORM, ATTENTION, ARGMAX };
+enum { MATMUL, EMBED, NORM, ATTENTION, ARGMAX, CONCAT };
 enum { NO_ACTIVATION, SILU, GELU, CLAMPED, SIGMOID };
 enum { ROWS_TO_SHARE = 16 }; /* fewer are done sooner than another thread wakes up */
 
@@ -60,6 +60,13 @@ typedef struct {
     int64_t rows, width;
 } argmax_call;
 
+/* Columns of up to four arrays side by side: of products whose matrices have different formats. */
+typedef struct {
+    const float *a, *b, *c, *d; /* [rows, its width], or NULL */
+    float *y;
+    int64_t rows, a_width, b_width, c_width, d_width;
+} concat_call;
+
 typedef struct {
     int32_t kind;
     const void *arguments;
@@ -70,4 +77,5 @@ int run_embed(const embed_call *c, int threads);
 int run_norm(const norm_call *c, int threads);
 int run_attention(const attention_call *c, int threads);
 int run_argmax(const argmax_call *c, int threads);
+int run_concat(const concat_call *c);
 #endif

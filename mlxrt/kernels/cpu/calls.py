@@ -67,13 +67,18 @@ class ArgmaxCall(ctypes.Structure):
     _fields_ = (*fields(ctypes.c_void_p, "x tokens status"), *fields(ctypes.c_int64, "rows width"))
 
 
+class ConcatCall(ctypes.Structure):
+    kind = 5
+    _fields_ = (*fields(ctypes.c_void_p, "a b c d y"), *fields(ctypes.c_int64, "rows a_width b_width c_width d_width"))
+
+
 class Call(ctypes.Structure):
     """`call` of calls.h: the kind and the address of one of the above."""
 
     _fields_ = (("kind", ctypes.c_int32), ("arguments", ctypes.c_void_p))
 
 
-Arguments = MatmulCall | EmbedCall | NormCall | AttentionCall | ArgmaxCall
+Arguments = MatmulCall | EmbedCall | NormCall | AttentionCall | ArgmaxCall | ConcatCall
 
 
 class CallList:

@@ -21,6 +21,7 @@ from .calls import (
     Arguments,
     AttentionCall,
     CallList,
+    ConcatCall,
     EmbedCall,
     MatmulCall,
     Matrix,
@@ -201,3 +202,10 @@ class CpuKernels:
         outputs = {"tokens": np.empty((rows,), np.uint32), "status": np.empty((rows, 2), np.uint32)}
         tokens, status = self._call(ArgmaxCall(rows=rows, width=width), {"x": x}, outputs)
         return tokens, status
+
+    def concat_columns(self, **parts: mx.array | None) -> mx.array:
+        """The op of this name."""
+        given = {name: part for name, part in parts.items() if part is not None}
+        rows, widths = given["a"].shape[0], {f"{name}_width": part.shape[1] for name, part in given.items()}
+        call = ConcatCall(rows=rows, **widths)
+        return self._call(call, given, {"y": np.empty((rows, sum(widths.values())), np.float32)})[0]
