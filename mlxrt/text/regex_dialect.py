@@ -1,7 +1,8 @@
 """Regexes as users write them, for llguidance, which reads Rust's.
 
 In Rust's character classes `[`, `&&`, `--` and `~~` are operators; in Python's, ECMAScript's and so JSON schema's they
-are the characters. POSIX classes (`[[:alpha:]]`) keep their meaning in Rust.
+are the characters. POSIX classes (`[[:alpha:]]`) keep their meaning in Rust. `a{ 3}` is a repetition in Rust; elsewhere
+a repetition has no spaces, and these are five characters.
 """
 
 import json
@@ -9,7 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-OUTSIDE = re.compile(r"\\.|\[\^?|[^\\\[]+|.", re.DOTALL)
+OUTSIDE = re.compile(r"\\.|\[\^?|[^\\\[{]+|.", re.DOTALL)
+SPACED_REPETITION = re.compile(r"\{(?=[\d,]* [\d, ]*\})")
 INSIDE = re.compile(r"\[:\^?[a-z]+:\]|\\.|.", re.DOTALL)
 LARK_PART = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|(/(?:\\.|[^/\\\n])+/)')
 NAMED_SCHEMAS = ("properties", "$defs", "definitions", "dependentSchemas")
@@ -22,8 +24,8 @@ def convert_pattern(pattern: str) -> str:
     while at < len(pattern):
         found = OUTSIDE.match(pattern, at)
         assert found is not None
-        parts.append(found[0])
         at = found.end()
+        parts.append(r"\{" if SPACED_REPETITION.match(pattern, found.start()) else found[0])
         if found[0] in ("[", "[^"):
             inner, at = convert_class(pattern, at)
             parts.append(inner)

@@ -44,6 +44,18 @@ def make_class(rng: random.Random) -> str | None:
     return text if alone and any(one.fullmatch(chr(c)) for c in range(32, 127)) else None
 
 
+SPACED = ["a{ 3}", "a{3 }", "ab{1, 2}c", "a{ 00000}", "{ 3}", "a{2 ,}", "a{ , }"]
+
+
+@pytest.mark.parametrize("pattern", SPACED)
+def test_repetitions_with_spaces_are_characters_as_in_python(compiler, pattern):
+    assert re.fullmatch(pattern, pattern)
+    assert convert_pattern(pattern) == pattern.replace("{", r"\{")
+    assert first_characters(compiler, {"type": "regex", "pattern": f"{pattern}|~"}) == {pattern[0], "~"}
+    lark = {"type": "grammar", "grammar": f"start: /{pattern}/"}
+    assert first_characters(compiler, lark) == {pattern[0]}
+
+
 def test_classes_mean_what_they_mean_in_python(compiler):
     rng, seen = random.Random(1), 0
     while seen < 150:
