@@ -77,7 +77,7 @@ def convert(
     recipe = Recipe(**{**vars(recipe), "experts": source.experts})
     plans = plan_tensors(source, recipe, shard_bytes)
     partial = folder.with_name(f"{folder.name}.partial")
-    check_space(folder, plans)
+    check_space(folder, stored_bytes(plans))
     learned = [plan.name for plan in plans if plan.encoding.kind == "codebook"]
     importance = calibrate() if learned else Importance()
     if importance.digest and (unseen := [name for name in learned if name not in importance.squares]):
@@ -95,17 +95,15 @@ def convert(
         raise abandon(partial, plans, error) from error
 
 
-def check_space(folder: Path, plans: list[TensorPlan]) -> None:
+def stored_bytes(plans: list[TensorPlan]) -> int:
+    return int(sum(math.prod(plan.shape) * plan.encoding.stored_bits / 8 for plan in plans))
+
+
+def check_space(path: Path, need: int) -> None:
     """Refuse a disk that is too small before the first tensor is read."""
-    there = find_disk(folder)
-    need = int(sum(math.prod(plan.shape) * plan.encoding.stored_bits / 8 for plan in plans))
+    there = next(place for place in path.absolute().parents if place.is_dir())
     if (free := shutil.disk_usage(there).free) < need:
-        raise BadRequest(f"{folder} needs about {need} bytes, its disk has {free} free; free space or choose another")
-
-
-def find_disk(path: Path) -> Path:
-    """The nearest folder above a path that is there."""
-    return next(place for place in path.absolute().parents if place.is_dir())
+        raise BadRequest(f"{path} needs about {need} bytes, its disk has {free} free; free space or choose another")
 
 
 def log_copies(plans: list[TensorPlan]) -> None:

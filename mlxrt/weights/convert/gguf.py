@@ -6,7 +6,6 @@ own module has it. What GGUF cannot hold is refused before anything is written: 
 
 import logging
 import math
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -28,7 +27,7 @@ from ..formats.gguf.reader import GGUFTensor
 from ..formats.gguf.splits import GGUFSet
 from ..formats.gguf.writer import RawValue, TensorPlan, file_bytes, write_gguf
 from ..load.build import read_native
-from .convert import Converted, describe_files, find_disk
+from .convert import Converted, check_space, describe_files
 from .gguf_blocks import encode, slice_rows
 from .gguf_tensors import TensorSource
 from .gguf_types import TypeMix, is_quantizable
@@ -71,11 +70,6 @@ def convert_to_gguf(
         path.unlink()
         raise BadCheckpoint(f"{checkpoint.path} changed while it was converted; start again")
     return Converted(path, sum(tensor.count for tensor in tensors), sum(tensor.nbytes for tensor in tensors))
-
-
-def check_space(path: Path, need: int) -> None:
-    if (free := shutil.disk_usage(find_disk(path)).free) < need:
-        raise BadRequest(f"{path} needs {need} bytes, its disk has {free} free; free space or choose another")
 
 
 def report_types(type_name: str, tensors: Sequence[TensorPlan]) -> None:
