@@ -9,16 +9,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...kernels import Codec, PackedKV, Pages, PlainKV, QuantizedKV, QuantizedPages, backend
-from ...kernels.ops.attention import AttentionParams, attend_decode, attend_prefill, slot_positions
+from ...kernels import Codec, PackedKV, Pages, PlainKV, QuantizedKV, QuantizedPages
+from ...kernels.ops.attention import AttentionParams, attend_causal, attend_decode, attend_masked, slot_positions
 from ..blocks import BlockPool
 from ..layer_state import BlockTable, LayerState
 from .layer_spec import TAIL, Arrays, Batch, LayerSpec, LayerView
 from .slices import ArrayCache, bucket, pad_table, slice1, slice2, slice4, update
 
-# Queries of a chunk that attend together under a window, if it has no more tokens: what is masked is computed, too. On
-# a GPU that takes less time than launching more tiles.
-MIN_TILE, GPU_TILE = 256, 2048
+MIN_TILE = 256  # queries of a chunk that attend together under a window: what is masked is computed, too
+KEY_MULTIPLE = 8  # of the keys of a masked product: cuBLAS takes five times as long for others
 
 
 class KVView(LayerView):
@@ -100,30 +99,68 @@ class KVView(LayerView):
         parts = [p.swapaxes(0, 1).flatten(1, 2)[:, :length] for p in self._gather((r,))]  # [heads, T, width]
         k, v = self.spec.codec.decode(parts)
         if params.is_causal(q.shape[-1], start, start + n, first):
-            return attend_prefill(q, k, v, None, params)
-        least = MIN_TILE if backend() == "cpu" else GPU_TILE
-        tile = n if params.window is None else max(least, bucket(params.window))
-        out = [self._prefill_tile(q[a : a + tile], k, v, r, start + a, params) for a in range(0, n, tile)]
-        return mx.concatenate(out) if len(out) > 1 else out[0]
+            return attend_causal(q, k, v, params)
+        if params.window is None:
+            return self._attend_masked(q, k, v, r, start, params)
+        return self._attend_window(q, k, v, r, start, params)
 
-    def _prefill_tile(self, q, k, v, r, start, params):
-        """Queries from `start` on, with a mask, over the keys that one of them sees."""
-        first, keep, n = self.index["first"][r], params.keep, q.shape[0]
-        end = start + n - first  # slots
-        begin = 0 if params.window is None else start - params.window + 1 - first
-        if begin <= -(-keep // self.spec.size) * self.spec.size:
-            positions = self._once("positions", lambda: self.spec.key_positions(self.index))
-            k, v, keys = k[:, :end], v[:, :end], positions[r, :end]
-            queries = start + mx.arange(n)[:, None]
-            mask = self._once(f"mask {r} {start} {n}", lambda: params.for_sdpa(params.mask(keys, queries), q.dtype))
-            return attend_prefill(q, k, v, mask, params)
-        # A window's keys lie the same way to its queries wherever it is: one mask for all tiles of this length.
-        mask = self._once(f"band {n}", lambda: params.for_sdpa(params.mask_band(n), q.dtype))
-        if keep:
-            k, v = (mx.concatenate([x[:, :keep], x[:, begin:end]], axis=1) for x in (k, v))
-        else:
-            k, v = k[:, begin:end], v[:, begin:end]
-        return attend_prefill(q, k, v, mask, params)
+    def _attend_window(self, q, k, v, r, start, params):
+        """In tiles of queries, each over the keys that any of it sees. A window's keys lie the same way to its queries
+        wherever it is, so tiles are a batch with one mask. Queries too near the row's first key come before it, what is
+        left after it."""
+        n, first, keep = q.shape[0], self.index["first"][r], params.keep
+        tile = max(MIN_TILE, bucket(params.window))
+        before = params.window - 1  # keys before a tile that it sees
+        before += -(keep + before + tile) % KEY_MULTIPLE
+        front = -(-keep // self.spec.size) * self.spec.size  # slots of kept blocks
+        head = max(0, front + before + first - start)
+        count = max(0, n - head) // tile
+        if not count:
+            return self._attend_masked(q, k, v, r, start, params)
+        stop = head + count * tile
+        mask = self._once(f"band {tile}", lambda: params.for_sdpa(params.mask_band(before, tile), q.dtype))
+        begin, end = start + head - before - first, start + stop - first
+        keys, values = (make_windows(x, begin, end, before, tile, keep) for x in (k, v))
+        middle = attend_masked(mx.unflatten(q[head:stop], 0, (count, tile)), keys, values, mask, params).flatten(0, 1)
+        out = [middle]
+        if head:
+            out.insert(0, self._attend_masked(q[:head], k, v, r, start, params))
+        if stop < n:
+            out.append(self._attend_masked(q[stop:], k, v, r, start + stop, params))
+        return mx.concatenate(out) if len(out) > 1 else middle
+
+    def _attend_masked(self, q, k, v, r, start, params):
+        """Queries from `start` on, with a mask of their own, over keys from the first that any of them sees."""
+        n, first = q.shape[0], self.index["first"][r]
+        end, begin = start + n - first, 0  # slots
+        if params.window is not None and not params.keep:
+            begin = max(0, start - params.window + 1 - first)
+        more = -(end - begin) % KEY_MULTIPLE
+        if more <= begin:
+            begin, more = begin - more, 0
+        positions = self._once("positions", lambda: self.spec.key_positions(self.index))
+
+        def make_mask():
+            seen = params.mask(positions[r, begin:end], start + mx.arange(n)[:, None])
+            return params.for_sdpa(mx.pad(seen, [(0, 0), (0, more)]) if more else seen, q.dtype)
+
+        mask = self._once(f"mask {r} {start} {n}", make_mask)
+        k, v = k[None, :, begin:end], v[None, :, begin:end]
+        if more:
+            k, v = (mx.pad(x, [(0, 0), (0, 0), (0, more), (0, 0)]) for x in (k, v))
+        return attend_masked(q[None], k, v, mask, params)[0]
+
+
+def make_windows(x: mx.array, begin: int, end: int, before: int, tile: int, keep: int) -> mx.array:
+    """Keys or values [H, T, D] of tiles, the first of which begins `before` slots after `begin`, while the last ends at
+    `end`: [tiles, H, keep + before + tile, D]. Neighbours share all but `tile` of them."""
+    heads, _, width = x.shape
+    count, length = (end - begin - before) // tile, end - begin
+    strides = tile * width, length * width, width, 1
+    out = mx.as_strided(x[:, begin:end], (count, heads, before + tile, width), strides)
+    if not keep:
+        return out
+    return mx.concatenate([mx.broadcast_to(x[:, :keep], (count, heads, keep, width)), out], axis=2)
 
 
 def slot_indices(pool: Arrays, block: mx.array, slot: mx.array) -> list[tuple[mx.array, ...]]:

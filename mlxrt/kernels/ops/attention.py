@@ -34,13 +34,13 @@ class AttentionParams:
         near = keys > queries - self.window
         return causal & (near | (keys < self.keep) if self.keep else near)
 
-    def mask_band(self, n: int) -> mx.array:
-        """Which of the `keep` first keys, and of those from the first that one of n neighbouring queries sees on, each
-        of these sees, [n, keep + window - 1 + n]; between the two kinds no key is seen."""
-        assert self.window is not None
-        first = self.keep + self.window  # of the queries, so that the nearest key is the one after the kept
-        keys = mx.concatenate([mx.arange(self.keep), mx.arange(self.keep + 1, first + n)])
-        return self.mask(keys, (first + mx.arange(n))[:, None])
+    def mask_band(self, before: int, n: int) -> mx.array:
+        """Which of the `keep` first keys, of `before` keys before n neighbouring queries and of their own each of these
+        sees, [n, keep + before + n]."""
+        assert self.window is not None and self.window <= before + 1
+        keys, queries = mx.arange(before + n), mx.arange(before, before + n)[:, None]
+        near = (keys <= queries) & (keys > queries - self.window)
+        return mx.concatenate([mx.ones((n, self.keep), mx.bool_), near], axis=1) if self.keep else near
 
     def mask_decode(self, keys: mx.array, start: mx.array, tail: int, queries: mx.array) -> mx.array:
         """Which slots of the blocks, with positions `keys` [R, slots], and then of a tail of `tail` tokens the token of each
@@ -68,7 +68,7 @@ class AttentionParams:
         return (self.window is None or stop <= first + self.window) and (backend() == "cpu" or dim <= MAX_FUSED_DIM)
 
     def for_sdpa(self, mask: mx.array, dtype: mx.Dtype) -> mx.array:
-        """A mask in the form that `attend_prefill` is fastest with: on CUDA numbers to add, for MLX would make them of
+        """A mask in the form that `attend_masked` is fastest with: on CUDA numbers to add, for MLX would make them of
         flags for every layer and head."""
         if self.softcap is not None or backend() != "cuda":
             return mask
@@ -107,25 +107,27 @@ def attend_decode(
     return out.reshape(R, -1, out.shape[-1])
 
 
-def attend_prefill(q, k, v, mask, params: AttentionParams):
-    """A chunk of one row: q [n, Hq, D], k and v [H, T, D]; mask [n, T], or None: causal, ending at the last key."""
+def attend_causal(q, k, v, params: AttentionParams):
+    """A chunk of one row: q [n, Hq, D], k and v [H, T, D], of which the last n are the queries' own."""
     n, T = q.shape[0], k.shape[1]
-    if mask is None:
-        tile = CPU_TILE if backend() == "cpu" else n
-        ends = [(a, min(a + tile, n)) for a in range(0, n, tile)]
-        out = [sdpa(q[a:b], k[:, : T - n + b], v[:, : T - n + b], params, "causal") for a, b in ends]
-        return mx.concatenate(out) if len(out) > 1 else out[0]
+    tile = CPU_TILE if backend() == "cpu" else n
+    ends = [(a, min(a + tile, n)) for a in range(0, n, tile)]
+    out = [sdpa(q[None, a:b], k[None, :, : T - n + b], v[None, :, : T - n + b], params, "causal")[0] for a, b in ends]
+    return mx.concatenate(out) if len(out) > 1 else out[0]
+
+
+def attend_masked(q, k, v, mask, params: AttentionParams):
+    """Chunks that share a mask [n, T]: q [B, n, Hq, D], k and v [B, H, T, D]."""
     if params.softcap is None:
         return sdpa(q, k, v, params, mask)
-    H, D = k.shape[0], q.shape[-1]
-    q = (q * params.scale).reshape(n, H, -1, D).transpose(1, 2, 0, 3)  # [H, G, n, D]
-    scores = (q @ k[:, None].swapaxes(-1, -2)).transpose(2, 0, 1, 3)  # [n, H, G, T]
-    weights = params.softmax(scores, mask[:, None, None]).transpose(1, 2, 0, 3)
-    return (weights @ v[:, None]).transpose(2, 0, 1, 3).reshape(n, -1, v.shape[-1])
+    B, n, _, D = q.shape
+    q = (q * params.scale).reshape(B, n, k.shape[1], -1, D).transpose(0, 2, 3, 1, 4)  # [B, H, G, n, D]
+    scores = (q @ k[:, :, None].swapaxes(-1, -2)).transpose(0, 3, 1, 2, 4)  # [B, n, H, G, T]
+    weights = params.softmax(scores, mask[:, None, None]).transpose(0, 2, 3, 1, 4)
+    return (weights @ v[:, :, None]).transpose(0, 3, 1, 2, 4).reshape(B, n, -1, v.shape[-1])
 
 
 def sdpa(q, k, v, params: AttentionParams, mask):
-    out = mx.fast.scaled_dot_product_attention(
-        q.swapaxes(0, 1)[None], k[None], v[None], scale=params.scale, mask=mask, sinks=params.sinks
-    )
-    return out[0].swapaxes(0, 1)
+    """MLX's attention with heads after the tokens, [B, n, Hq, D]."""
+    attend = mx.fast.scaled_dot_product_attention
+    return attend(q.swapaxes(1, 2), k, v, scale=params.scale, mask=mask, sinks=params.sinks).swapaxes(1, 2)
