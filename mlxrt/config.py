@@ -61,6 +61,9 @@ class EngineConfig:
     dtype: str | None = option(
         None, "compute in float32, bfloat16 or float16 (default: float32 on CPU, else the checkpoint's)"
     )
+    cpu_activations: str = option(
+        "float32", "activations of packed products on a CPU: float32, or int8 as in llama.cpp (faster, not exact)"
+    )
     dequantise: bool | None = option(None, "dequantise weights at load (default: on a CPU without kernels for them)")
     reasoning_parser: str | None = option(
         None, "format of the model's reasoning: think, mistral, gemma4, harmony or none (default: by its files)"
@@ -102,6 +105,7 @@ class EngineConfig:
             raise BadRequest(f"dtype must be {', '.join(DTYPES)}, not {show(self.dtype)}")
         if not isinstance(self.kernels, str) or self.kernels not in ("auto", "strict", "reference"):
             raise BadRequest(f"kernels must be auto, strict or reference, not {show(self.kernels)}")
+        self._check_activations()
         for amount in (self.kv_memory, self.memory):
             if amount is not None:
                 nbytes(amount)
@@ -121,6 +125,17 @@ class EngineConfig:
             raise BadRequest(f"disk_cache must be the name of a folder, not {show(self.disk_cache)}")
         if self.disk_cache is not None and not self.prefix_cache:
             raise BadRequest("disk_cache keeps the prefix cache's content: it does not apply with prefix_cache off")
+
+    def _check_activations(self) -> None:
+        if not isinstance(self.cpu_activations, str) or self.cpu_activations not in ("float32", "int8"):
+            raise BadRequest(f"cpu_activations must be float32 or int8, not {show(self.cpu_activations)}")
+        others = {
+            "kernels reference": self.kernels == "reference", "compile": self.compile, "dequantise": self.dequantise,
+            f"dtype {self.dtype}": self.dtype not in (None, "float32"),
+        }  # fmt: skip
+        for name, without in others.items():
+            if without and self.cpu_activations == "int8":
+                raise BadRequest(f"cpu_activations int8 does not apply with {name}: CPU kernels round activations")
 
     @classmethod
     def options(cls) -> tuple[Field, ...]:

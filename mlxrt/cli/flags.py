@@ -15,9 +15,10 @@ from ..engine.request import SamplingParams
 from ..errors import BadRequest
 
 ALIASES = {"max_tokens": ("-n",), "temperature": ("--temp",)}
-METAVARS = {"kv": "KIND", "kernels": "auto|strict|reference", "dtype": "float32|bfloat16|float16"} | dict.fromkeys(
-    ("memory", "kv_memory", "disk_cache_bytes"), "SIZE"
-)
+METAVARS = {
+    "kv": "KIND", "kernels": "auto|strict|reference", "dtype": "float32|bfloat16|float16",
+    "cpu_activations": "float32|int8",
+} | dict.fromkeys(("memory", "kv_memory", "disk_cache_bytes"), "SIZE")  # fmt: skip
 UNLIMITED = 2**31  # tokens: the context ends before
 SWITCHES = {"on": True, "off": False}
 FLAG_HELP = {

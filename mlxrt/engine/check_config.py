@@ -14,6 +14,7 @@ from ..text.parsing.select import check_parser
 def check_config(config: EngineConfig, backend: str) -> None:
     """`backend`: what kernels are made for."""
     check_graphs(config)
+    check_activations(config)
     if backend == "cpu":
         Kernels(config.kernels)  # strict needs a GPU
     check_parser(config.reasoning_parser, "reasoning")
@@ -25,6 +26,11 @@ def check_config(config: EngineConfig, backend: str) -> None:
 def check_graphs(config: EngineConfig) -> None:
     if config.cuda_graphs and device.backend() != "cuda":
         raise BadRequest(f"cuda_graphs does not apply: this device is {device.backend()}")
+
+
+def check_activations(config: EngineConfig) -> None:
+    if config.cpu_activations != "float32" and device.backend() != "cpu":
+        raise BadRequest(f"cpu_activations does not apply: this device is {device.backend()}")
 
 
 def check_disk_cache(specs: Iterable[LayerSpec]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from .. import _openblas as blas
 from ..config import EngineConfig
+from ..errors import BadRequest
 from ..kernels import device
 from ..kernels.cpu.build import BuildError, find_library
 from ..kernels.cpu.library import CpuKernels
@@ -28,15 +29,22 @@ def open_cpu_kernels(config: EngineConfig) -> CpuKernels | None:
     """
     if not suits_cpu_kernels(config):
         return None
-    path = locate(cache_root() / "kernels")
-    return None if path is None else CpuKernels(path, choose_threads())
+    path = locate(cache_root() / "kernels", config.cpu_activations)
+    kernels = None if path is None else CpuKernels(path, choose_threads())
+    if config.cpu_activations == "int8":
+        if kernels is None:
+            raise BadRequest("cpu_activations int8 does not apply: there are no CPU kernels here (mlxrt doctor)")
+        if kernels.activations != "int8":
+            reason = f"this processor has no dot products of bytes that mlxrt uses ({kernels.vectors})"
+            raise BadRequest(f"cpu_activations int8 does not apply: {reason}")
+    return kernels
 
 
 @lru_cache(maxsize=8)
-def locate(folder: Path) -> Path | None:
+def locate(folder: Path, activations: str) -> Path | None:
     """The library; None, logged once, where there is none."""
     try:
-        return find_library(folder)
+        return find_library(folder, activations)
     except BuildError as error:
         log.warning(f"no CPU kernels for packed weights: {error}")
         return None

@@ -196,8 +196,12 @@ def prepare_model(model: CausalLM, config: EngineConfig) -> CausalLM:
     kernels = Kernels(config.kernels, gpu, cpu)
     verify_on_first_use(kernels, folder)
     model.fuse(kernels)
-    if cpu is not None and (count := pack_modules(model, kernels)):
-        log.info(f"{count} packed matrices are computed by {cpu.vectors} kernels, threads: {cpu.threads}")
+    count = 0 if cpu is None else pack_modules(model, kernels)
+    if config.cpu_activations != "float32" and not count:
+        raise BadRequest("cpu_activations does not apply: no packed matrix of this model has a CPU kernel")
+    if cpu is not None and count:
+        rounded = ", activations rounded to 8 bits" if cpu.activations == "int8" else ""
+        log.info(f"{count} packed matrices are computed by {cpu.vectors} kernels, threads: {cpu.threads}{rounded}")
     if device.backend() == "cpu":
         transpose_weights(model)
     mx.eval(model.parameters())

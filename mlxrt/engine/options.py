@@ -74,6 +74,7 @@ class EngineOptions(TypedDict, total=False):
     cuda_graphs: bool | None
     kernels: str
     dtype: str | None
+    cpu_activations: str
     dequantise: bool | None
     reasoning_parser: str | None
     tool_parser: str | None

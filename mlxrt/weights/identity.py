@@ -29,7 +29,7 @@ FORMAT = "4"
 # Raise it when the same files give other keys and values than before by more than rounding: a mended RoPE variant,
 # another reading of a config key. States of before are then refused.
 ARITHMETIC = "1"
-MISSING = {"arithmetic": "1"}  # what fields mean that files of older versions do not have
+MISSING = {"arithmetic": "1", "activations": "float32"}  # what fields mean that files of older versions do not have
 
 
 def identify(
@@ -48,6 +48,7 @@ def identify(
         "block": str(block),
         # dequantised weights and other compute dtypes round differently
         "dtype": ", ".join(sorted({str(array.dtype) for _, array in arrays})),
+        "activations": model.kernels.cpu.activations if model.kernels.cpu is not None else "float32",
     }
 
 
@@ -72,7 +73,10 @@ def differing_field(saved: Mapping[str, str], here: Mapping[str, str]) -> str | 
     return next((field for field in (*here, *found) if found.get(field) != here.get(field)), None)
 
 
-SETTINGS = {"dtype": "the same model and settings (dtype, and dequantise: packed or unpacked weights)"}
+SETTINGS = {
+    "dtype": "the same model and settings (dtype, and dequantise: packed or unpacked weights)",
+    "activations": "the same cpu_activations",
+}
 
 
 def check_same(path: Path, saved: dict[str, str], here: dict[str, str]) -> None:

@@ -83,7 +83,7 @@ def test_kernels_are_not_compiled_for_a_model_that_is_refused(files, kind, unrea
 @pytest.mark.parametrize("kind", ["4bit", "Q4_1"])
 def test_weights_are_planned_again_where_kernels_do_not_compile(files, kind, monkeypatch):
     packed, plain = (open_model(str(files[kind]), EngineConfig(dequantise=d)).plan for d in (False, True))
-    monkeypatch.setattr(cpu_kernels, "locate", lambda _: None)
+    monkeypatch.setattr(cpu_kernels, "locate", lambda *_: None)
     opened = open_model(str(files[kind]), EngineConfig())
     assert opened.plan.weights == packed.weights
     with opened.load() as engine:

@@ -24,6 +24,7 @@ log = logging.getLogger("mlxrt")
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=gnu11", "-shared", "-fPIC", "-ffp-contract=off", "-fno-math-errno")
 LIBRARIES = ("-lm", "-lpthread")
+VARIANTS = {"float32": (), "int8": ("-DDIGITS=1",)}  # by what activations of products are, see dot.h
 TIMEOUT = 300.0  # seconds for a compiler on a busy machine
 
 
@@ -48,20 +49,21 @@ def describe_processor() -> str:
     )
 
 
-def library_name() -> str:
+def library_name(activations: str = "float32") -> str:
     """Of this processor, these sources and this way of compiling them."""
     files = sorted(path for pattern in ("*.c", "*.h") for path in SOURCES.glob(pattern))
-    parts = [platform.machine(), describe_processor(), *FLAGS, *(path.read_text(encoding="utf-8") for path in files)]
+    parts = [platform.machine(), describe_processor(), *FLAGS, *VARIANTS[activations]]
+    parts += [path.read_text(encoding="utf-8") for path in files]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return f"mlxrt-cpu-{digest[:20]}.so"
 
 
-def find_library(cache: Path) -> Path:
+def find_library(cache: Path, activations: str = "float32") -> Path:
     """The compiled library, from where it was put before or compiled now; BuildError with the reason if there is none."""
     if not sys.platform.startswith("linux"):
         raise BuildError(f"they are made for Linux, not for {sys.platform}")
     try:
-        name = library_name()
+        name = library_name(activations)
     except OSError as error:
         raise BuildError(f"{error.filename}: {error.strerror}") from None
     folders = (SOURCES / "__pycache__", cache)
@@ -70,7 +72,7 @@ def find_library(cache: Path) -> Path:
             return folder / name
     for folder in folders:
         if is_writable(folder):
-            return build(folder / name)
+            return build(folder / name, activations)
     raise BuildError(f"neither {folders[0]} nor {cache} can be written")
 
 
@@ -82,7 +84,7 @@ def is_writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK)
 
 
-def build(path: Path) -> Path:
+def build(path: Path, activations: str = "float32") -> Path:
     """Compile with the first compiler whose library passes the check, then give it its name."""
     reasons = []
     for command in find_compilers():
@@ -90,7 +92,7 @@ def build(path: Path) -> Path:
         handle, partial = tempfile.mkstemp(suffix=".so.partial", dir=path.parent)
         os.close(handle)
         try:
-            compile_to(command, Path(partial))
+            compile_to((*command, *VARIANTS[activations]), Path(partial))
             check(Path(partial))
             os.replace(partial, path)
             return path

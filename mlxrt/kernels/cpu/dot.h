@@ -8,11 +8,15 @@
 #ifndef MLXRT_DOT_H
 #define MLXRT_DOT_H
 #include "packed.h"
+/* With one digit activations are rounded to 8 bits, a scale for every group, as llama.cpp does. */
+#ifndef DIGITS
+#define DIGITS 3
+#endif
 #if HAS_DOT
 #include <math.h>
 
 /* MAX_TILES: tiles of eight columns that share the opened weights. */
-enum { DIGITS = 3, MAX_COLUMNS = 8, MAX_TILES = 8 };
+enum { MAX_COLUMNS = 8, MAX_TILES = 8 };
 
 INLINE int group_size(int format) { return chunks_together(format) == 2 ? 32 : 16; }
 /* Groups of a column, and empty ones up to a whole span. */
@@ -25,11 +29,14 @@ INLINE int columns_together(int64_t left) { return left >= 8 ? 8 : left >= 4 ? 4
 INLINE int tiles_together(int64_t left) { return left < 16 ? 1 : left < 8 * MAX_TILES ? (int)(left / 8) : MAX_TILES; }
 
 /* Whether sums of the lowest digit are converted by themselves: with large codes 32 bits hold two digits only. */
-INLINE int is_wide(int format, int bits) { return format == AFFINE ? bits > 5 : format == IQ4_XS || format == IQ4_NL; }
+INLINE int is_wide(int format, int bits) {
+    return DIGITS > 1 && (format == AFFINE ? bits > 5 : format == IQ4_XS || format == IQ4_NL);
+}
 
-/* The largest integer for a number of x: three digits hold it, and 32 bits its products with a group of codes. */
+/* The largest integer for a number of x: its digits hold it, and 32 bits its products with a group of codes. */
 INLINE float largest_integer(const matrix *a) {
     static const float codes[] = {0, [Q2_K] = 3, [Q3_K] = 7, [Q4_K] = 15, [Q5_K] = 31, [Q6_K] = 32, [IQ2_XXS] = 43};
+    if (DIGITS == 1) return 127;
     if (is_wide(a->format, a->bits)) return 8355000;
     const float code = a->format == AFFINE ? (float)((1 << a->bits) - 1) : codes[a->format];
     return fminf(8355000, 2.147e9f / (code * (float)group_size(a->format)));

@@ -73,6 +73,7 @@ class CpuKernels:
         self.path, self.threads = path, threads
         self.library = open_library(str(path))
         self.vectors = self.library.mlxrt_vector_name().decode()
+        self.activations = "int8" if self.library.mlxrt_activation_bits() == 8 else "float32"
         self._pinned: dict[int, Pinned] = {}
         self._made: list[MadeCall] | None = None
 

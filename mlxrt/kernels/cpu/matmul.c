@@ -349,3 +349,5 @@ int run_embed(const embed_call *c, int threads) {
     parallel_for(c->count < ROWS_TO_SHARE ? 1 : threads, (int)c->count, embed_row, (void *)c);
     return 0;
 }
+
+int mlxrt_activation_bits(void) { return HAS_DOT && DIGITS == 1 ? 8 : 32; }

@@ -206,7 +206,7 @@ def test_refusals_name_the_field(engine, llm, tokenizer, tmp_path):
         write_checksummed(path, other, saved.arrays)
         with pytest.raises(mlxrt.BadSnapshot, match=f"another {field}"):
             Session.restore(engine, path)
-    fields = {"weights", "adapter", "arithmetic", "tokenizer", "cache", "block", "dtype", "format"}
+    fields = {"weights", "adapter", "arithmetic", "tokenizer", "cache", "block", "dtype", "activations", "format"}
     assert fields == set(saved.header["identity"])
 
 
