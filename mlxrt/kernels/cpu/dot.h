@@ -85,7 +85,7 @@ INLINE void open_dot_span(const matrix *a, int format, int bits, int64_t row, in
     const int unit = a->scale_type == FLOAT32 ? 4 : 2;
     const int64_t groups = a->width / a->group, first = row * groups;
     to->at = a->weight + row * a->row_bytes + 32 * bits * n;
-    if (a->group == 32 && blocks == 8) {
+    if (a->group == 32 && first + 8 * n + 8 <= a->rows * groups) { /* at a row's end those of the next one come with them */
         read_floats(a->scales + (first + 8 * n) * unit, a->scale_type, 8, to->scale);
         read_floats(a->biases + (first + 8 * n) * unit, a->scale_type, 8, to->bias);
     } else {
