@@ -172,6 +172,8 @@ def build_model(checkpoint: Checkpoint, config: EngineConfig, dequantise: bool |
     if isinstance(checkpoint, GgufCheckpoint):
         stays = not unpack and not find(checkpoint.config).is_adapter
         checkpoint.k_quants = BLOCKS if by_kernels else SPLIT if stays and not on_cpu else UNPACKED
+        if dtype == mx.float32:
+            checkpoint.unpacked_dtype = dtype
     model = build(checkpoint, dtype=dtype, dequantise=unpack, keep_scales=by_kernels)
     if on_cpu and is_packed(checkpoint):
         how = "unpacked to" if unpack else "kept packed, computed in"

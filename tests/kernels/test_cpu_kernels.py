@@ -176,6 +176,9 @@ def test_k_quants_of_a_file_stay_packed(k_quants, library):
     assert np.abs(found - truth).max() < 1e-5 * np.abs(truth).max()
     packed, plain = answer(str(file), PROMPTS)[0], answer(str(folder), PROMPTS, dequantise=None)[0]
     assert packed == plain
+    with mlxrt.load(str(file), dequantise=True) as engine:  # unpacked to float32, not by way of float16
+        unpacked = np.array(engine.score(list(range(3, 40, 2))))
+    assert np.abs(unpacked - truth).max() < 1e-5 * np.abs(truth).max()
     assert mlxrt.engine.load.open_model(str(file), mlxrt.EngineConfig(dequantise=False)).plan.weights == held
 
 

@@ -44,6 +44,7 @@ class GgufCheckpoint(Checkpoint):
         self.arch = ARCHITECTURES[self.metadata["general.architecture"]]
         self.generation: dict[str, Any] = {}
         self.k_quants = UNPACKED  # or set before `load`, where kernels compute with them
+        self.unpacked_dtype = mx.float16  # or float32, set before `load`, where that is computed in
 
     def sizes(self) -> dict[str, TensorInfo]:
         return {self.arch.rename(r.name): TensorInfo(r.shape, r.ggml_type, r.nbytes) for r in self.tensors()}
@@ -68,9 +69,10 @@ class GgufCheckpoint(Checkpoint):
         tensors: Iterable[GGUFTensor] = self.tensors()
         if slow := [r for r in tensors if needs_dequantizing(r) and not self.stays(r)]:
             types = ", ".join(f"{count} {name}" for name, count in Counter(r.ggml_type for r in slow).most_common())
-            stored, needed = sum(r.nbytes for r in slow), 2 * sum(math.prod(r.shape) for r in slow)
+            stored, dtype = sum(r.nbytes for r in slow), self.unpacked_dtype
+            needed = dtype.size * sum(math.prod(r.shape) for r in slow)
             sizes = f"{stored / 1e6:.1f} MB of the file become {needed / 1e6:.1f} MB"
-            log.info(f"{self.name}: unpacking {types} to float16: {sizes}")
+            log.info(f"{self.name}: unpacking {types} to {'float32' if dtype == mx.float32 else 'float16'}: {sizes}")
             tensors = track(list(tensors), "dequantising")
         arrays: dict[str, mx.array] = {}
         mapped = 0
@@ -104,9 +106,9 @@ class GgufCheckpoint(Checkpoint):
         if (order := self.arch.column_order(tensor, self.config)) is not None:
             moved = take_columns(tensor, rows, order)
             if moved is None:
-                return {tensor.name: dequantize(tensor, rows)[:, mx.array(order)]}
+                return {tensor.name: dequantize(tensor, rows, self.unpacked_dtype)[:, mx.array(order)]}
             rows = moved
-        return convert(tensor, rows, self.k_quants)
+        return convert(tensor, rows, self.k_quants, self.unpacked_dtype)
 
     def rope_factors(self, name: str, config: Mapping[str, Any]) -> list[float]:
         tensor = self.file.tensors[name]

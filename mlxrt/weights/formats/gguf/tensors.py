@@ -39,8 +39,10 @@ def stored_rows(file: GGUFSet, tensor: GGUFTensor) -> np.ndarray:
     return file.tensor_bytes(tensor).reshape(rows, -1)
 
 
-def convert(tensor: GGUFTensor, rows: np.ndarray, k_quants: str = UNPACKED) -> dict[str, mx.array]:
-    """The arrays of one tensor by GGUF name; `rows` are its stored bytes, already unpermuted.
+def convert(
+    tensor: GGUFTensor, rows: np.ndarray, k_quants: str = UNPACKED, dtype: mx.Dtype = mx.float16
+) -> dict[str, mx.array]:
+    """The arrays of one tensor by GGUF name; `rows`: its bytes, already unpermuted; `dtype`: of what is unpacked.
 
     K-quants that stay are X.q4_k, and split also X.q4_k_scales and X.q4_k_halves.
     """
@@ -54,7 +56,7 @@ def convert(tensor: GGUFTensor, rows: np.ndarray, k_quants: str = UNPACKED) -> d
     if tensor.ggml_type in PLAIN:
         return {tensor.name: read_plain(tensor, rows)}
     with np.errstate(all="ignore"):  # damaged scales overflow; `check_finite` names the tensor
-        return repack(tensor, rows) if stays_packed(tensor) else {tensor.name: dequantize(tensor, rows)}
+        return repack(tensor, rows) if stays_packed(tensor) else {tensor.name: dequantize(tensor, rows, dtype)}
 
 
 def read_plain(tensor: GGUFTensor, rows: np.ndarray) -> mx.array:
@@ -112,8 +114,8 @@ def pack_5_bit(packed: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 8)[..., :5].reshape(*packed.shape[:-1], 20)
 
 
-def dequantize(tensor: GGUFTensor, rows: np.ndarray) -> mx.array:
-    """To float16: the blocks' scales have no more precision, and float32 takes twice the memory."""
+def dequantize(tensor: GGUFTensor, rows: np.ndarray, dtype: mx.Dtype = mx.float16) -> mx.array:
+    """To float16 or float32, which is exact: a value is the product of a block's scale, a group's and a code."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize as dequantize_blocks
 
@@ -124,7 +126,8 @@ def dequantize(tensor: GGUFTensor, rows: np.ndarray) -> mx.array:
             f"the tensor {quote(tensor.name)} has the GGUF type {tensor.ggml_type}, which neither MLX nor PyPI's gguf "
             "can unpack; take another quantisation of the model"
         ) from None
-    return mx.array(check_finite(tensor, values.astype(np.float16)).reshape(tensor.shape))
+    values = values.astype(np.float32 if dtype == mx.float32 else np.float16, copy=False)
+    return mx.array(check_finite(tensor, values).reshape(tensor.shape))
 
 
 def check_block_scales(tensor: GGUFTensor, kind: str, rows: np.ndarray) -> None:
@@ -137,4 +140,6 @@ def check_block_scales(tensor: GGUFTensor, kind: str, rows: np.ndarray) -> None:
 def check_finite(tensor: GGUFTensor, values: np.ndarray) -> np.ndarray:
     if np.isfinite(values).all():
         return values
-    raise BadCheckpoint(f"{quote(tensor.name)} ({tensor.ggml_type}) holds values beyond float16; download it again")
+    raise BadCheckpoint(
+        f"{quote(tensor.name)} ({tensor.ggml_type}) holds values beyond {values.dtype}; download it again"
+    )
