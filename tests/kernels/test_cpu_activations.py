@@ -16,7 +16,7 @@ from mlxrt.kernels.ops.k_quants import K_QUANTS
 from mlxrt.kernels.testing import sample
 
 from ..support.log_lines import capture_log
-from ..support.tiny_files import CONFIG, float_weights, write_folder
+from ..support.tiny_files import CONFIG, float_weights, pack_weights, write_folder
 
 pytestmark = pytest.mark.xdist_group("cpu_kernels")  # one worker compiles the libraries
 
@@ -75,13 +75,7 @@ def test_what_is_not_finite_makes_its_row_so(library):
 def folder(tmp_path_factory) -> str:
     config = CONFIG | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
     config |= {"max_position_embeddings": 256}
-    arrays = {}
-    for name, array in float_weights(config, seed=5).items():
-        if array.ndim == 1:
-            arrays[name] = mx.array(array)
-            continue
-        parts = mx.quantize(mx.array(array) * 0.3, group_size=32, bits=4)
-        arrays |= dict(zip((name, name.replace("weight", "scales"), name.replace("weight", "biases")), parts))
+    arrays = pack_weights(float_weights(config, seed=5), 32, 4)
     return str(write_folder(tmp_path_factory.mktemp("int8"), arrays, config))
 
 

@@ -19,7 +19,7 @@ from mlxrt.kernels.testing import sample
 from mlxrt.models.quantized.packed_linear import PackedEmbedding, PackedLinear
 
 from ..support.log_lines import capture_log
-from ..support.tiny_files import CONFIG, float_weights, write_folder, write_gguf
+from ..support.tiny_files import CONFIG, float_weights, pack_weights, write_folder, write_gguf
 
 # One worker compiles the library, if it is not there yet.
 pytestmark = pytest.mark.xdist_group("cpu_kernels")
@@ -113,14 +113,7 @@ def folder(request, tmp_path_factory):
     config = CONFIG | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
     if request.param == "qwen3":
         config |= {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True}
-    arrays = {}
-    for name, array in float_weights(config, seed=5).items():
-        if array.ndim == 1:
-            arrays[name] = mx.array(array)
-            continue
-        bits = 8 if "v_proj" in name or "embed" in name else 4
-        parts = mx.quantize(mx.array(array) * 0.3, group_size=32, bits=bits)
-        arrays |= dict(zip((name, name.replace("weight", "scales"), name.replace("weight", "biases")), parts))
+    arrays = pack_weights(float_weights(config, seed=5), 32, 4, v_proj=8, embed=8)
     return str(write_folder(tmp_path_factory.mktemp(request.param), arrays, config))
 
 

@@ -14,7 +14,7 @@ from mlxrt.kernels import OPS, make_gpu
 
 from ..support.log_lines import capture_log
 from ..support.metal_sim import Simulator
-from ..support.tiny_files import CONFIG, float_weights, write_folder
+from ..support.tiny_files import CONFIG, float_weights, pack_weights, write_folder
 
 QWEN = CONFIG | {
     "model_type": "qwen3",
@@ -33,14 +33,7 @@ PROMPT = [3, 14, 15, 9, 2, 6]
 def folder(tmp_path, monkeypatch):
     """A packed Qwen3, and an empty cache folder."""
     monkeypatch.setenv("MLXRT_CACHE", str(tmp_path / "cache"))
-    arrays = {}
-    for name, array in float_weights(QWEN, seed=5).items():
-        if array.ndim == 1:
-            arrays[name] = mx.array(array)
-            continue
-        parts = mx.quantize(mx.array(array) * 0.3, group_size=64, bits=4)
-        arrays |= dict(zip((name, name.replace("weight", "scales"), name.replace("weight", "biases")), parts))
-    return write_folder(tmp_path / "model", arrays, QWEN)
+    return write_folder(tmp_path / "model", pack_weights(float_weights(QWEN, seed=5), 64, 4), QWEN)
 
 
 def spoiling(sim: Simulator, kernel: str | None):

@@ -59,6 +59,16 @@ def float_weights(config: dict = CONFIG, seed: int = 0) -> dict[str, np.ndarray]
     return {name: random.standard_normal(shape, np.float32) for name, shape in weights.items()}
 
 
+def pack_weights(weights: dict[str, np.ndarray], group_size: int, bits: int, **other_bits: int) -> dict[str, mx.array]:
+    """Matrices as MLX quantises them, small enough for moderate logits; `other_bits`: of those so named."""
+    arrays = {name: mx.array(array) for name, array in weights.items() if array.ndim == 1}
+    for name in [name for name, array in weights.items() if array.ndim > 1]:
+        own = next((count for part, count in other_bits.items() if part in name), bits)
+        parts = mx.quantize(mx.array(weights[name]) * 0.3, group_size=group_size, bits=own)
+        arrays |= dict(zip((name, name.replace("weight", "scales"), name.replace("weight", "biases")), parts))
+    return arrays
+
+
 def write_folder(folder: Path, arrays: dict, config: dict = CONFIG) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
