@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 from ..config import EngineConfig, nbytes
 from ..errors import WontFit
 from ..kernels import device
-from ..kernels.ops.k_quants import K_QUANTS, SPLIT_KINDS
+from ..kernels.ops.k_quants import CPU_BLOCKS, SPLIT_KINDS
 from ..kernels.ops.quantized import CPU_BITS
 from ..models import CausalLM, find
 from ..models.config import suppress_reports
@@ -91,7 +91,7 @@ def checkpoint_bytes(
 def is_cpu_matrix(name: str, sizes: Mapping[str, TensorInfo]) -> bool:
     """Whether a tensor is a packed matrix that CPU kernels read, or its scales or biases."""
     info = sizes[name]
-    if info.dtype in AFFINE or info.dtype.lower() in K_QUANTS:
+    if info.dtype in AFFINE or info.dtype.lower() in CPU_BLOCKS:
         return len(info.shape) == 2
     stem, _, part = name.rpartition(".")
     if part not in ("weight", "scales", "biases"):
@@ -115,10 +115,10 @@ def cpu_kernels_read(checkpoint: Checkpoint) -> bool:
 
 def loaded_bytes(info: TensorInfo, dtype: mx.Dtype | None, on_cpu: bool = False, on_gpu: bool = False) -> int:
     """Bytes of a tensor once loaded: floats are cast, types that have no kernel are dequantised."""
+    if info.dtype.lower() in CPU_BLOCKS and dtype is None and on_cpu:
+        return info.nbytes
     if info.dtype in AFFINE:
         return packed_bytes(prod(info.shape), AFFINE[info.dtype], dtype)
-    if info.dtype.lower() in K_QUANTS and dtype is None and on_cpu:
-        return info.nbytes
     if on_gpu and (split := SPLIT_KINDS.get(info.dtype.lower())) and len(info.shape) > 1:
         return info.nbytes // split.nbytes * split.split_bytes
     if info.dtype in KEPT or (dtype is None and info.dtype in FLOATS):

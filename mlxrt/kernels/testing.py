@@ -3,7 +3,7 @@
 import mlx.core as mx
 
 from .ops.bitpack import pack_bits
-from .ops.k_quants import K_QUANT_HALVES, K_QUANTS, SPLIT_KINDS, split_blocks
+from .ops.k_quants import K_QUANT_HALVES, K_QUANTS, SPLIT_KINDS, block_shape, split_blocks
 from .ops.quantized import QuantizedMatrix, split_matrix
 
 
@@ -17,10 +17,8 @@ def sample(mode: str, shape: tuple[int, ...], dtype: mx.Dtype, bits: int = 4, gr
         norms = (1 + mx.random.uniform(shape=shape[:-1])).astype(mx.float16)
         return QuantizedMatrix(pack_bits(indices, bits), norms, None, bits, width, mode, lut)
     if mode in K_QUANTS:
-        known = SPLIT_KINDS.get(mode)
-        block = (known.nbytes, known.elements) if known else (K_QUANTS[mode], 256)
-        size = 0.002 if mode.startswith("iq4") else 0.01  # their values reach 127
-        return QuantizedMatrix(sample_blocks(mode, shape, size, *block), mode=mode)
+        size = 0.002 if mode.startswith("iq4") or mode == "q8_0" else 0.01  # their values reach 127
+        return QuantizedMatrix(sample_blocks(mode, shape, size, *block_shape(mode)), mode=mode)
     if split := SPLIT_KINDS.get(mode.removesuffix("_split")):
         kind, size = mode.removesuffix("_split"), 0.3 * width**-0.5 / (8 << split.bits)
         return split_matrix(kind, split_blocks(kind, sample_blocks(kind, shape, size, split.nbytes, split.elements)))

@@ -12,7 +12,7 @@ from mlxrt.engine import cpu_kernels
 from mlxrt.kernels import device
 from mlxrt.kernels.cpu import build
 from mlxrt.kernels.cpu.library import CpuKernels
-from mlxrt.kernels.ops.k_quants import K_QUANTS
+from mlxrt.kernels.ops.k_quants import K_QUANTS, SHORT_BLOCKS
 from mlxrt.kernels.testing import sample
 
 from ..support.log_lines import capture_log
@@ -21,7 +21,7 @@ from ..support.tiny_files import CONFIG, float_weights, pack_weights, write_fold
 pytestmark = pytest.mark.xdist_group("cpu_kernels")  # one worker compiles the libraries
 
 FORMATS = [("affine", 4, 32), ("affine", 4, 64), ("affine", 8, 32), ("affine", 6, 64), ("affine", 3, 128)]
-FORMATS += [(mode, 0, 256) for mode in K_QUANTS]
+FORMATS += [(mode, 0, 256) for mode in K_QUANTS] + [(mode, 0, 32) for mode in SHORT_BLOCKS]
 GROUPS_OF_16 = ("q2_k", "q3_k", "q6_k")
 PROMPTS = ([3, 14, 15, 9, 2, 6], [41, 5], [7, 7, 30, 1, 2, 3, 4, 8, 19, 22, 40], [11])
 

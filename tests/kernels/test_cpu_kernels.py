@@ -13,7 +13,7 @@ from mlxrt.engine import cpu_kernels
 from mlxrt.kernels import OPS, Kernels
 from mlxrt.kernels.cpu import build
 from mlxrt.kernels.cpu.library import CpuKernels
-from mlxrt.kernels.ops.k_quants import K_QUANTS
+from mlxrt.kernels.ops.k_quants import CPU_BLOCKS, K_QUANTS, SHORT_BLOCKS
 from mlxrt.kernels.selftest import verify_cpu
 from mlxrt.kernels.testing import sample
 from mlxrt.models.quantized.packed_linear import PackedEmbedding, PackedLinear
@@ -25,7 +25,7 @@ from ..support.tiny_files import CONFIG, float_weights, pack_weights, write_fold
 pytestmark = pytest.mark.xdist_group("cpu_kernels")
 
 FORMATS = [("affine", bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
-FORMATS += [(mode, 0, 256) for mode in K_QUANTS]
+FORMATS += [(mode, 0, 256) for mode in K_QUANTS] + [(mode, 0, 32) for mode in SHORT_BLOCKS]
 PROMPTS = ([3, 14, 15, 9, 2, 6], [41, 5], [7, 7, 30, 1, 2, 3, 4, 8, 19, 22, 40], [11])
 
 
@@ -140,7 +140,8 @@ def k_quants(tmp_path_factory):
     """A GGUF file of K-quants, values of another kind than keys, and a folder of the numbers they stand for."""
     config = CONFIG | {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_attention_heads": 4}
     config |= {"num_key_value_heads": 2}
-    kinds = {"v_proj": "q6_k", "o_proj": "q5_k", "gate": "q3_k", "up": "q3_k", "down": "q2_k", "embed": "q5_k"}
+    kinds = {"layers.1.self_attn.o_proj": "q4_1", "layers.1.mlp.down": "q8_0", "layers.0.mlp.down": "q4_0"}
+    kinds |= {"v_proj": "q6_k", "o_proj": "q5_k", "gate": "q3_k", "up": "q3_k", "embed": "q2_k"}
     kinds |= {"k_proj": "iq2_xxs", "lm_head": "iq4_nl", "layers.1.self_attn.q_proj": "iq4_xs"}
     stored, plain, named = {}, {}, {}
     mx.random.seed(4)
@@ -164,7 +165,7 @@ def test_k_quants_of_a_file_stay_packed(k_quants, library):
         arrays = engine.model.parameters()
         kinds = {m.mode for m in engine.model.modules() if isinstance(m, PackedLinear | PackedEmbedding)}
         held = sum(a.nbytes for _, a in tree_flatten(arrays))
-    assert kinds == set(K_QUANTS)
+    assert kinds - {"affine"} == set(CPU_BLOCKS)
     assert held <= 1.02 * file.stat().st_size
     assert np.abs(found - truth).max() < 1e-5 * np.abs(truth).max()
     packed, plain = answer(str(file), PROMPTS)[0], answer(str(folder), PROMPTS, dequantise=None)[0]

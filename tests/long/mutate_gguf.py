@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlxrt.kernels.ops.k_quants import K_QUANT_HALVES, K_QUANTS
+from mlxrt.kernels.ops.k_quants import K_QUANT_HALVES, K_QUANTS, block_shape
 from tests.support.fuzz.pool import Child
 from tests.support.fuzz.seeds import FIXTURES, Gguf
 from tests.support.llama_cpp_files import convert
@@ -32,7 +32,7 @@ TOKENS, SECONDS, TOLERANCE = [1, 5, 9, 30, 2, 7], 60, 2e-3
 
 def k_quant_blocks(kind: str, rows: int, rng: np.random.Generator) -> np.ndarray:
     """Rows of one block, with scales that leave numbers of an ordinary size."""
-    size = 18 if kind == "iq4_nl" else K_QUANTS[kind]  # of a block: that one has 32 numbers, not 256
+    size, _ = block_shape(kind)
     blocks = rng.integers(0, 256, (rows, K_QUANTS[kind] // size, size), np.uint8)
     at, count = K_QUANT_HALVES[kind]
     halves = rng.uniform(1e-4, 1e-3, (*blocks.shape[:2], count)).astype(np.float16)
@@ -44,7 +44,7 @@ def make_seeds(folder: Path) -> dict[str, Files]:
     """A model for each packed kind, one for each converted family, and a set of split files."""
     config = CONFIG | {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
     rng, seeds = np.random.default_rng(0), {}
-    for kind in (*PACKED, *K_QUANTS):
+    for kind in dict.fromkeys((*PACKED, *(k for k in K_QUANTS if k.upper() not in PACKED))):
         weights = {k: v * 0.1 if v.ndim == 2 else v for k, v in float_weights(config).items()}
         if kind in K_QUANTS:
             weights = {k: k_quant_blocks(kind, len(v), rng) if v.ndim == 2 else v for k, v in weights.items()}

@@ -2,7 +2,20 @@
 
 import ctypes
 
-FORMATS = {"affine": 0, "q2_k": 1, "q3_k": 2, "q4_k": 3, "q5_k": 4, "q6_k": 5, "iq2_xxs": 6, "iq4_xs": 7, "iq4_nl": 8}
+FORMATS = {
+    "affine": 0,
+    "q2_k": 1,
+    "q3_k": 2,
+    "q4_k": 3,
+    "q5_k": 4,
+    "q6_k": 5,
+    "iq2_xxs": 6,
+    "iq4_xs": 7,
+    "iq4_nl": 8,
+    "q8_0": 9,
+    "q4_0": 10,
+    "q4_1": 11,
+}
 ERRORS = {1: "no memory", 2: "a format that the library does not read", 3: "a call that the library does not have"}
 
 Fields = tuple[tuple[str, type], ...]

@@ -9,8 +9,10 @@ from calls import CallList, MatmulCall, Matrix, open_library
 TOLERANCE = 1e-5
 K_QUANTS = {
     "Q2_K": (1, 84, 80), "Q3_K": (2, 110, 108), "Q4_K": (3, 144, 0), "Q5_K": (4, 176, 0), "Q6_K": (5, 210, 208),
-    "IQ2_XXS": (6, 66, 0), "IQ4_XS": (7, 136, 0), "IQ4_NL": (8, 18, 0),
+    "IQ2_XXS": (6, 66, 0), "IQ4_XS": (7, 136, 0), "IQ4_NL": (8, 18, 0), "Q8_0": (9, 34, 0),
+    "Q4_0": (10, 18, 0), "Q4_1": (11, 20, 0),
 }  # fmt: skip
+SHORT = ("IQ4_NL", "Q8_0", "Q4_0", "Q4_1")  # of 32 weights
 
 
 def make_affine(rng, rows, width, bits, group):
@@ -29,7 +31,7 @@ def make_k_quant(rng, rows, width, name):
     from gguf.quants import dequantize
 
     number, size, at = K_QUANTS[name]
-    count = width // (32 if name == "IQ4_NL" else 256)
+    count = width // (32 if name in SHORT else 256)
     blocks = rng.integers(0, 256, (rows, count, size), dtype=np.uint8)
     halves = (rng.standard_normal((rows, count, 2)) * 0.01).astype(np.float16).view(np.uint8)
     blocks[..., at : at + 4] = halves[..., : min(4, size - at)]
@@ -53,7 +55,7 @@ def check(path: str) -> str | None:
     rng = np.random.default_rng(0)
     made = [(f"{b} bit group {g}", make_affine(rng, 37, 9 * g, b, g)) for b in (2, 3, 4, 5, 6, 8) for g in (32, 64)]
     made += [(name, make_k_quant(rng, 37, 768, name)) for name in K_QUANTS]
-    made.append(("IQ4_NL of 352", make_k_quant(rng, 37, 352, "IQ4_NL")))
+    made += [(f"{name} of 352", make_k_quant(rng, 37, 352, name)) for name in SHORT]
     for label, (matrix, _held, values) in made:
         x = rng.standard_normal((21, matrix.width)).astype(np.float32)
         seen = round_to_bytes(x, 16 if label in ("Q2_K", "Q3_K", "Q6_K") else 32) if rounds else x

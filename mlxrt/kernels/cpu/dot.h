@@ -30,12 +30,12 @@ INLINE int tiles_together(int64_t left) { return left < 16 ? 1 : left < 8 * MAX_
 
 /* Whether sums of the lowest digit are converted by themselves: with large codes 32 bits hold two digits only. */
 INLINE int is_wide(int format, int bits) {
-    return DIGITS > 1 && (format == AFFINE ? bits > 5 : format == IQ4_XS || format == IQ4_NL);
+    return DIGITS > 1 && (format == AFFINE ? bits > 5 : format == IQ4_XS || format == IQ4_NL || format == Q8_0);
 }
 
 /* The largest integer for a number of x: its digits hold it, and 32 bits its products with a group of codes. */
 INLINE float largest_integer(const matrix *a) {
-    static const float codes[] = {0, [Q2_K] = 3, [Q3_K] = 7, [Q4_K] = 15, [Q5_K] = 31, [Q6_K] = 32, [IQ2_XXS] = 43};
+    static const float codes[] = {0, [Q2_K] = 3, [Q3_K] = 7, [Q4_K] = 15, [Q5_K] = 31, [Q6_K] = 32, [IQ2_XXS] = 43, [Q4_0] = 8, [Q4_1] = 15};
     if (DIGITS == 1) return 127;
     if (is_wide(a->format, a->bits)) return 8355000;
     const float code = a->format == AFFINE ? (float)((1 << a->bits) - 1) : codes[a->format];
@@ -76,18 +76,36 @@ INLINE void split_columns(const matrix *a, const float *x, int C, float *to) {
     for (int64_t g = groups * C; g < padded * C; g++) scales[g] = sums[g] = 0;
 }
 
+/* Numbers for eight blocks, `together` of which share one. Those that a row's end has too many of are the next one's. */
+INLINE void read_spread(const uint8_t *from, int64_t first, int type, int together, float *to) {
+    float read[8];
+    from += first * (type == FLOAT32 ? 4 : 2);
+#define SPREAD(T) \
+    case T: \
+        read_floats(from, type, 8 / T, read); \
+        for (int b = 0; b < 8; b++) to[b] = read[b / T]; \
+        return
+    switch (together) {
+        SPREAD(1);
+        SPREAD(2);
+        SPREAD(4);
+        SPREAD(8);
+    }
+#undef SPREAD
+}
+
 /* 256 weights from span n of a row, or `blocks` of 32 at its end: where they are, and a scale and a bias for every group. */
 INLINE void open_dot_span(const matrix *a, int format, int bits, int64_t row, int64_t n, int blocks, span *to) {
     if (format != AFFINE) {
         open_span(a, format, bits, row, n, blocks, to); /* groups of 32 are blocks; others have whole spans */
         return;
     }
-    const int unit = a->scale_type == FLOAT32 ? 4 : 2;
     const int64_t groups = a->width / a->group, first = row * groups;
+    const int together = a->group / 32; /* blocks of a group */
     to->at = a->weight + row * a->row_bytes + 32 * bits * n;
-    if (a->group == 32 && first + 8 * n + 8 <= a->rows * groups) { /* at a row's end those of the next one come with them */
-        read_floats(a->scales + (first + 8 * n) * unit, a->scale_type, 8, to->scale);
-        read_floats(a->biases + (first + 8 * n) * unit, a->scale_type, 8, to->bias);
+    if (together * 32 == a->group && 8 % together == 0 && first + 8 * (n + 1) / together <= a->rows * groups) {
+        read_spread(a->scales, first + 8 * n / together, a->scale_type, together, to->scale);
+        read_spread(a->biases, first + 8 * n / together, a->scale_type, together, to->bias);
     } else {
         for (int b = 0; b < 8; b++) {
             const int64_t g = first + (256 * n + 32 * b) / a->group;
@@ -97,11 +115,6 @@ INLINE void open_dot_span(const matrix *a, int format, int bits, int64_t row, in
     }
     if (bits == 8) /* bytes are signed */
         for (int b = 0; b < 8; b++) to->bias[b] += 128 * to->scale[b];
-}
-
-/* How much higher than signed codes the format's are; then groups have no bias. */
-INLINE int code_offset(int format) {
-    return format == Q6_K ? 32 : format == IQ2_XXS ? 64 : format == IQ4_XS || format == IQ4_NL ? 128 : 0;
 }
 
 /* The spans of four rows; a scale and a bias for every group, a lane for each row. */
@@ -134,6 +147,12 @@ INLINE void open_four(const matrix *a, int format, int bits, int64_t row, int ro
         if (code_offset(format)) continue;
         transpose_four((const float *const[]){s[0].bias + g, s[1].bias + g, s[2].bias + g, s[3].bias + g}, bias + g);
     }
+}
+
+/* The scales of block b of four rows, or another float16 of it, in formats where a block is a group. */
+INLINE four_floats block_floats(const span s[4], int format, int b, int which) {
+    const int at = block_bytes(format) / 8 * b + 2 * which;
+    return read_halves((const uint8_t *const[]){s[0].at + at, s[1].at + at, s[2].at + at, s[3].at + at});
 }
 
 /* Codes of 32 weights as signed bytes, in the order of the digits. */
@@ -201,15 +220,10 @@ INLINE void dot_rows(const matrix *a, const int format, const int bits, const in
                      const float *x, float *y, int64_t stride) {
     const uint8_t *end = a->weight + a->rows * a->row_bytes;
     const int size = group_size(format), groups = 256 / size;
-    const int64_t column = column_floats(a), padded = padded_groups(a), spans = (a->width + 255) / 256;
+    /* Not read in loops, which write nothing, but whose order is kept. */
+    const int64_t column = column_floats(a), padded = padded_groups(a), width = a->width, spans = (width + 255) / 256;
     four_floats acc[MAX_TILES * MAX_COLUMNS];
     for (int c = 0; c < tiles * C; c++) acc[c] = (four_floats){0};
-    for (int64_t n = 0; n < spans; n++) {
-        const int64_t left = (a->width - 256 * n) / 32;
-        const int blocks = (format != AFFINE && format != IQ4_NL) || left > 8 ? 8 : (int)left;
-        span s[4];
-        four_floats scale[16], bias[16];
-        open_four(a, format, bits, row, rows, n, blocks, s, scale, bias);
 #define BLOCK \
     { \
         bytes w[4][2]; \
@@ -220,8 +234,11 @@ INLINE void dot_rows(const matrix *a, const int format, const int bits, const in
         bytes side[8]; \
         if (C > 1) \
             UNROLL for (int k = 0; k < 2; k++) interleave_rows(w[0][k], w[1][k], w[2][k], w[3][k], side + 4 * k); \
+        four_floats factor, least; \
+        if (has_short_blocks(format)) factor = block_floats(s, format, b, 0); \
+        if (format == Q4_1) least = block_floats(s, format, b, 1); \
         for (int t = 0; t < tiles; t++) { \
-            const float *tile = x + t * C * column, *scales = tile + (a->width / 4 * DIGITS + n * groups) * C; \
+            const float *tile = x + t * C * column, *scales = tile + (width / 4 * DIGITS + n * groups) * C; \
             const int8_t *digits = (const int8_t *)tile + 32 * DIGITS * C * (8 * n + b); \
             KEEP_ORDER; \
             UNROLL for (int k = 0; k < 32 / size; k++) { \
@@ -230,20 +247,34 @@ INLINE void dot_rows(const matrix *a, const int format, const int bits, const in
                 if (C > 1) dot_columns(side + 4 * k, size / 16, is_wide(format, bits), C, digits + size * DIGITS * C * k, sums); \
                 else sums[0] = dot_group(w, k, size / 16, is_wide(format, bits), digits + size * DIGITS * k); \
                 UNROLL for (int c = 0; c < C; c++) { \
-                    four_floats total = add_products(sums[c], scaled(scale[g], scales[g * C + c]), acc[t * C + c]); \
-                    if (!code_offset(format)) total = add_scaled(bias[g], scales[(padded + g) * C + c], total); \
+                    four_floats total = add_products(sums[c], scaled(has_short_blocks(format) ? factor : scale[g], scales[g * C + c]), acc[t * C + c]); \
+                    if (!code_offset(format)) total = add_scaled(has_short_blocks(format) ? least : bias[g], scales[(padded + g) * C + c], total); \
                     acc[t * C + c] = total; \
                 } \
             } \
         } \
     }
-        if (blocks == 8 && C < 8) { /* eight columns are enough to hide what a block number costs that is not a constant */
-            UNROLL for (int b = 0; b < 8; b++) BLOCK
-        } else {
-            for (int b = 0; b < blocks; b++) BLOCK
+    if (has_short_blocks(format)) { /* a row is one run of blocks */
+        const int64_t n = 0;
+        const int run = (int)(width / 32);
+        span s[4];
+        four_floats scale[16], bias[16];
+        UNROLL for (int r = 0; r < 4; r++) s[r].at = a->weight + (row + (r < rows ? r : rows - 1)) * a->row_bytes;
+        UNROLL_TWICE for (int b = 0; b < run; b++) BLOCK
+    } else
+        for (int64_t n = 0; n < spans; n++) {
+            const int64_t left = (width - 256 * n) / 32;
+            const int blocks = format != AFFINE || left > 8 ? 8 : (int)left;
+            span s[4];
+            four_floats scale[16], bias[16];
+            open_four(a, format, bits, row, rows, n, blocks, s, scale, bias);
+            if (blocks == 8 && C < 8) { /* eight columns are enough to hide what a block number costs that is not a constant */
+                UNROLL for (int b = 0; b < 8; b++) BLOCK
+            } else {
+                for (int b = 0; b < blocks; b++) BLOCK
+            }
         }
 #undef BLOCK
-    }
     for (int c = 0; c < tiles * C; c++)
         for (int r = 0; r < rows; r++) y[c * stride + r] = acc[c][r];
 }

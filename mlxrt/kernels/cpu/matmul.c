@@ -109,9 +109,19 @@ INLINE int tiles_together(int64_t left) { return (void)left, 1; }
         const matrix known = as_made_for(given, G, T), *a = &known; \
         unpack_row(a, F, B, row, to); \
     }
-#define K_QUANTS(DO) DO(Q2_K) DO(Q3_K) DO(Q4_K) DO(Q5_K) DO(Q6_K) DO(IQ2_XXS) DO(IQ4_XS) DO(IQ4_NL)
+#define K_QUANTS(DO) DO(Q2_K) DO(Q3_K) DO(Q4_K) DO(Q5_K) DO(Q6_K) DO(IQ2_XXS) DO(IQ4_XS) DO(IQ4_NL) DO(Q8_0) DO(Q4_0) DO(Q4_1)
+/* As most files have them: MLX's, and without dot products GGUF's. */
+#if HAS_DOT
+FORMAT(affine4_64, AFFINE, 4, 64, BFLOAT16)
+FORMAT(affine8_64, AFFINE, 8, 64, BFLOAT16)
+#define IS_COMMON(a) ((a)->group == 64 && (a)->scale_type == BFLOAT16)
+#define COMMON {AS(affine4_64), AS(affine8_64)}
+#else
 FORMAT(affine4_32, AFFINE, 4, 32, FLOAT16)
 FORMAT(affine8_32, AFFINE, 8, 32, FLOAT16)
+#define IS_COMMON(a) ((a)->group == 32 && (a)->scale_type == FLOAT16)
+#define COMMON {AS(affine4_32), AS(affine8_32)}
+#endif
 FORMAT(affine4, AFFINE, 4, 0, 0)
 FORMAT(affine8, AFFINE, 8, 0, 0)
 FORMAT(affine, AFFINE, a->bits, 0, 0)
@@ -124,7 +134,7 @@ typedef struct { direct of_columns[DIRECT_COLUMNS + 1]; void (*unpack)(const mat
 
 static const reader *reader_of(const matrix *a) {
 #define AS(name) {{COLUMNS(name)}, name##_unpack}
-    static const reader of_files[] = {AS(affine4_32), AS(affine8_32)}; /* as GGUF has them */
+    static const reader common[] = COMMON;
     static const reader narrow = AS(affine4), wide = AS(affine8), other = AS(affine), k_quants[] = {
 #define ONE(F) [F] = AS(F##_),
         K_QUANTS(ONE)
@@ -132,14 +142,14 @@ static const reader *reader_of(const matrix *a) {
     };
     if (a->format != AFFINE) return &k_quants[a->format];
     if (a->bits != 4 && a->bits != 8) return &other;
-    if (a->group == 32 && a->scale_type == FLOAT16) return &of_files[a->bits == 8];
+    if (IS_COMMON(a)) return &common[a->bits == 8];
     return a->bits == 4 ? &narrow : &wide;
 }
 
 /* Whether this library reads it. What is not checked here the caller computes from the arrays' shapes. */
 static int is_readable(const matrix *a) {
-    if (a->format == IQ4_NL) return a->width % 32 == 0;
-    if (a->format != AFFINE) return a->format >= Q2_K && a->format < IQ4_NL && a->width % 256 == 0;
+    if (has_short_blocks(a->format)) return a->width % 32 == 0;
+    if (a->format != AFFINE) return a->format >= Q2_K && a->format <= IQ4_XS && a->width % 256 == 0;
     return a->bits >= 2 && a->bits <= 8 && a->group >= 32 && a->group % 32 == 0 && a->width % a->group == 0;
 }
 

@@ -3,7 +3,8 @@
  * Affine: MLX's layout, a row is a stream of codes from the low bits up; w = scale * code + bias, one of each for every
  * `group`. The others are GGUF's K-quants: blocks of 256 weights, whose scales are quantised themselves. IQ2_XXS has such
  * blocks, too; its codes are signed, and are kept 64 higher, so that they are bytes. IQ4_XS and IQ4_NL choose among sixteen
- * values, kept 128 higher; IQ4_NL's blocks are of 32 weights, and eight of them count as one here. */
+ * values, kept 128 higher; Q8_0's codes are signed bytes, kept 128 higher, too. Blocks of IQ4_NL and Q8_0 are of 32 weights,
+ * and eight of them count as one here. */
 #ifndef MLXRT_PACKED_H
 #define MLXRT_PACKED_H
 #include "iq2_grid.h"
@@ -11,7 +12,7 @@
 
 enum { FLOAT32, FLOAT16, BFLOAT16 };
 enum { AHEAD = 4096 }; /* bytes */
-enum { AFFINE, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ2_XXS, IQ4_XS, IQ4_NL };
+enum { AFFINE, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ2_XXS, IQ4_XS, IQ4_NL, Q8_0, Q4_0, Q4_1 };
 
 typedef struct {
     const uint8_t *weight;
@@ -37,9 +38,18 @@ INLINE int64_t groups_of_row(const matrix *a, int format) {
 }
 INLINE int groups_of_span(int format) { return has_groups_of_32(format) ? 8 : 16; }
 INLINE int block_bytes(int format) {
-    static const int sizes[] = {0, 84, 110, 144, 176, 210, 66, 136, 144};
+    static const int sizes[] = {0, 84, 110, 144, 176, 210, 66, 136, 144, 272, 144, 160};
     return sizes[format];
 }
+
+/* How much higher than signed codes the format's are; then groups have no bias of their own. */
+INLINE int code_offset(int format) {
+    static const int offsets[] = {0, [Q6_K] = 32, [IQ2_XXS] = 64, [IQ4_XS] = 128, [IQ4_NL] = 128, [Q8_0] = 128, [Q4_0] = 8, [Q4_1] = 0};
+    return offsets[format];
+}
+
+/* Formats whose rows may end with a part of a span. */
+INLINE int has_short_blocks(int format) { return format >= IQ4_NL; }
 
 INLINE float float_at(const uint8_t *p, int64_t i, int type) {
     if (type == FLOAT32) {
@@ -87,7 +97,7 @@ INLINE void read_floats(const uint8_t *p, int type, int count, float *to) {
         for (int i = 0; i < count; i++) to[i] = bfloat_to_float(half[i]);
 }
 
-/* Span s of a row; `groups` of it: all but for the last one of a row that is affine or IQ4_NL. */
+/* Span s of a row; `groups` of it: all but for the last one of a row that is affine or has short blocks. */
 INLINE void open_span(const matrix *a, int format, int bits, int64_t row, int64_t s, int groups, span *to) {
     const uint8_t *p = a->weight + row * a->row_bytes;
     if (format == AFFINE) {
@@ -117,10 +127,11 @@ INLINE void open_span(const matrix *a, int format, int bits, int64_t row, int64_
             const int code = (p[4 + i / 2] >> (i % 2 * 4) & 15) | (p[2 + i / 4] >> (i % 4 * 2) & 3) << 4;
             to->scale[i] = d * (float)(code - 32), to->bias[i] = -128 * to->scale[i];
         }
-    } else if (format == IQ4_NL) {
+    } else if (has_short_blocks(format)) {
         for (int i = 0; i < 8; i++) {
-            to->scale[i] = i < groups ? float_at(p + 18 * i, 0, FLOAT16) : 0;
-            to->bias[i] = -128 * to->scale[i];
+            const uint8_t *block = p + block_bytes(format) / 8 * i;
+            to->scale[i] = i < groups ? float_at(block, 0, FLOAT16) : 0;
+            to->bias[i] = format != Q4_1 ? -(float)code_offset(format) * to->scale[i] : i < groups ? float_at(block, 1, FLOAT16) : 0;
         }
     } else if (format == Q6_K) {
         const float d = float_at(p + 208, 0, FLOAT16);
@@ -181,6 +192,9 @@ INLINE byte_vector block_codes(const uint8_t *p, int format, int i) {
     case Q3_K: return bits_at(p + 32 + half * 32 + part * 16, 2 * third, 3) | bits_moved(p + part * 16, i / 2, 2, 1);
     case IQ4_XS: return look_up_codes(iq4_values, bits_at(p + 8 + i / 2 * 16, part * 4, 15));
     case IQ4_NL: return look_up_codes(iq4_values, bits_at(p + 2 + i / 2 * 18, part * 4, 15));
+    case Q4_0: return bits_at(p + 2 + i / 2 * 18, part * 4, 15);
+    case Q4_1: return bits_at(p + 4 + i / 2 * 20, part * 4, 15);
+    case Q8_0: return load_bytes(p + 2 + i / 2 * 34 + part * 16) + 128;
     default: return grid_codes(p + 2 + i / 2 * 8, part); /* IQ2_XXS */
     }
 }

@@ -12,8 +12,10 @@
 /* Before a loop over accumulators: one that is left as a loop keeps them in memory. */
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define UNROLL_TWICE _Pragma("clang loop unroll_count(2)")
 #else
 #define UNROLL _Pragma("GCC unroll 8")
+#define UNROLL_TWICE _Pragma("GCC unroll 2")
 #endif
 
 /* Nothing in memory is read earlier: compilers that read everything first run out of registers. */

@@ -1,10 +1,11 @@
-"""GGUF's K-quants, IQ4_NL and IQ4_XS, as kernels read them.
+"""GGUF's K-quants, IQ4_NL and IQ4_XS, as kernels read them; for CPUs also Q8_0, Q4_0 and Q4_1.
 
 A file has blocks of 256 weights: bits of values in planes, scales of groups as integers of a few bits, one or two float16.
-CPU kernels read these blocks. GPU kernels read 16 aligned bytes a lane, so for them a matrix is split, without loss, into
+Some types have blocks of 32 with float16s alone. CPU kernels read these blocks. GPU kernels read 16 aligned bytes a lane, so for them a matrix is split, without loss, into
 values packed as MLX packs them, the integers of the groups, and the float16s of the blocks.
 """
 
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +15,12 @@ from .bitpack import pack_bits, unpack_bits
 
 # Bytes of 256 weights that lie in uint8 rows as in the file, which CPU kernels read.
 K_QUANTS = {"q2_k": 84, "q3_k": 110, "q4_k": 144, "q5_k": 176, "q6_k": 210, "iq2_xxs": 66, "iq4_xs": 136, "iq4_nl": 144}
+K_QUANTS |= {"q8_0": 272, "q4_0": 144, "q4_1": 160}
+SHORT_BLOCKS = ("iq4_nl", "q8_0", "q4_0", "q4_1")  # of them, those whose blocks are of 32 weights
+# MLX's affine layout holds these as well. CPU kernels multiply their blocks faster where bytes have dot products, as on ARM
+# (dot.h); elsewhere they look affine values up.
+AFFINE_BLOCKS = ("q8_0", "q4_0", "q4_1")
+CPU_BLOCKS = tuple(kind for kind in K_QUANTS if kind not in AFFINE_BLOCKS or platform.machine() == "aarch64")
 K_QUANT_HALVES = {
     "q2_k": (80, 2),
     "q3_k": (108, 1),
@@ -23,6 +30,9 @@ K_QUANT_HALVES = {
     "iq2_xxs": (0, 1),
     "iq4_xs": (0, 1),
     "iq4_nl": (0, 1),
+    "q8_0": (0, 1),
+    "q4_0": (0, 1),
+    "q4_1": (0, 2),
 }  # float16: where, how many
 
 # How a split matrix stores its scales (metal/quantized.h): groups of 32 with a scale and a minimum in uint16; two groups
@@ -60,6 +70,11 @@ class SplitKind:
         """Of a block once it is split."""
         scales, halves = SPLIT_MODES[self.mode]
         return self.elements * self.bits // 8 + self.elements // 32 * scales.size + (halves.size if halves else 0)
+
+
+def block_shape(kind: str) -> tuple[int, int]:
+    """(bytes, weights) of a block in the file."""
+    return (K_QUANTS[kind] // 8, 32) if kind in SHORT_BLOCKS else (K_QUANTS[kind], 256)
 
 
 def planes(data: mx.array, run: int, bits: int) -> mx.array:

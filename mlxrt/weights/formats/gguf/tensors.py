@@ -1,11 +1,11 @@
 """GGUF blocks to MLX arrays: Q4_0 to Q8_0 and MXFP4 are repacked bit for bit, and K-quants where kernels compute with
-them; other types are dequantised."""
+them, or kept as they are; other types are dequantised."""
 
 import mlx.core as mx
 import numpy as np
 
 from ....errors import BadCheckpoint, UnsupportedModel, quote
-from ....kernels.ops.k_quants import K_QUANT_HALVES, K_QUANTS, SPLIT_KINDS, split_blocks, split_parts
+from ....kernels.ops.k_quants import CPU_BLOCKS, K_QUANT_HALVES, SPLIT_KINDS, block_shape, split_blocks, split_parts
 from .reader import GGML_BLOCKS, GGUFTensor
 from .splits import GGUFSet
 
@@ -24,7 +24,7 @@ def stays_packed(tensor: GGUFTensor) -> bool:
 def stays_k_quant(tensor: GGUFTensor, k_quants: str) -> bool:
     """Whether it is a matrix, or on a GPU a stack of them, whose blocks kernels read. CPU kernels read no stacks."""
     kind, ranks = tensor.ggml_type.lower(), {UNPACKED: (), BLOCKS: (2,), SPLIT: (2, 3)}[k_quants]
-    known = K_QUANTS if k_quants == BLOCKS else SPLIT_KINDS
+    known = CPU_BLOCKS if k_quants == BLOCKS else SPLIT_KINDS
     fits = len(tensor.shape) in ranks and tensor.name.endswith(".weight")
     return fits and kind in known and tensor.shape[-1] % GGML_BLOCKS[tensor.ggml_type] == 0
 
@@ -133,7 +133,7 @@ def dequantize(tensor: GGUFTensor, rows: np.ndarray, dtype: mx.Dtype = mx.float1
 def check_block_scales(tensor: GGUFTensor, kind: str, rows: np.ndarray) -> None:
     """The float16 scales of every block, as `check_finite` sees those of unpacked ones."""
     at, count = K_QUANT_HALVES[kind]
-    blocks = rows.reshape(-1, SPLIT_KINDS[kind].nbytes if kind in SPLIT_KINDS else K_QUANTS[kind])
+    blocks = rows.reshape(-1, block_shape(kind)[0])
     check_finite(tensor, np.ascontiguousarray(blocks[:, at : at + 2 * count]).view(np.float16))
 
 
