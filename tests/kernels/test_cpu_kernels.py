@@ -13,7 +13,7 @@ from mlxrt.engine import cpu_kernels
 from mlxrt.kernels import OPS, Kernels
 from mlxrt.kernels.cpu import build
 from mlxrt.kernels.cpu.library import CpuKernels
-from mlxrt.kernels.ops.k_quants import CPU_BLOCKS, K_QUANTS, SHORT_BLOCKS
+from mlxrt.kernels.ops.k_quants import CPU_BLOCKS, INTERLEAVED, K_QUANTS, SHORT_BLOCKS
 from mlxrt.kernels.selftest import verify_cpu
 from mlxrt.kernels.testing import sample
 from mlxrt.models.quantized.packed_linear import PackedEmbedding, PackedLinear
@@ -59,6 +59,39 @@ def test_products_are_those_of_float64(cpu, mode, bits, group, rows, groups):
     # Bit by bit: no row knows the others. Eight rows make a tile, eight tiles go together.
     for first, count in [(0, 1), (1, 2), (3, 3), (6, 4), (10, 5), (1, 16), (5, 71)]:
         assert np.array_equal(cpu.matmul(x[first : first + count], matrix), together[first : first + count])
+
+
+@pytest.mark.parametrize("mode", SHORT_BLOCKS)
+@pytest.mark.parametrize(("rows", "width"), [(8, 32), (24, 96), (72, 576)])
+def test_interleaved_rows_are_those_of_the_file(cpu, mode, rows, width):
+    """The same bits as from rows apart: sums of blocks are exact, and added in the same order."""
+    if not cpu.interleaves:
+        pytest.skip("this library reads rows apart only")
+    mx.random.seed(rows)
+    apart = sample(mode, (rows, width), mx.float32)
+    four = apart.interleave()
+    assert four.mode == f"{mode}_x4" and (four.rows, four.width, four.packed) == (rows, width, True)
+    assert four.weight.nbytes == apart.weight.nbytes and four.weight.shape[0] == rows // 4
+    assert mx.array_equal(four.separate().weight, apart.weight) and mx.array_equal(four.plain(), apart.plain())
+    some = mx.array([rows - 1, 0, 5, 6, rows + 9])  # the last is none: the library reads the last row for it
+    assert mx.array_equal(four.take(some[:4]).plain(), apart.take(some[:4]).plain())
+    assert mx.array_equal(cpu.embed(four, some, 1.5), cpu.embed(apart, some, 1.5))
+    x = mx.random.normal((77, width))
+    together = np.array(cpu.matmul(x, four))
+    truth = np.array(x, np.float64) @ np.array(apart.plain(), np.float64).T
+    assert np.abs(together - truth).max() <= 1e-5 * np.abs(truth).max()
+    assert np.array_equal(together, cpu.matmul(x, apart))
+    for first, count in [(0, 1), (1, 2), (6, 4), (10, 5), (1, 16), (5, 71)]:
+        assert np.array_equal(cpu.matmul(x[first : first + count], four), together[first : first + count])
+    pairs = {"activation": "silu", "pair": True, "bias": mx.random.normal((rows,))}
+    assert np.array_equal(cpu.matmul(x, four, **pairs), cpu.matmul(x, apart, **pairs))
+    assert np.array_equal(CpuKernels(cpu.path, threads=3).matmul(x, four), together)
+
+
+def test_matrices_that_do_not_divide_stay_as_they_are():
+    for shape in ((12, 64), (7, 64)):
+        assert sample("q8_0", shape, mx.float32).interleave().mode == "q8_0"
+    assert sample("q4_k", (8, 256), mx.float32).interleave().mode == "q4_k"
 
 
 @pytest.mark.parametrize(("kind", "truth"), [
@@ -165,7 +198,8 @@ def test_k_quants_of_a_file_stay_packed(k_quants, library):
         arrays = engine.model.parameters()
         kinds = {m.mode for m in engine.model.modules() if isinstance(m, PackedLinear | PackedEmbedding)}
         held = sum(a.nbytes for _, a in tree_flatten(arrays))
-    assert kinds - {"affine"} == set(CPU_BLOCKS)
+    assert {INTERLEAVED.get(kind, kind) for kind in kinds} - {"affine"} == set(CPU_BLOCKS)
+    assert kinds & INTERLEAVED.keys() or not CpuKernels(library, threads=1).interleaves
     assert held <= 1.02 * file.stat().st_size
     assert np.abs(found - truth).max() < 1e-5 * np.abs(truth).max()
     packed, plain = answer(str(file), PROMPTS)[0], answer(str(folder), PROMPTS, dequantise=None)[0]

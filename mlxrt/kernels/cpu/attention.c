@@ -158,7 +158,7 @@ int run_attention(const attention_call *a, int threads) {
         }
     }
     attention_job j = {a, turns, 0};
-    parallel_for(work < 1 << 17 ? 1 : threads, (int)(a->rows * a->kv_heads), attend_head, &j);
+    parallel_for(work < 1 << 14 ? 1 : threads, (int)(a->rows * a->kv_heads), attend_head, &j);
     free(turns);
     return j.failed ? NO_MEMORY : 0;
 }

@@ -31,7 +31,7 @@ class Matrix(ctypes.Structure):
     _fields_ = (
         *fields(ctypes.c_void_p, "weight scales biases"),
         *fields(ctypes.c_int64, "rows width row_bytes"),
-        *fields(ctypes.c_int32, "format bits group scale_type"),
+        *fields(ctypes.c_int32, "format bits group scale_type interleaved"),
     )
 
 

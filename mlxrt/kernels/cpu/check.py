@@ -23,7 +23,7 @@ def make_affine(rng, rows, width, bits, group):
     codes = (stream * (1 << np.arange(bits))).sum(-1).astype(np.float64)
     values = codes * scales.repeat(group, 1).astype(np.float64) + biases.repeat(group, 1).astype(np.float64)
     arrays = (weight, np.ascontiguousarray(scales), np.ascontiguousarray(biases))
-    return Matrix(*(a.ctypes.data for a in arrays), rows, width, weight.shape[1], 0, bits, group, 1), arrays, values
+    return Matrix(*(a.ctypes.data for a in arrays), rows, width, weight.shape[1], 0, bits, group, 1, 0), arrays, values
 
 
 def make_k_quant(rng, rows, width, name):
@@ -37,7 +37,21 @@ def make_k_quant(rng, rows, width, name):
     blocks[..., at : at + 4] = halves[..., : min(4, size - at)]
     weight = np.ascontiguousarray(blocks.reshape(rows, -1))
     values = dequantize(weight, GGMLQuantizationType[name]).astype(np.float64)
-    return Matrix(weight.ctypes.data, None, None, rows, width, weight.shape[1], number, 0, 0, 0), (weight,), values
+    return Matrix(weight.ctypes.data, None, None, rows, width, weight.shape[1], number, 0, 0, 0, 0), (weight,), values
+
+
+def interleave(made, name):
+    """The same matrix, four rows side by side."""
+    matrix, (weight,), values = made
+    _, size, _ = K_QUANTS[name]
+    head = 4 if name == "Q4_1" else 2
+    blocks = weight.reshape(matrix.rows // 4, 4, -1, size)
+    floats = np.ascontiguousarray(blocks[..., :head]).view(np.uint16).transpose(0, 2, 3, 1)
+    codes = np.ascontiguousarray(blocks[..., head:]).view(np.uint32).transpose(0, 2, 3, 1)
+    parts = [np.ascontiguousarray(a).view(np.uint8).reshape(*blocks.shape[::2][:2], -1) for a in (floats, codes)]
+    four = np.ascontiguousarray(np.concatenate(parts, axis=-1))
+    fields = (four.ctypes.data, None, None, matrix.rows, matrix.width, matrix.row_bytes, matrix.format, 0, 0, 0, 1)
+    return Matrix(*fields), (four,), values
 
 
 def round_to_bytes(x, size):
@@ -56,6 +70,8 @@ def check(path: str) -> str | None:
     made = [(f"{b} bit group {g}", make_affine(rng, 37, 9 * g, b, g)) for b in (2, 3, 4, 5, 6, 8) for g in (32, 64)]
     made += [(name, make_k_quant(rng, 37, 768, name)) for name in K_QUANTS]
     made += [(f"{name} of 352", make_k_quant(rng, 37, 352, name)) for name in SHORT]
+    if library.mlxrt_interleaves():
+        made += [(f"{name} of 352 x4", interleave(make_k_quant(rng, 40, 352, name), name)) for name in SHORT]
     for label, (matrix, _held, values) in made:
         x = rng.standard_normal((21, matrix.width)).astype(np.float32)
         seen = round_to_bytes(x, 16 if label in ("Q2_K", "Q3_K", "Q6_K") else 32) if rounds else x

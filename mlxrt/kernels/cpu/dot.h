@@ -4,7 +4,11 @@
  * times a scale, and an integer is three signed digits of a byte each. Bytes are what processors multiply fastest: six dot
  * products take the place of eight conversions, eight multiplications and eight additions of four floats each. Sums of a
  * group are exact; groups are added in float32, in one order. Four rows of the matrix are multiplied together, a lane
- * for each. */
+ * for each.
+ *
+ * Formats with short blocks may have these four interleaved: of every block first the float16s, one of each row, then codes,
+ * four bytes of each row. A vector then has what four lanes multiply by the same four numbers of x, and nothing is left to
+ * be moved or added across lanes. */
 #ifndef MLXRT_DOT_H
 #define MLXRT_DOT_H
 #include "packed.h"
@@ -81,15 +85,14 @@ INLINE void read_spread(const uint8_t *from, int64_t first, int type, int togeth
     float read[8];
     from += first * (type == FLOAT32 ? 4 : 2);
 #define SPREAD(T) \
-    case T: \
-        read_floats(from, type, 8 / T, read); \
-        for (int b = 0; b < 8; b++) to[b] = read[b / T]; \
-        return
+    read_floats(from, type, 8 / T, read); \
+    for (int b = 0; b < 8; b++) to[b] = read[b / T]; \
+    return
     switch (together) {
-        SPREAD(1);
-        SPREAD(2);
-        SPREAD(4);
-        SPREAD(8);
+    case 1: SPREAD(1);
+    case 2: SPREAD(2);
+    case 4: SPREAD(4);
+    default: SPREAD(8);
     }
 #undef SPREAD
 }
@@ -150,7 +153,8 @@ INLINE void open_four(const matrix *a, int format, int bits, int64_t row, int ro
 }
 
 /* The scales of block b of four rows, or another float16 of it, in formats where a block is a group. */
-INLINE four_floats block_floats(const span s[4], int format, int b, int which) {
+INLINE four_floats block_floats(const span s[4], int format, int interleaved, int b, int which) {
+    if (interleaved) return load_halves(s->at + block_bytes(format) / 2 * b + 8 * which);
     const int at = block_bytes(format) / 8 * b + 2 * which;
     return read_halves((const uint8_t *const[]){s[0].at + at, s[1].at + at, s[2].at + at, s[3].at + at});
 }
@@ -167,11 +171,30 @@ INLINE void open_block(const span *s, int format, int bits, int b, const uint8_t
     }
 }
 
+/* The same of four rows that are interleaved, as dot_columns reads them. */
+INLINE void open_interleaved(const span *s, int format, int b, bytes to[8]) {
+    const uint8_t *codes = s->at + block_bytes(format) / 2 * b + 4 * float_bytes(format);
+    UNROLL for (int i = 0; i < 8; i++) {
+        if (format == Q8_0) to[i] = to_bytes(load_bytes(codes + 16 * i));
+        else {
+            const byte_vector code = bits_at(codes + i % 4 * 16, i / 4 * 4, 15);
+            if (format == IQ4_NL) to[i] = to_bytes(look_up_codes(iq4_values, code) - (uint8_t)code_offset(format));
+            else to[i] = to_bytes(code - (uint8_t)code_offset(format));
+        }
+    }
+}
+
 /* Ask for what the next four rows have where block b is. */
 INLINE void fetch_rows(const matrix *a, const span *s, int format, int bits, int b) {
     if (format == AFFINE && bits == 8) __builtin_prefetch(s->at + 32 * b + 4 * a->row_bytes);
     else if (b % 2 == 0)
         __builtin_prefetch(s->at + (format == AFFINE ? 32 * bits : block_bytes(format)) / 8 * b + 4 * a->row_bytes);
+}
+
+/* Ask for what comes a kilobyte later: four rows that are interleaved follow each other. */
+INLINE void fetch_interleaved(const span *s, int format, int b) {
+    const int size = block_bytes(format) / 2;
+    for (int i = 0; i < size; i += 64) __builtin_prefetch(s->at + size * b + i + 1024);
 }
 
 /* The sums of a group of four rows: of `chunks` of sixteen codes from chunk `first` on, times x. */
@@ -216,8 +239,8 @@ INLINE void dot_columns(const bytes *w, int chunks, int wide, const int C, const
 }
 
 /* Four rows from `row`, of which `rows` exist, times `tiles` times C columns, into y[column * stride + row]. */
-INLINE void dot_rows(const matrix *a, const int format, const int bits, const int C, int tiles, int64_t row, int rows,
-                     const float *x, float *y, int64_t stride) {
+INLINE void dot_rows(const matrix *a, const int format, const int bits, const int interleaved, const int C, int tiles,
+                     int64_t row, int rows, const float *x, float *y, int64_t stride) {
     const uint8_t *end = a->weight + a->rows * a->row_bytes;
     const int size = group_size(format), groups = 256 / size;
     /* Not read in loops, which write nothing, but whose order is kept. */
@@ -226,17 +249,20 @@ INLINE void dot_rows(const matrix *a, const int format, const int bits, const in
     for (int c = 0; c < tiles * C; c++) acc[c] = (four_floats){0};
 #define BLOCK \
     { \
-        bytes w[4][2]; \
-        UNROLL for (int r = 0; r < 4; r++) { \
-            fetch_rows(a, &s[r], format, bits, b); \
-            open_block(&s[r], format, bits, b, end, w[r]); \
-        } \
-        bytes side[8]; \
-        if (C > 1) \
+        bytes w[4][2], side[8]; \
+        if (interleaved) { \
+            fetch_interleaved(s, format, b); \
+            open_interleaved(s, format, b, side); \
+        } else \
+            UNROLL for (int r = 0; r < 4; r++) { \
+                fetch_rows(a, &s[r], format, bits, b); \
+                open_block(&s[r], format, bits, b, end, w[r]); \
+            } \
+        if (C > 1 && !interleaved) \
             UNROLL for (int k = 0; k < 2; k++) interleave_rows(w[0][k], w[1][k], w[2][k], w[3][k], side + 4 * k); \
         four_floats factor, least; \
-        if (has_short_blocks(format)) factor = block_floats(s, format, b, 0); \
-        if (format == Q4_1) least = block_floats(s, format, b, 1); \
+        if (has_short_blocks(format)) factor = block_floats(s, format, interleaved, b, 0); \
+        if (format == Q4_1) least = block_floats(s, format, interleaved, b, 1); \
         for (int t = 0; t < tiles; t++) { \
             const float *tile = x + t * C * column, *scales = tile + (width / 4 * DIGITS + n * groups) * C; \
             const int8_t *digits = (const int8_t *)tile + 32 * DIGITS * C * (8 * n + b); \
@@ -244,7 +270,7 @@ INLINE void dot_rows(const matrix *a, const int format, const int bits, const in
             UNROLL for (int k = 0; k < 32 / size; k++) { \
                 const int g = 32 / size * b + k; \
                 four_floats sums[MAX_COLUMNS]; \
-                if (C > 1) dot_columns(side + 4 * k, size / 16, is_wide(format, bits), C, digits + size * DIGITS * C * k, sums); \
+                if (C > 1 || interleaved) dot_columns(side + 4 * k, size / 16, is_wide(format, bits), C, digits + size * DIGITS * C * k, sums); \
                 else sums[0] = dot_group(w, k, size / 16, is_wide(format, bits), digits + size * DIGITS * k); \
                 UNROLL for (int c = 0; c < C; c++) { \
                     four_floats total = add_products(sums[c], scaled(has_short_blocks(format) ? factor : scale[g], scales[g * C + c]), acc[t * C + c]); \

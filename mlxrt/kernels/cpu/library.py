@@ -74,6 +74,7 @@ class CpuKernels:
         self.library = open_library(str(path))
         self.vectors = self.library.mlxrt_vector_name().decode()
         self.activations = "int8" if self.library.mlxrt_activation_bits() == 8 else "float32"
+        self.interleaves = bool(self.library.mlxrt_interleaves())  # whether it reads four rows side by side
         self._pinned: dict[int, Pinned] = {}
         self._made: list[MadeCall] | None = None
 
@@ -118,10 +119,9 @@ class CpuKernels:
         raw = [a.view(mx.uint16) if a.dtype == mx.bfloat16 else a for a in arrays]
         mx.eval(raw)
         at = [address_of(a) for a in raw] + [None] * (3 - len(arrays))
-        row_bytes = matrix.weight.shape[1] * matrix.weight.itemsize
         kind = SCALE_TYPES[arrays[1].dtype] if len(arrays) > 1 else 0
-        shape = (matrix.rows, matrix.width, row_bytes, FORMATS[matrix.mode], matrix.bits, matrix.group, kind)
-        made = Matrix(*at, *shape)
+        shape = (matrix.rows, matrix.width, matrix.row_bytes, FORMATS[matrix.kind], matrix.bits, matrix.group, kind)
+        made = Matrix(*at, *shape, matrix.kind != matrix.mode)
         # `weight` itself is kept too: its id names the entry.
         self._pinned[id(matrix.weight)] = pinned = Pinned(made, ctypes.addressof(made), (*raw, matrix.weight))
         return pinned

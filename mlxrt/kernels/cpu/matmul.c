@@ -81,7 +81,7 @@ INLINE matrix as_made_for(const matrix *a, int group, int scale_type) {
 
 #if HAS_DOT
 #define MULTIPLY(F, B, R, C) \
-    for (; row < end; row += 4) dot_rows(a, F, B, C, C < 8 ? 1 : tiles, row, end - row < 4 ? (int)(end - row) : 4, x, y + row - first, stride);
+    for (; row < end; row += 4) dot_rows(a, F, B, I, C, C < 8 ? 1 : tiles, row, end - row < 4 ? (int)(end - row) : 4, x, y + row - first, stride);
 /* Not 2 and 3 columns: hardly faster than one at a time, and would take seconds to compile. */
 #define DIRECT_MORE(name, F, B, G, T) DIRECT(name, F, B, G, T, 4, 8)
 #define COLUMNS(name) 0, name##_1, 0, 0, name##_4, 0, 0, 0, name##_8
@@ -98,6 +98,7 @@ INLINE int tiles_together(int64_t left) { return (void)left, 1; }
 #endif
 #define DIRECT(name, F, B, G, T, R, C) \
     static void name##_##C(const matrix *given, int tiles, int64_t first, int64_t end, const float *x, float *y, int64_t stride) { \
+        enum { I = 0 }; \
         (void)tiles; \
         const matrix known = as_made_for(given, G, T), *a = &known; \
         int64_t row = first; \
@@ -109,7 +110,8 @@ INLINE int tiles_together(int64_t left) { return (void)left, 1; }
         const matrix known = as_made_for(given, G, T), *a = &known; \
         unpack_row(a, F, B, row, to); \
     }
-#define K_QUANTS(DO) DO(Q2_K) DO(Q3_K) DO(Q4_K) DO(Q5_K) DO(Q6_K) DO(IQ2_XXS) DO(IQ4_XS) DO(IQ4_NL) DO(Q8_0) DO(Q4_0) DO(Q4_1)
+#define SHORT(DO) DO(IQ4_NL) DO(Q8_0) DO(Q4_0) DO(Q4_1)
+#define K_QUANTS(DO) DO(Q2_K) DO(Q3_K) DO(Q4_K) DO(Q5_K) DO(Q6_K) DO(IQ2_XXS) DO(IQ4_XS) SHORT(DO)
 /* As most files have them: MLX's, and without dot products GGUF's. */
 #if HAS_DOT
 FORMAT(affine4_64, AFFINE, 4, 64, BFLOAT16)
@@ -132,6 +134,34 @@ K_QUANTS(ONE)
 typedef void (*direct)(const matrix *, int, int64_t, int64_t, const float *, float *, int64_t);
 typedef struct { direct of_columns[DIRECT_COLUMNS + 1]; void (*unpack)(const matrix *, int64_t, float *); } reader;
 
+static const reader *reader_of(const matrix *a);
+
+#if HAS_DOT
+#define INTERLEAVED(F, C) \
+    static void F##_x4_##C(const matrix *a, int tiles, int64_t first, int64_t end, const float *x, float *y, int64_t stride) { \
+        enum { I = 1 }; \
+        (void)tiles; \
+        int64_t row = first; \
+        MULTIPLY(F, 0, 4, C) \
+    }
+#define ONE(F) INTERLEAVED(F, 1) INTERLEAVED(F, 4) INTERLEAVED(F, 8)
+SHORT(ONE)
+#undef ONE
+
+/* Block by block: each is put together as a file has it. */
+static void unpack_interleaved(const matrix *a, int64_t row, float *to) {
+    uint8_t block[34];
+    const int size = block_bytes(a->format) / 8, head = float_bytes(a->format), r = (int)(row % 4);
+    const matrix alone = {block, NULL, NULL, 1, 32, size, a->format, a->bits, a->group, a->scale_type, 0};
+    const uint8_t *four = a->weight + (row - r) * a->row_bytes;
+    for (int64_t b = 0; b < a->width / 32; b++, four += 4 * size, to += 32) {
+        for (int i = 0; i < head; i += 2) memcpy(block + i, four + 4 * i + 2 * r, 2);
+        for (int i = head; i < size; i += 4) memcpy(block + i, four + 4 * i + 4 * r, 4);
+        reader_of(&alone)->unpack(&alone, 0, to);
+    }
+}
+#endif
+
 static const reader *reader_of(const matrix *a) {
 #define AS(name) {{COLUMNS(name)}, name##_unpack}
     static const reader common[] = COMMON;
@@ -140,6 +170,14 @@ static const reader *reader_of(const matrix *a) {
         K_QUANTS(ONE)
 #undef ONE
     };
+#if HAS_DOT
+    static const reader interleaved[] = {
+#define ONE(F) [F] = {{COLUMNS(F##_x4)}, unpack_interleaved},
+        SHORT(ONE)
+#undef ONE
+    };
+    if (a->interleaved) return &interleaved[a->format];
+#endif
     if (a->format != AFFINE) return &k_quants[a->format];
     if (a->bits != 4 && a->bits != 8) return &other;
     if (IS_COMMON(a)) return &common[a->bits == 8];
@@ -148,7 +186,8 @@ static const reader *reader_of(const matrix *a) {
 
 /* Whether this library reads it. What is not checked here the caller computes from the arrays' shapes. */
 static int is_readable(const matrix *a) {
-    if (has_short_blocks(a->format)) return a->width % 32 == 0;
+    if (a->interleaved && !(HAS_DOT && has_short_blocks(a->format) && a->rows % 8 == 0)) return 0;
+    if (has_short_blocks(a->format)) return a->format <= Q4_1 && a->width % 32 == 0;
     if (a->format != AFFINE) return a->format >= Q2_K && a->format <= IQ4_XS && a->width % 256 == 0;
     return a->bits >= 2 && a->bits <= 8 && a->group >= 32 && a->group % 32 == 0 && a->width % a->group == 0;
 }
@@ -360,4 +399,5 @@ int run_embed(const embed_call *c, int threads) {
     return 0;
 }
 
+int mlxrt_interleaves(void) { return HAS_DOT; }
 int mlxrt_activation_bits(void) { return HAS_DOT && DIGITS == 1 ? 8 : 32; }

@@ -19,6 +19,7 @@ typedef struct {
     const uint8_t *scales, *biases; /* affine only */
     int64_t rows, width, row_bytes;
     int32_t format, bits, group, scale_type;
+    int32_t interleaved; /* four rows lie side by side, see dot.h; then there is a multiple of eight */
 } matrix;
 
 /* A piece of a row: up to sixteen groups with their scales and biases. A chunk is sixteen weights. */
@@ -50,6 +51,8 @@ INLINE int code_offset(int format) {
 
 /* Formats whose rows may end with a part of a span. */
 INLINE int has_short_blocks(int format) { return format >= IQ4_NL; }
+
+INLINE int float_bytes(int format) { return format == Q4_1 ? 4 : 2; } /* of a short block, before its codes */
 
 INLINE float float_at(const uint8_t *p, int64_t i, int type) {
     if (type == FLOAT32) {

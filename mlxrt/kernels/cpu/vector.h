@@ -260,7 +260,8 @@ INLINE four_floats to_floats(four_ints v) { return vcvtq_f32_s32(v); }
 INLINE four_floats scaled(four_floats v, float factor) { return vmulq_n_f32(v, factor); }
 INLINE four_floats add_products(four_floats a, four_floats b, four_floats sums) { return vfmaq_f32(sums, a, b); }
 INLINE four_floats add_scaled(four_floats a, float factor, four_floats sums) { return vfmaq_n_f32(sums, a, factor); }
-/* Float16 numbers of four rows. */
+/* Float16 numbers of four rows, side by side or apart. */
+INLINE four_floats load_halves(const uint8_t *from) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(from))); }
 INLINE four_floats read_halves(const uint8_t *const from[4]) {
     uint16_t h[4];
     for (int r = 0; r < 4; r++) memcpy(h + r, from[r], 2);

@@ -10,16 +10,20 @@ import mlx.core as mx
 
 from .k_quants import (
     GROUP_LUT,
+    INTERLEAVED,
     K_LUT,
     K_MIN,
     K_NIBBLE,
     K_QUANTS,
     K_SIGNED,
+    SHORT_BLOCKS,
     SPLIT_KINDS,
     SPLIT_MODES,
     dequantize_blocks,
     dequantize_split,
+    interleave_rows,
     iq4_lut,
+    separate_rows,
 )
 from .lut_matrix import LUTMatrix
 
@@ -36,8 +40,8 @@ class QuantizedMatrix:
     """A matrix [O, K], or a stack [E, O, K]: dense, packed as MLX packs it, indices of a lookup table, or K-quants.
 
     An element of a LUT matrix is its row's norm, kept as the scale, times the centroid its index points at. K-quants are
-    uint8 rows of a file's blocks, which have their type as mode, or split (k_quants.py): then `scales` are the groups'
-    integers and `biases` the blocks' float16.
+    uint8 rows of a file's blocks, which have their type as mode, four of them interleaved (q8_0_x4), or split (k_quants.py):
+    then `scales` are the groups' integers and `biases` the blocks' float16.
     """
 
     weight: mx.array
@@ -50,17 +54,17 @@ class QuantizedMatrix:
 
     @property
     def rows(self) -> int:
-        return self.weight.shape[-2]
+        return self.weight.shape[-2] * (4 if self.mode in INTERLEAVED else 1)
 
     @property
     def width(self) -> int:
-        if self.mode in K_QUANTS:
-            return self.weight.shape[-1] * 256 // K_QUANTS[self.mode]
+        if self.is_stored:
+            return self.row_bytes * 256 // K_QUANTS[self.kind]
         return self.weight.shape[-1] * 32 // self.bits if self.packed else self.weight.shape[-1]
 
     @property
     def packed(self) -> bool:
-        return self.scales is not None or self.mode in K_QUANTS
+        return self.scales is not None or self.is_stored
 
     @property
     def lut_matrix(self) -> LUTMatrix | None:
@@ -71,7 +75,33 @@ class QuantizedMatrix:
 
     @property
     def is_k_quant(self) -> bool:
-        return self.mode in K_QUANTS or self.mode in SPLIT_MODES
+        return self.is_stored or self.mode in SPLIT_MODES
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it is blocks of a GGUF file, which may be interleaved."""
+        return self.mode in K_QUANTS or self.mode in INTERLEAVED
+
+    @property
+    def kind(self) -> str:
+        """The mode, without what says that rows are interleaved."""
+        return INTERLEAVED.get(self.mode, self.mode)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.weight.shape[-1] * self.weight.itemsize // (4 if self.mode in INTERLEAVED else 1)
+
+    def interleave(self) -> "QuantizedMatrix":
+        """With four rows side by side, where CPU kernels read it so; itself where they do not."""
+        if self.mode not in SHORT_BLOCKS or self.weight.ndim != 2 or self.rows % 8:
+            return self
+        return replace(self, weight=interleave_rows(self.mode, self.weight), mode=f"{self.mode}_x4")
+
+    def separate(self) -> "QuantizedMatrix":
+        """With rows as in the file."""
+        if self.mode not in INTERLEAVED:
+            return self
+        return replace(self, weight=separate_rows(self.kind, self.weight), mode=self.kind)
 
     def as_stack(self) -> "QuantizedMatrix":
         """A matrix alone as a stack of one; kernels, which count rows, make no difference."""
@@ -82,6 +112,8 @@ class QuantizedMatrix:
 
     def take(self, rows: mx.array) -> "QuantizedMatrix":
         """Some rows of it."""
+        if self.mode in INTERLEAVED:
+            return self.separate().take(rows)
         scales, biases = (None if a is None else a[rows] for a in (self.scales, self.biases))
         return replace(self, weight=self.weight[rows], scales=scales, biases=biases)
 
@@ -100,8 +132,8 @@ class QuantizedMatrix:
 
     def plain(self) -> mx.array:
         """The dense matrix, float32."""
-        if self.mode in K_QUANTS:
-            return dequantize_blocks(self.weight, self.mode)
+        if self.is_stored:
+            return dequantize_blocks(self.separate().weight, self.kind)
         if self.scales is None:
             return self.weight.astype(mx.float32)
         if self.mode in SPLIT_MODES:
@@ -136,7 +168,7 @@ class QuantizedMatrix:
         """Why no CPU kernel can read this matrix with activations of a dtype."""
         if dtype != mx.float32:
             return f"activations are {dtype}"
-        if self.mode not in K_QUANTS and (self.mode != "affine" or self.bits not in CPU_BITS):
+        if not self.is_stored and (self.mode != "affine" or self.bits not in CPU_BITS):
             return f"{self.mode} weights of {self.bits} bit"
         return None if self.weight.ndim == 2 else "a stack of matrices"
 

@@ -125,7 +125,8 @@ def has_packed_layers(model: CausalLM) -> bool:
 
 
 def pack_modules(model: CausalLM, kernels: Kernels) -> int:
-    """Replace MLX's quantised layers by these, where the kernels read them; how many of these there are."""
+    """Replace MLX's quantised layers by these, where the kernels read them, and interleave rows of matrices that they
+    read faster so; how many of these there are."""
     for parent in model.modules():
         for name, module in parent.children().items():
             if not is_mlx_layer(module) or (matrix := read_matrix(module)).cpu_unsupported(mx.float32):
@@ -134,4 +135,9 @@ def pack_modules(model: CausalLM, kernels: Kernels) -> int:
             made = PackedLinear(matrix, module.get("bias")) if linear else PackedEmbedding(matrix)
             made.kernels = kernels
             parent[name] = made
-    return sum(isinstance(module, PackedLinear | PackedEmbedding) for module in model.modules())
+    packed = [module for module in model.modules() if isinstance(module, PackedLinear | PackedEmbedding)]
+    if kernels.cpu is not None and kernels.cpu.interleaves:
+        for module in packed:
+            set_matrix(module, module.matrix.interleave())
+            mx.eval(module.parameters())  # one at a time: both layouts exist together
+    return len(packed)
