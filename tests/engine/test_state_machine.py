@@ -6,10 +6,15 @@ that planted faults are caught.
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from ..support.state_machine.kinds import KINDS, poison_kinds
+from mlxrt import Request, SamplingParams
+from mlxrt.engine.sequence import Sequence
+
+from ..support.state_machine.checker import Checker, draw_alone
+from ..support.state_machine.kinds import KINDS, VOCAB, poison_kinds
 from ..support.state_machine.program import Program, programs
 from ..support.state_machine.shrink import Court, try_program
 
@@ -31,3 +36,21 @@ def test_programs(kind):
     each()
     assert not [event for event in HAPPEN if not court.tally[event]], "the programs do too little"
     assert court.tally["programs"] >= EACH and court.tally["ties"] < 5
+
+
+@pytest.mark.parametrize(("gap", "tied"), [(6e-8, True), (2e-6, True), (1e-3, False)])
+def test_a_token_on_the_border_of_top_k_is_a_tie(gap, tied):
+    """Where the k-th logit and the next are as good as equal, both may be kept: then another token may be drawn."""
+    checker, row = Checker("full", Counter()), np.full(VOCAB, -9, np.float32)
+    row[:5] = 1.5, 1.2, 0.97, 0.97 - gap, 0.1
+    both = row.copy()
+    both[3] = both[2]
+    found = 0
+    for seed in range(60):
+        params = SamplingParams(temperature=1.3, top_k=3, seed=seed)
+        seq = Sequence(0, Request(tokens=(1, 2), params=params), (1, 2), frozenset(), seed)
+        right, other = draw_alone(seq, (), row), draw_alone(seq, (), both)
+        if right != other:
+            found += 1
+            assert checker._is_tie(seq, 0, other, right, row) == tied
+    assert found > 3

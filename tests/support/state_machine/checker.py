@@ -130,16 +130,19 @@ class Checker:
         return undecided
 
     def _moved_rows(self, row: np.ndarray) -> Iterator[np.ndarray]:
-        """The row with each logit moved by up to `tie`: at random, and all of one side of an id against the other side,
-        which moves the borders between tokens the furthest.
+        """The row with each logit moved by up to `tie`: at random; all of one side of an id against the other side,
+        which moves the borders between tokens the furthest; and rounded.
 
-        Float16 logits are rounded again: two of them may then be equal, and top-k keeps all that equal the k-th.
+        Rounded, two may be equal, and top-k keeps all that equal the k-th. Float16 logits are rounded each time.
         """
         noise, ids = np.random.default_rng(0), np.arange(len(row))
         for i in range(self.draws):
             most = self.tie / (1, 4, 16)[i % 3] if self.half else self.tie
             moved = row + noise.uniform(-most, most, row.shape).astype(np.float32)
             yield moved.astype(np.float16).astype(np.float32) if self.half else moved
+        for step in (self.tie, self.tie / 8, self.tie / 64):
+            for part in (0.0, 0.5):  # two that are close may lie on both sides of a border, but not of both
+                yield ((np.round(row.astype(np.float64) / step + part) - part) * step).astype(np.float32)
         for middle in ids[:: 1 if self.tie > TIE else 16]:
             for sign in (1, -1):
                 yield row + np.where(ids < middle, sign * self.tie, -sign * self.tie).astype(np.float32)
