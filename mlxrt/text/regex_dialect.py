@@ -2,7 +2,8 @@
 
 In Rust's character classes `[`, `&&`, `--` and `~~` are operators; in Python's, ECMAScript's and so JSON schema's they
 are the characters. POSIX classes (`[[:alpha:]]`) keep their meaning in Rust. `a{ 3}` is a repetition in Rust; elsewhere
-a repetition has no spaces, and these are five characters.
+a repetition has no spaces, and these are five characters. A quantifier after a quantifier, as in `a?+`, repeats again
+in Rust, is possessive in Python, for which llguidance has nothing, and an error in ECMAScript: it is refused.
 """
 
 import json
@@ -10,7 +11,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-OUTSIDE = re.compile(r"\\.|\[\^?|[^\\\[{]+|.", re.DOTALL)
+from ..errors import BadRequest, quote
+
+REPETITION = r"\{\d+(?:,\d*)?\}"
+OUTSIDE = re.compile(rf"\\.|\[\^?|{REPETITION}|[*+?]|[^\\\[{{*+?]+|.", re.DOTALL)
+QUANTIFIER = re.compile(rf"{REPETITION}|[*+?]")
 SPACED_REPETITION = re.compile(r"\{(?=[\d,]* [\d, ]*\})")
 INSIDE = re.compile(r"\[:\^?[a-z]+:\]|\\.|.", re.DOTALL)
 LARK_PART = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|(/(?:\\.|[^/\\\n])+/)')
@@ -18,13 +23,19 @@ NAMED_SCHEMAS = ("properties", "$defs", "definitions", "dependentSchemas")
 VALUES = ("enum", "const", "default", "examples", "example")  # no schemas
 
 
-def convert_pattern(pattern: str) -> str:
-    """A regex of Python's or ECMAScript's in Rust's dialect."""
-    parts, at = [], 0
+def convert_pattern(pattern: str, strict: bool = True) -> str:
+    """A regex of Python's or ECMAScript's in Rust's dialect; BadRequest where that cannot say it, if `strict`."""
+    parts: list[str] = []
+    at = 0
+    quantifiers: list[str] = []  # right before
     while at < len(pattern):
         found = OUTSIDE.match(pattern, at)
         assert found is not None
         at = found.end()
+        opens_group = found[0] == "?" and bool(parts) and parts[-1].endswith("(") and parts[-1] != r"\("
+        quantifiers = [*quantifiers, found[0]] if QUANTIFIER.fullmatch(found[0]) and not opens_group else []
+        if strict and len(quantifiers) > 1 and quantifiers[1:] != ["?"]:  # which makes it lazy
+            raise BadRequest(f"the regex {quote(pattern)} has {''.join(quantifiers)}: group what is repeated again")
         parts.append(r"\{" if SPACED_REPETITION.match(pattern, found.start()) else found[0])
         if found[0] in ("[", "[^"):
             inner, at = convert_class(pattern, at)
@@ -56,25 +67,25 @@ def convert_lark(grammar: str) -> str:
     return LARK_PART.sub(lambda found: convert_pattern(found[0]) if found[1] else found[0], grammar)
 
 
-def convert_schema(schema: Any) -> Any:
+def convert_schema(schema: Any, strict: bool = True) -> Any:
     """A JSON schema with its patterns in Rust's dialect."""
     if isinstance(schema, (list, tuple)):
-        return [convert_schema(one) for one in schema]
+        return [convert_schema(one, strict) for one in schema]
     if not isinstance(schema, Mapping):
         return schema
-    return {key: convert_keyword(key, value) for key, value in schema.items()}
+    return {key: convert_keyword(key, value, strict) for key, value in schema.items()}
 
 
-def convert_keyword(key: str, value: Any) -> Any:
+def convert_keyword(key: str, value: Any, strict: bool) -> Any:
     if key in VALUES:
         return value
     if key == "pattern" and isinstance(value, str):
-        return convert_pattern(value)
+        return convert_pattern(value, strict)
     if key == "patternProperties" and isinstance(value, Mapping):
-        return {convert_pattern(str(name)): convert_schema(one) for name, one in value.items()}
+        return {convert_pattern(str(name), strict): convert_schema(one, strict) for name, one in value.items()}
     if key in NAMED_SCHEMAS and isinstance(value, Mapping):
-        return {name: convert_schema(one) for name, one in value.items()}
-    return convert_schema(value)
+        return {name: convert_schema(one, strict) for name, one in value.items()}
+    return convert_schema(value, strict)
 
 
 def convert_schema_text(text: str) -> str:

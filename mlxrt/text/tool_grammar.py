@@ -177,7 +177,7 @@ CALL_GRAMMARS = {
 
 def json_rule(schema: Any, lenient: bool) -> str:
     options = {"whitespace_pattern": WHITE_SPACE} | ({"lenient": True} if lenient else {})
-    given = convert_schema(schema) if isinstance(schema, Mapping) and schema else {"type": "object"}
+    given = convert_schema(schema, strict=not lenient) if isinstance(schema, Mapping) and schema else {"type": "object"}
     return f"%json {json.dumps(given | {'x-guidance': options}, ensure_ascii=False)}"
 
 

@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
+from mlxrt.errors import BadRequest
 from mlxrt.text.grammar import GrammarCompiler
 from mlxrt.text.regex_dialect import convert_lark, convert_pattern, convert_schema
 from mlxrt.text.response_format import ResponseFormat
@@ -54,6 +55,24 @@ def test_repetitions_with_spaces_are_characters_as_in_python(compiler, pattern):
     assert first_characters(compiler, {"type": "regex", "pattern": f"{pattern}|~"}) == {pattern[0], "~"}
     lark = {"type": "grammar", "grammar": f"start: /{pattern}/"}
     assert first_characters(compiler, lark) == {pattern[0]}
+
+
+@pytest.mark.parametrize("pattern", ["a?+", "a*+b", "a++", "x[ab]{2}+", "a**", "a{2}{3}", "a+?+", "a???", "(?:a)*+"])
+def test_quantifiers_of_quantifiers_are_refused(compiler, pattern):
+    """Rust repeats again, Python gives nothing back, ECMAScript has no such regex."""
+    schema = {"type": "object", "properties": {"a": {"pattern": pattern}}}
+    forms = [{"type": "regex", "pattern": pattern}, {"type": "grammar", "grammar": f"start: /{pattern}/"}]
+    for form in (*forms, {"type": "json_schema", "schema": schema}):
+        with pytest.raises(BadRequest, match="group what is repeated again"):
+            first_characters(compiler, form)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["a+?", "a{2,}?", "a??b", "(?:a?)+", r"\(?x", r"\++", "[+*]+", "(?i)a+", "((?:a)*)?", r"a\?+", "a{2", "{3}"],
+)
+def test_other_quantifiers_stay(pattern):
+    assert convert_pattern(pattern) == pattern
 
 
 def test_classes_mean_what_they_mean_in_python(compiler):
