@@ -80,8 +80,8 @@ INLINE matrix as_made_for(const matrix *a, int group, int scale_type) {
 }
 
 #if HAS_DOT
-#define MULTIPLY(F, B, R, C) \
-    for (; row < end; row += 4) dot_rows(a, F, B, I, C, C < 8 ? 1 : tiles, row, end - row < 4 ? (int)(end - row) : 4, x, y + row - first, stride);
+#define MULTIPLY(F, B, R, C, interleaved) \
+    for (; row < end; row += 4) dot_rows(a, F, B, interleaved, C, C < 8 ? 1 : tiles, row, end - row < 4 ? (int)(end - row) : 4, x, y + row - first, stride);
 /* Not 2 and 3 columns: hardly faster than one at a time, and would take seconds to compile. */
 #define DIRECT_MORE(name, F, B, G, T) DIRECT(name, F, B, G, T, 4, 8)
 #define COLUMNS(name) 0, name##_1, 0, 0, name##_4, 0, 0, 0, name##_8
@@ -89,7 +89,7 @@ INLINE matrix as_made_for(const matrix *a, int group, int scale_type) {
 #else
 INLINE int columns_together(int64_t left) { return left < DIRECT_COLUMNS ? (int)left : DIRECT_COLUMNS; }
 INLINE int tiles_together(int64_t left) { return (void)left, 1; }
-#define MULTIPLY(F, B, R, C) \
+#define MULTIPLY(F, B, R, C, interleaved) \
     for (; row + R <= end; row += R) multiply_rows(a, F, B, R, C, row, x, y + row - first, stride); \
     for (; row < end; row++) multiply_rows(a, F, B, 1, C, row, x, y + row - first, stride);
 #define DIRECT_MORE(name, F, B, G, T) DIRECT(name, F, B, G, T, TILE_ROWS, 2) DIRECT(name, F, B, G, T, TILE_ROWS, 3)
@@ -98,11 +98,10 @@ INLINE int tiles_together(int64_t left) { return (void)left, 1; }
 #endif
 #define DIRECT(name, F, B, G, T, R, C) \
     static void name##_##C(const matrix *given, int tiles, int64_t first, int64_t end, const float *x, float *y, int64_t stride) { \
-        enum { I = 0 }; \
         (void)tiles; \
         const matrix known = as_made_for(given, G, T), *a = &known; \
         int64_t row = first; \
-        MULTIPLY(F, B, R, C) \
+        MULTIPLY(F, B, R, C, 0) \
     }
 #define FORMAT(name, F, B, G, T) \
     DIRECT(name, F, B, G, T, 4, 1) DIRECT_MORE(name, F, B, G, T) DIRECT(name, F, B, G, T, TILE_ROWS, 4) \
@@ -139,10 +138,9 @@ static const reader *reader_of(const matrix *a);
 #if HAS_DOT
 #define INTERLEAVED(F, C) \
     static void F##_x4_##C(const matrix *a, int tiles, int64_t first, int64_t end, const float *x, float *y, int64_t stride) { \
-        enum { I = 1 }; \
         (void)tiles; \
         int64_t row = first; \
-        MULTIPLY(F, 0, 4, C) \
+        MULTIPLY(F, 0, 4, C, 1) \
     }
 #define ONE(F) INTERLEAVED(F, 1) INTERLEAVED(F, 4) INTERLEAVED(F, 8)
 SHORT(ONE)

@@ -3,8 +3,8 @@
  * Affine: MLX's layout, a row is a stream of codes from the low bits up; w = scale * code + bias, one of each for every
  * `group`. The others are GGUF's K-quants: blocks of 256 weights, whose scales are quantised themselves. IQ2_XXS has such
  * blocks, too; its codes are signed, and are kept 64 higher, so that they are bytes. IQ4_XS and IQ4_NL choose among sixteen
- * values, kept 128 higher; Q8_0's codes are signed bytes, kept 128 higher, too. Blocks of IQ4_NL and Q8_0 are of 32 weights,
- * and eight of them count as one here. */
+ * values, kept 128 higher; Q8_0's codes are signed bytes, kept 128 higher, too. Blocks of IQ4_NL, Q8_0, Q4_0 and Q4_1
+ * are of 32 weights, and eight of them count as one here. */
 #ifndef MLXRT_PACKED_H
 #define MLXRT_PACKED_H
 #include "iq2_grid.h"
