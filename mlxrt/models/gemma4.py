@@ -203,8 +203,7 @@ class Gemma4Attention(FusedModule):
 
     def __call__(self, x, kv, *, norm):
         layout = self.layout or self.qkv_layout()
-        y = attend(self.qkv(x, norm), kv, layout, self.rope, self.kernels, scale=1.0)
-        return fused_linear(self.o_proj, y, self.kernels)
+        return attend(self.qkv(x, norm), kv, layout, self.rope, self.kernels, scale=1.0, output=self.o_proj)
 
 
 class Gemma4Block(GemmaBlock):

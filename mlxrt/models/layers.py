@@ -7,9 +7,18 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..kernels import Kernels, LazyQKV, Pages, QKVLayout, QuantizedPages, compute_qkv, decode_attention
+from ..kernels import (
+    Kernels,
+    LazyQKV,
+    OutputProjection,
+    Pages,
+    QKVLayout,
+    QuantizedPages,
+    compute_qkv,
+    decode_attention,
+)
 from .base import CausalLM, FusedModule, KernelModule
-from .fused_linear import concat_products, embed, fused_linear, lazy_qkv
+from .fused_linear import concat_products, embed, fused_linear, kernel_matrix, lazy_qkv
 from .quantized.packed_linear import PackedLinear
 from .rope import RoPE
 
@@ -69,20 +78,30 @@ def attend(
     scale: float,
     softcap: float | None = None,
     sinks: mx.array | None = None,
+    output: nn.Module | None = None,
+    residual: mx.array | None = None,
 ) -> mx.array:
     """qkv [N, heads * D], of any number of sequences, over the layer's view `kv` -> [N, Hq * D].
 
-    By the paged kernel where a decode step can use it, else by plain MLX.
+    With `output`: that linear layer of it, plus the residual. By the paged kernel where a decode step can use it, else
+    by plain MLX.
     """
     params: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks}
     pages = kv.pages() if kernels.gpu is not None or kernels.cpu is not None else None
     if pages is not None and (kernels.gpu is not None or runs_on_cpu(layout, pages)):
         params |= {"layout": layout, "window": kv.spec.window, "keep": kv.spec.keep}
+        rows = qkv if isinstance(qkv, mx.array) else qkv.x
+        matrix = None if output is None or kernels.gpu is None else kernel_matrix(output, rows, kernels)
+        if output is not None and matrix is not None:
+            params["output"] = OutputProjection(matrix, output.get("bias"), residual)
         y, tail = decode_attention(kernels, qkv, pages, **params)
         kv.replace_tail(tail)
-        return y
-    q, *new = layout.prepare(compute_qkv(qkv, kernels), kv.positions, rope)  # [N, heads, D] each
-    return kv.attend(q, *new, **params).flatten(1)
+        if matrix is not None:
+            return y
+    else:
+        q, *new = layout.prepare(compute_qkv(qkv, kernels), kv.positions, rope)  # [N, heads, D] each
+        y = kv.attend(q, *new, **params).flatten(1)
+    return y if output is None else fused_linear(output, y, kernels, residual=residual)
 
 
 def runs_on_cpu(layout: QKVLayout, pages: Pages | QuantizedPages) -> bool:
@@ -129,14 +148,13 @@ class Attention(FusedModule):
             return lazy_qkv(self.qkv_proj, x, self.kernels, norm)
         return concat_products([self[name] for name in QKV_PARTS if name in self], x, self.kernels, norm)
 
-    def attend(self, qkv, kv):
-        """qkv [N, heads * D] -> [N, Hq * D]."""
-        layout, sinks = self.layout or self.qkv_layout(), self.get("sinks")
-        return attend(qkv, kv, layout, self.rope, self.kernels, scale=self.scale, softcap=self.softcap, sinks=sinks)
+    def attend(self, qkv, kv, **output):
+        """qkv [N, heads * D] -> [N, Hq * D], or what `output` makes of it."""
+        layout, scores = self.layout or self.qkv_layout(), {"scale": self.scale, "softcap": self.softcap}
+        return attend(qkv, kv, layout, self.rope, self.kernels, sinks=self.get("sinks"), **scores, **output)
 
     def __call__(self, x, kv, *, norm=None, residual=None):
-        y = self.attend(self.qkv(x, norm), kv)
-        return fused_linear(self.o_proj, y, self.kernels, residual=residual)
+        return self.attend(self.qkv(x, norm), kv, output=self.o_proj, residual=residual)
 
 
 class GatedMLP(FusedModule):

@@ -100,7 +100,7 @@ def test_a_short_request_beside_a_long_one(folder, on_gpu):
     sim = on_gpu()
     tokens, kernels = both()
     assert tokens == plain and not sim.errors()
-    assert "paged_attention" in kernels.used and not kernels.fallbacks
+    assert "attention_qmv" in kernels.used and not kernels.fallbacks
 
 
 def test_cpu_kernels_compute_on_another_thread_than_the_one_that_loaded(folder):

@@ -76,6 +76,17 @@ ATTENTION = [  # rows, heads, KV heads, dim, tokens -> (heads together, simdgrou
     ((32, 64, 8, 64, 131072), [(8, 8, 1, 1), (8, 8, 1, 1), (8, 8, 1, 2), (8, 8, 1, 2)]),
     ((1, 64, 8, 64, 131072), [(8, 8, 16, 1), (8, 8, 16, 1), (8, 10, 16, 1), (8, 8, 32, 2)]),
 ]
+PARTIAL_ATTENTION = [  # rows, heads, KV heads, dim, tokens -> the same, where splits need no launch of their own
+    ((1, 16, 8, 128, 256), (1, 16, 1, 1)),
+    ((1, 16, 8, 128, 512), (1, 16, 4, 1)),
+    ((1, 16, 8, 128, 1024), (1, 16, 4, 1)),
+    ((1, 16, 8, 128, 2048), (1, 12, 4, 1)),
+    ((2, 32, 8, 128, 1024), (1, 16, 2, 1)),
+    ((1, 32, 4, 128, 1024), (1, 16, 4, 1)),
+    ((1, 32, 4, 128, 4096), (2, 12, 8, 1)),
+    ((1, 64, 8, 64, 1024), (2, 8, 4, 1)),
+    ((1, 128, 8, 128, 1024), (1, 16, 1, 1)),
+]
 QKV_ATTENTION = [  # heads, KV heads, dim, quantized -> the same, of one short row
     ((16, 8, 128, False), (1, 16, 1, 1)),
     ((16, 8, 128, True), (1, 8, 1, 1)),
@@ -128,6 +139,13 @@ def test_attention(shape, chosen):
         for tiled, quantized in kinds
     ]
     assert configs == chosen
+
+
+@pytest.mark.parametrize(("shape", "chosen"), PARTIAL_ATTENTION)
+def test_attention_whose_splits_the_output_projection_combines(shape, chosen):
+    rows, *heads, tokens = shape
+    layout, kind = QKVLayout(*heads), {"tiled": tokens > 1024, "quantized": False, "partial": True}
+    assert paged_attention.launch_config(H200, rows, layout, tokens, **kind) == chosen
 
 
 @pytest.mark.parametrize(("shape", "chosen"), QKV_ATTENTION)

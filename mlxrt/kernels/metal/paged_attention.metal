@@ -1,6 +1,6 @@
 // Decode attention: one token a row against its row's paged keys and values. Norms and RoPE of the heads, the new token's key
 // and value into the tail, online softmax over the keys, in one launch; keys that are split over threadgroups are combined
-// by attention_reduce.metal. Variants:
+// by attention_reduce.metal or by the product that reads them (qmv.metal with SPLIT_X). Variants:
 //   NEW_TOKEN     the QKV projection has a key and a value, which go to the tail; else attention only reads
 //   TILED         by matrix units (attention_tiles.h), else by lanes alone (attention_simd.h)
 //   QUANTIZED_KV  keys and values are quantized (kv_reader.h)
@@ -599,11 +599,11 @@ FN void norm_rope(
             out[(row * NUM_HEADS + first_head + h) * HEAD_DIM + d] =
                 static_cast<OUT>(result / sum_exp);
         } else {
-            uint at = ((row * NUM_HEADS + first_head + h) * SPLITS + split) * (HEAD_DIM + 2);
-            out[at + d] = static_cast<OUT>(result);
+            uint at = (row * NUM_HEADS + first_head + h) * (SPLITS * (HEAD_DIM + 2));
+            out[at + split * HEAD_DIM + d] = static_cast<OUT>(result);
             if (d == 0) {
-                out[at + HEAD_DIM] = static_cast<OUT>(top);
-                out[at + HEAD_DIM + 1] = static_cast<OUT>(sum_exp);
+                out[at + SPLITS * HEAD_DIM + split] = static_cast<OUT>(top);
+                out[at + SPLITS * (HEAD_DIM + 1) + split] = static_cast<OUT>(sum_exp);
             }
         }
     }

@@ -1,5 +1,6 @@
 // y [M, O] = x [M, K] times a matrix [O, K], plain or quantized, for a few rows of x. RMSNorm of x before; bias, activation,
-// residual and softcap after. With ADD_NORM the matrix reads residual + RMSNorm(x), which is also written to h.
+// residual and softcap after. With ADD_NORM the matrix reads residual + RMSNorm(x), which is also written to h. With SPLIT_X
+// it reads attention whose keys were split over threadgroups (paged_attention.metal), and combines the splits itself.
 #include "quantized.h"
 #include "activation.h"
 #include "staging.h"
@@ -46,6 +47,45 @@ FN float stage_add_norm8(
     }
     store8<T, FORM>(values, chunk, x_shared, x_sums);
     return squares;
+}
+#endif
+
+#if SPLIT_X
+// stage_x8 of eight elements of a head: the results of its splits, weighted as attention_reduce.metal does.
+template <
+    typename T, int FORM, int K, int HEAD_DIM, int SPLITS, bool SINKS, typename X, typename B,
+    typename P, typename S>
+FN void stage_splits8(X parts, B sinks, uint row, uint tile_start, uint tid, P x_shared, S x_sums) {
+    uint chunk = chunk_index(tid);
+    uint element = tile_start + 8 * chunk;
+    bool live = K % 1024 == 0 || element < uint(K);
+    uint head = live ? element / uint(HEAD_DIM) : 0;
+    auto results = parts + (row * uint(K / HEAD_DIM) + head) * uint(SPLITS * (HEAD_DIM + 2));
+    uint stats[2 * SPLITS];  // largest scores, sums of exponentials
+    load_words<2 * SPLITS>(results + SPLITS * HEAD_DIM, 0, stats);
+    float sink = SINKS ? float(sinks[head]) : -1e30f;
+    float top = sink;
+    float values[8];
+    #pragma unroll
+    for (int s = 0; s < SPLITS; s++) top = metal::max(top, as_type<float>(stats[s]));
+    float sum_exp = SINKS ? metal::exp(sink - top) : 0.0f;
+    #pragma unroll
+    for (int s = 0; s < SPLITS; s++) {
+        uint words[8];
+        float weight = metal::exp(as_type<float>(stats[s]) - top);
+        sum_exp += as_type<float>(stats[SPLITS + s]) * weight;
+        load_words<8>(results + s * HEAD_DIM, element % uint(HEAD_DIM) / 8, words);
+        #pragma unroll
+        for (int n = 0; n < 8; n++) {
+            float part = as_type<float>(words[n]) * weight;
+            values[n] = s == 0 ? part : values[n] + part;
+        }
+    }
+    float factor = 1.0f / sum_exp;
+    #pragma unroll
+    for (int n = 0; n < 8; n++)
+        values[n] = live ? float(static_cast<T>(values[n] * factor)) : 0.0f;
+    store8<T, FORM>(values, chunk, x_shared, x_sums);
 }
 #endif
 
@@ -118,6 +158,10 @@ FN float stage_add_norm8(
                 squares[m] += stage_add_norm8<T, FORM, NORM, K>(
                     x, residual, post, inv_rms[m], factor, h, threadgroup_position_in_grid.x == 0,
                     m * K, norm_weight, tile_start, i, &x_shared[m * VECS], &x_sums[m * (TILE / 16)]
+                );
+#elif SPLIT_X
+                stage_splits8<T, FORM, K, HEAD_DIM, SPLITS, SINKS>(
+                    x, sinks, uint(m), tile_start, i, &x_shared[m * VECS], &x_sums[m * (TILE / 16)]
                 );
 #else
                 squares[m] += stage_x8<T, FORM, NORM, K>(

@@ -27,6 +27,9 @@ ONE_WAVE, TWO_WAVES = 128, 256
 # A few short rows are faster without matrix units: 9.5 us against 11.2 on an H200 (16 heads of 128, 512 tokens).
 MAX_SHORT_TOKENS, MIN_TILED_ROWS = 1024, 8
 MIN_SPLIT_KEYS, MAX_SPLITS = 512, 64
+# Splits that the output projection combines (attention_qmv): each of its threadgroups reads the results of all. With eight
+# splits instead of four Qwen3-0.6B is 1 % slower, 30B-A3B 5 %.
+MIN_PARTIAL_KEYS, MAX_PARTIAL_SPLITS, MAX_PARTIAL_BYTES = 128, 4, 68_000
 REDUCE_THREADS = 128
 
 INPUTS = ("kv_pool", "kv_tail", "block_table", "row_range", "rope_freqs", "q_norm", "k_norm", "sinks")
@@ -240,22 +243,23 @@ def launch_attention(
     constants: dict[str, Any],
     *,
     fused: bool = False,
+    partial: bool = False,
 ) -> tuple[mx.array, mx.array | PackedKV]:
     """(out [R, heads * dim], the tail with the new token, if there is one).
 
     `projection`: what the kernel reads q, k and v from, for rows like x's and `width` outputs of a QKV projection;
-    `fused`: it computes that itself.
+    `fused`: it computes that itself; `partial`: keys may be split as `launch_config` says, and out is what the splits
+    have, not combined, as metal/attention_reduce.metal reads it.
     """
     rows, dim, (pool, tail, table, row_range) = x.shape[0], layout.head_dim, arrays_of(pages)
-    new_token, quantized = width > layout.num_heads * dim, isinstance(pages, QuantizedPages)
-    constants = constants | pages.constants()
-    tiled = supports_tiles(x.dtype, dim, constants) and (pages.max_tokens > MAX_SHORT_TOKENS or rows >= MIN_TILED_ROWS)
+    new_token, tiled = width > layout.num_heads * dim, is_tiled(x, layout, pages)
+    kind = {"quantized": isinstance(pages, QuantizedPages), "tiled": tiled, "fused": fused, "partial": partial}
     # The fused kernel is chosen by its threadgroup memory (qkv_attention.is_faster) before the device is known.
     profile = DeviceProfile() if fused else gpu.profile
-    c = launch_config(profile, rows, layout, pages.max_tokens, tiled=tiled, quantized=quantized, fused=fused)
-    split_out = ((rows, layout.num_heads, c.splits, dim + 2), mx.float32)
+    c = launch_config(profile, rows, layout, pages.max_tokens, **kind)
+    split_out = ((rows, layout.num_heads, c.splits * (dim + 2)), mx.float32)
     out = ((rows, layout.num_heads * dim), x.dtype) if c.splits == 1 else split_out
-    parts, *new_tail = gpu(
+    result, *new_tail = gpu(
         sources[new_token, tiled],
         [*projection, pool, tail, table, row_range, layout.inv_freq, layout.q_norm, layout.k_norm, sinks],
         (rows * layout.num_heads // c.heads, c.splits, 1),
@@ -281,10 +285,12 @@ def launch_attention(
         BLOCK_SIZE=pool.shape[2],
         TAIL_SIZE=tail.shape[2],
         MAX_BLOCKS=table.shape[1],
+        **pages.constants(),
         **constants,
     )
-    y = parts if c.splits == 1 else reduce_splits(gpu, parts, x.dtype, sinks)
-    return y, pages.wrap_tail(new_tail[0]) if new_token else pages.tail
+    if c.splits > 1 and not partial:
+        result = reduce_splits(gpu, result, dim, x.dtype, sinks)
+    return result, pages.wrap_tail(new_tail[0]) if new_token else pages.tail
 
 
 def arrays_of(pages: Pages | QuantizedPages) -> tuple[mx.array, mx.array, mx.array, mx.array]:
@@ -292,17 +298,20 @@ def arrays_of(pages: Pages | QuantizedPages) -> tuple[mx.array, mx.array, mx.arr
     return raw.pool, raw.tail, raw.table, raw.row_range
 
 
-def supports_tiles(dtype: mx.Dtype, dim: int, constants: dict[str, Any]) -> bool:
-    """Whether matrix units can do it: in half precision, where what a lane takes of a quantisation group is full words."""
-    bits = min(constants["K_BITS"] * 2, constants["V_BITS"])
-    return dtype != mx.float32 and dim <= MAX_TILED_HEAD_DIM and bits * constants["KV_GROUP"] >= 256
+def is_tiled(x: mx.array, layout: QKVLayout, pages: Pages | QuantizedPages) -> bool:
+    """Whether matrix units do it: not for a few short rows; in half precision, where what a lane takes of a quantisation group
+    is full words."""
+    sizes = pages.constants()
+    full_words = min(sizes["K_BITS"] * 2, sizes["V_BITS"]) * sizes["KV_GROUP"] >= 256
+    fits = x.dtype != mx.float32 and layout.head_dim <= MAX_TILED_HEAD_DIM and full_words
+    return fits and (pages.max_tokens > MAX_SHORT_TOKENS or x.shape[0] >= MIN_TILED_ROWS)
 
 
-def reduce_splits(gpu: Gpu, parts: mx.array, dtype: mx.Dtype, sinks: mx.array | None) -> mx.array:
-    """Parts [R, heads, splits, dim + 2] -> attention's output [R, heads * dim]."""
-    rows, heads, splits, width = parts.shape
-    sizes = {"NUM_HEADS": heads, "HEAD_DIM": width - 2, "SPLITS": splits, "THREADS": REDUCE_THREADS}
-    out = [((rows, heads * (width - 2)), dtype)]
+def reduce_splits(gpu: Gpu, parts: mx.array, dim: int, dtype: mx.Dtype, sinks: mx.array | None) -> mx.array:
+    """Parts [R, heads, splits * (dim + 2)] -> attention's output [R, heads * dim]."""
+    rows, heads, width = parts.shape
+    sizes = {"NUM_HEADS": heads, "HEAD_DIM": dim, "SPLITS": width // (dim + 2), "THREADS": REDUCE_THREADS}
+    out = [((rows, heads * dim), dtype)]
     return gpu(REDUCE, [parts, sinks], rows * heads, REDUCE_THREADS, out, T=dtype, SINKS=sinks is not None, **sizes)[0]
 
 
@@ -322,6 +331,7 @@ def launch_config(
     tiled: bool,
     quantized: bool,
     fused: bool = False,
+    partial: bool = False,
 ) -> LaunchConfig:
     """Heads that share a KV head read it once if they go together; they may where enough threadgroups are left.
 
@@ -334,7 +344,10 @@ def launch_config(
     for heads in (8, 4, 2, 1) if dim <= 256 else (4, 2, 1):
         groups = rows * num_heads // heads
         wanted = two_waves if tiled and quantized else one_wave
-        splits = num_splits(tokens, groups, wanted, MIN_SPLIT_KEYS if fused else min_split_keys(tokens, dim))
+        keys = MIN_SPLIT_KEYS if fused else min_split_keys(tokens, dim, partial)
+        splits = num_splits(tokens, groups, wanted, keys)
+        if partial and tokens <= MAX_SHORT_TOKENS:
+            splits = min(splits, max_partial_splits(rows * num_heads, dim))
         if heads == 1 or (num_heads // layout.num_kv_heads % heads == 0 and groups * splits >= one_wave):
             break
     resident = 2 if tiled and dim <= 128 and groups * splits >= two_waves else 1
@@ -345,9 +358,17 @@ def launch_config(
     return LaunchConfig(heads, max(1, min(most, 5120 // (heads * dim))), splits, resident)
 
 
-def min_split_keys(tokens: int, dim: int) -> int:
+def max_partial_splits(heads: int, dim: int) -> int:
+    """Splits, a power of two, whose results each threadgroup of a product can read again."""
+    most = min(MAX_PARTIAL_SPLITS, MAX_PARTIAL_BYTES // (4 * heads * (dim + 2)))
+    return max(1, 1 << most.bit_length() - 1)
+
+
+def min_split_keys(tokens: int, dim: int, partial: bool = False) -> int:
     """Wide heads are worth a second launch for fewer keys: 16 of 256 with 544 keys take 13.7 us in one, 10.2 in four splits
-    and their sum on an H200; 16 of 128 8.1 and 7.4."""
+    and their sum on an H200; 16 of 128 8.1 and 7.4. Splits that no launch of its own combines are worth it for fewer still."""
+    if partial and tokens <= MAX_SHORT_TOKENS:
+        return MIN_PARTIAL_KEYS
     return MIN_SPLIT_KEYS * 128 // max(dim, 128) if tokens <= 2 * MIN_SPLIT_KEYS else MIN_SPLIT_KEYS
 
 

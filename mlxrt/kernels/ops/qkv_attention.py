@@ -15,7 +15,7 @@ from ..device import MIN_THREADGROUP_MEMORY, DeviceProfile
 from ..dispatch import Kernels
 from ..registry import Case, op
 from ..testing import sample
-from .attention_layout import PackedKV, Pages, QKVLayout, QuantizedPages
+from .attention_layout import Pages, QKVLayout, QuantizedPages
 from .linear import linear
 from .paged_attention import (
     MAX_SHORT_TOKENS,
@@ -60,21 +60,6 @@ def compute_qkv(qkv: LazyQKV | mx.array, kernels: Kernels) -> mx.array:
     if isinstance(qkv, mx.array):
         return qkv
     return linear(kernels, qkv.x, qkv.matrix, norm=qkv.norm, eps=qkv.eps, bias=qkv.bias)
-
-
-def decode_attention(
-    kernels: Kernels, qkv: LazyQKV | mx.array, pages: Pages | QuantizedPages, **attention: Any
-) -> tuple[mx.array, mx.array]:
-    """Decode attention of one token per row over paged keys and values: (out [R, heads * dim], the new tail).
-
-    The QKV projection is fused into it, if that is faster: captured in a graph it is not, since a launch costs nothing.
-    """
-    if isinstance(qkv, LazyQKV) and not kernels.graph_mode:
-        product = {"x": qkv.x, "matrix": qkv.matrix, "norm": qkv.norm, "eps": qkv.eps, "bias": qkv.bias}
-        out, tail = kernels.run(qkv_attention, **product, pages=pages, **attention)
-    else:
-        out, tail = kernels.run(attention_op(pages), qkv=compute_qkv(qkv, kernels), pages=pages, **attention)
-    return out, tail.words if isinstance(tail, PackedKV) else tail
 
 
 def qkv_cases(dtype: mx.Dtype) -> Iterator[Case]:

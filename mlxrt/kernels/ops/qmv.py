@@ -114,9 +114,9 @@ def launch(gpu, **arguments):
 
 def launch_qmv(
     gpu, source, x, matrix, norm=None, eps=0.0, bias=None, activation=None, pair=False, times=None, residual=None,
-    softcap=None, more=(), outputs=(), **constants,
+    softcap=None, dtype=None, more=(), outputs=(), **constants,
 ):  # fmt: skip
-    """`source` is QMV, or a variant of it that has `more` inputs, `outputs` and constants."""
+    """`source` is QMV, or a variant of it that has `more` inputs, `outputs` and constants; `dtype`: of y, if not x's."""
     rows, m = matrix.rows // 2 if pair else matrix.rows, x.shape[0]
     config = tile_config(gpu.profile, rows, matrix, m, pair)
     other = times if times is not None else residual
@@ -125,8 +125,8 @@ def launch_qmv(
         [x, *matrix.inputs(), norm, bias, other, *more],
         math.ceil(rows / (config["SG"] * config["LOOPS"] * config["R"])),
         32 * config["SG"],
-        [((m, rows), x.dtype), *outputs],
-        T=x.dtype,
+        [((m, rows), dtype or x.dtype), *outputs],
+        T=dtype or x.dtype,
         M=m,
         K=matrix.width,
         O=rows,
