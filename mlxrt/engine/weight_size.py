@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten
 from ..config import EngineConfig, nbytes
 from ..errors import WontFit
 from ..kernels import device
+from ..kernels.cpu.interleave import BLOCKS
 from ..kernels.ops.k_quants import CPU_BLOCKS, SPLIT_KINDS
 from ..kernels.ops.quantized import CPU_BITS
 from ..models import CausalLM, find
@@ -115,8 +116,9 @@ def cpu_kernels_read(checkpoint: Checkpoint) -> bool:
 
 def loaded_bytes(info: TensorInfo, dtype: mx.Dtype | None, on_cpu: bool = False, on_gpu: bool = False) -> int:
     """Bytes of a tensor once loaded: floats are cast, types that have no kernel are dequantised."""
-    if info.dtype.lower() in CPU_BLOCKS and dtype is None and on_cpu:
-        return info.nbytes
+    if (kind := info.dtype.lower()) in CPU_BLOCKS and dtype is None and on_cpu:
+        block = BLOCKS.get(kind)  # rows may be interleaved, which takes up to 3 % more
+        return info.nbytes if block is None else info.nbytes // block.nbytes * block.interleaved_bytes
     if info.dtype in AFFINE:
         return packed_bytes(prod(info.shape), AFFINE[info.dtype], dtype)
     if on_gpu and (split := SPLIT_KINDS.get(info.dtype.lower())) and len(info.shape) > 1:

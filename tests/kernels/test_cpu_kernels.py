@@ -12,6 +12,7 @@ import mlxrt
 from mlxrt.engine import cpu_kernels
 from mlxrt.kernels import OPS, Kernels
 from mlxrt.kernels.cpu import build
+from mlxrt.kernels.cpu.interleave import BLOCKS, TOGETHER
 from mlxrt.kernels.cpu.library import CpuKernels
 from mlxrt.kernels.ops.k_quants import CPU_BLOCKS, INTERLEAVED, K_QUANTS, SHORT_BLOCKS
 from mlxrt.kernels.selftest import verify_cpu
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.xdist_group("cpu_kernels")
 
 FORMATS = [("affine", bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
 FORMATS += [(mode, 0, 256) for mode in K_QUANTS] + [(mode, 0, 32) for mode in SHORT_BLOCKS]
+K_BLOCKS = [mode for mode in BLOCKS if mode not in SHORT_BLOCKS]
 PROMPTS = ([3, 14, 15, 9, 2, 6], [41, 5], [7, 7, 30, 1, 2, 3, 4, 8, 19, 22, 40], [11])
 
 
@@ -61,37 +63,69 @@ def test_products_are_those_of_float64(cpu, mode, bits, group, rows, groups):
         assert np.array_equal(cpu.matmul(x[first : first + count], matrix), together[first : first + count])
 
 
-@pytest.mark.parametrize("mode", SHORT_BLOCKS)
-@pytest.mark.parametrize(("rows", "width"), [(8, 32), (24, 96), (72, 576)])
-def test_interleaved_rows_are_those_of_the_file(cpu, mode, rows, width):
-    """The same bits as from rows apart: sums of blocks are exact, and added in the same order."""
-    if not cpu.interleaves:
-        pytest.skip("this library reads rows apart only")
-    mx.random.seed(rows)
+@pytest.mark.parametrize("mode", BLOCKS)
+@pytest.mark.parametrize("together", TOGETHER)
+def test_interleaved_rows_are_separated_again(mode, together):
+    mx.random.seed(together)
+    apart = sample(mode, (4 * together, 768), mx.float32)
+    made = apart.interleave(together)
+    assert made.mode == f"{mode}_x{together}" and (made.rows, made.width, made.packed) == (4 * together, 768, True)
+    assert made.weight.shape[0] == 4 and made.weight.nbytes <= 1.028 * apart.weight.nbytes
+    assert mx.array_equal(made.separate().weight, apart.weight) and mx.array_equal(made.plain(), apart.plain())
+    some = mx.array([4 * together - 1, 0, 5, 6])
+    assert mx.array_equal(made.take(some).plain(), apart.take(some).plain())
+
+
+@pytest.mark.parametrize("mode", BLOCKS)
+@pytest.mark.parametrize(("sets", "blocks"), [(2, 1), (6, 3), (18, 18)])
+def test_products_of_interleaved_rows_are_those_of_float64(cpu, mode, sets, blocks):
+    if not (together := cpu.rows_together(mode)):
+        pytest.skip("this library reads rows of this type apart only")
+    mx.random.seed(sets)
+    rows, width = sets * together, min(blocks, 6 if mode in K_BLOCKS else 18) * BLOCKS[mode].weights
     apart = sample(mode, (rows, width), mx.float32)
-    four = apart.interleave()
-    assert four.mode == f"{mode}_x4" and (four.rows, four.width, four.packed) == (rows, width, True)
-    assert four.weight.nbytes == apart.weight.nbytes and four.weight.shape[0] == rows // 4
-    assert mx.array_equal(four.separate().weight, apart.weight) and mx.array_equal(four.plain(), apart.plain())
+    matrix = apart.interleave(together)
+    assert matrix.mode == f"{mode}_x{together}"
     some = mx.array([rows - 1, 0, 5, 6, rows + 9])  # the last is none: the library reads the last row for it
-    assert mx.array_equal(four.take(some[:4]).plain(), apart.take(some[:4]).plain())
-    assert mx.array_equal(cpu.embed(four, some, 1.5), cpu.embed(apart, some, 1.5))
-    x = mx.random.normal((77, width))
-    together = np.array(cpu.matmul(x, four))
+    assert mx.array_equal(cpu.embed(matrix, some, 1.5), cpu.embed(apart, some, 1.5))
+    x = mx.random.normal((77, width)) * mx.exp(2 * mx.random.normal((1, width)))  # some of them much larger than others
+    products = np.array(cpu.matmul(x, matrix))
     truth = np.array(x, np.float64) @ np.array(apart.plain(), np.float64).T
-    assert np.abs(together - truth).max() <= 1e-5 * np.abs(truth).max()
-    assert np.array_equal(together, cpu.matmul(x, apart))
-    for first, count in [(0, 1), (1, 2), (6, 4), (10, 5), (1, 16), (5, 71)]:
-        assert np.array_equal(cpu.matmul(x[first : first + count], four), together[first : first + count])
-    pairs = {"activation": "silu", "pair": True, "bias": mx.random.normal((rows,))}
-    assert np.array_equal(cpu.matmul(x, four, **pairs), cpu.matmul(x, apart, **pairs))
-    assert np.array_equal(CpuKernels(cpu.path, threads=3).matmul(x, four), together)
+    assert products.dtype == np.float32 and products.shape == truth.shape
+    assert np.abs(products - truth).max() <= 1e-5 * np.abs(truth).max()
+    if mode not in K_BLOCKS:  # the same bits: sums of blocks are exact, and added in the same order
+        assert np.array_equal(products, cpu.matmul(x, apart))
+    for first, count in [(0, 1), (1, 2), (3, 3), (6, 4), (10, 5), (1, 16), (5, 71)]:
+        assert np.array_equal(cpu.matmul(x[first : first + count], matrix), products[first : first + count])
+    options = {
+        "activation": "silu",
+        "pair": True,
+        "bias": mx.random.normal((rows,)),
+        "norm": mx.random.normal((width,)),
+    }
+    pairs, right = (np.array(cpu.matmul(x, m, eps=1e-5, **options)) for m in (matrix, apart))
+    assert np.abs(pairs - right).max() <= 1e-5 * np.abs(right).max()
+    assert np.array_equal(CpuKernels(cpu.path, threads=3).matmul(x, matrix), products)
+
+
+@pytest.mark.parametrize("mode", BLOCKS)
+def test_interleaved_rows_keep_what_is_not_finite_and_what_vanishes(cpu, mode):
+    if not (together := cpu.rows_together(mode)):
+        pytest.skip("this library reads rows of this type apart only")
+    matrix = sample(mode, (2 * together, 512), mx.float32).interleave(together)
+    x = np.array(mx.random.normal((5, 512)))
+    x[1, 300], x[2, 7], x[3], x[4] = np.nan, np.inf, 0, x[4] * 1e-35
+    found = np.array(cpu.matmul(mx.array(x), matrix))
+    assert np.isfinite(found[0]).all() and not np.isfinite(found[1:3]).any()
+    assert (found[3] == 0).all() and np.abs(found[4]).max() <= 1e-30
 
 
 def test_matrices_that_do_not_divide_stay_as_they_are():
     for shape in ((12, 64), (7, 64)):
-        assert sample("q8_0", shape, mx.float32).interleave().mode == "q8_0"
-    assert sample("q4_k", (8, 256), mx.float32).interleave().mode == "q4_k"
+        assert sample("q8_0", shape, mx.float32).interleave(4).mode == "q8_0"
+    assert sample("q4_k", (16, 256), mx.float32).interleave(16).mode == "q4_k"
+    assert sample("q4_k", (16, 256), mx.float32).interleave(0).mode == "q4_k"
+    assert sample("q2_k", (32, 256), mx.float32).interleave(4).mode == "q2_k"
 
 
 @pytest.mark.parametrize(("kind", "truth"), [
@@ -198,16 +232,18 @@ def test_k_quants_of_a_file_stay_packed(k_quants, library):
         arrays = engine.model.parameters()
         kinds = {m.mode for m in engine.model.modules() if isinstance(m, PackedLinear | PackedEmbedding)}
         held = sum(a.nbytes for _, a in tree_flatten(arrays))
-    assert {INTERLEAVED.get(kind, kind) for kind in kinds} - {"affine"} == set(CPU_BLOCKS)
-    assert kinds & INTERLEAVED.keys() or not CpuKernels(library, threads=1).interleaves
-    assert held <= 1.02 * file.stat().st_size
+    assert {INTERLEAVED.get(kind, (kind, 1))[0] for kind in kinds} - {"affine"} == set(CPU_BLOCKS)
+    together = {kind: CpuKernels(library, threads=1).rows_together(kind) for kind in BLOCKS}
+    assert {f"{kind}_x{n}" for kind, n in together.items() if n} == kinds & INTERLEAVED.keys()
+    assert held <= 1.03 * file.stat().st_size
     assert np.abs(found - truth).max() < 1e-5 * np.abs(truth).max()
     packed, plain = answer(str(file), PROMPTS)[0], answer(str(folder), PROMPTS, dequantise=None)[0]
     assert packed == plain
     with mlxrt.load(str(file), dequantise=True) as engine:  # unpacked to float32, not by way of float16
         unpacked = np.array(engine.score(list(range(3, 40, 2))))
     assert np.abs(unpacked - truth).max() < 1e-5 * np.abs(truth).max()
-    assert mlxrt.engine.load.open_model(str(file), mlxrt.EngineConfig(dequantise=False)).plan.weights == held
+    plan = mlxrt.engine.load.open_model(str(file), mlxrt.EngineConfig(dequantise=False)).plan
+    assert held <= plan.weights <= 1.03 * held
 
 
 def test_damaged_k_quants_are_refused(k_quants, library, tmp_path):

@@ -79,6 +79,6 @@ int run_attention(const attention_call *c, int threads);
 int run_argmax(const argmax_call *c, int threads);
 int run_concat(const concat_call *c);
 
-int mlxrt_interleaves(void); /* whether it reads matrices of four rows side by side */
+int mlxrt_rows_together(int format); /* rows side by side that it reads a matrix as, or none */
 int mlxrt_activation_bits(void); /* of products: 8, or 32 for those of float32 */
 #endif

@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 from calls import CallList, MatmulCall, Matrix, open_library
+from interleave import interleave_rows
 
 TOLERANCE = 1e-5
 K_QUANTS = {
@@ -40,18 +41,20 @@ def make_k_quant(rng, rows, width, name):
     return Matrix(weight.ctypes.data, None, None, rows, width, weight.shape[1], number, 0, 0, 0, 0), (weight,), values
 
 
-def interleave(made, name):
-    """The same matrix, four rows side by side."""
+def interleave(made, name, together):
+    """The same matrix with rows side by side."""
     matrix, (weight,), values = made
-    _, size, _ = K_QUANTS[name]
-    head = 4 if name == "Q4_1" else 2
-    blocks = weight.reshape(matrix.rows // 4, 4, -1, size)
-    floats = np.ascontiguousarray(blocks[..., :head]).view(np.uint16).transpose(0, 2, 3, 1)
-    codes = np.ascontiguousarray(blocks[..., head:]).view(np.uint32).transpose(0, 2, 3, 1)
-    parts = [np.ascontiguousarray(a).view(np.uint8).reshape(*blocks.shape[::2][:2], -1) for a in (floats, codes)]
-    four = np.ascontiguousarray(np.concatenate(parts, axis=-1))
-    fields = (four.ctypes.data, None, None, matrix.rows, matrix.width, matrix.row_bytes, matrix.format, 0, 0, 0, 1)
-    return Matrix(*fields), (four,), values
+    rows = interleave_rows(name.lower(), weight, together)
+    row_bytes = rows.shape[1] // together
+    fields = (rows.ctypes.data, None, None, matrix.rows, matrix.width, row_bytes, matrix.format, 0, 0, 0, 1)
+    return Matrix(*fields), (rows,), values
+
+
+def group_size(label):
+    """Numbers of x that share a scale."""
+    if "_K x" in label:
+        return 256
+    return 16 if label in ("Q2_K", "Q3_K", "Q6_K") else 32
 
 
 def round_to_bytes(x, size):
@@ -70,11 +73,13 @@ def check(path: str) -> str | None:
     made = [(f"{b} bit group {g}", make_affine(rng, 37, 9 * g, b, g)) for b in (2, 3, 4, 5, 6, 8) for g in (32, 64)]
     made += [(name, make_k_quant(rng, 37, 768, name)) for name in K_QUANTS]
     made += [(f"{name} of 352", make_k_quant(rng, 37, 352, name)) for name in SHORT]
-    if library.mlxrt_interleaves():
-        made += [(f"{name} of 352 x4", interleave(make_k_quant(rng, 40, 352, name), name)) for name in SHORT]
+    for name, (number, *_) in K_QUANTS.items():
+        if together := library.mlxrt_rows_together(number):
+            width = 352 if name in SHORT else 768
+            made += [(f"{name} x{together}", interleave(make_k_quant(rng, 6 * together, width, name), name, together))]
     for label, (matrix, _held, values) in made:
         x = rng.standard_normal((21, matrix.width)).astype(np.float32)
-        seen = round_to_bytes(x, 16 if label in ("Q2_K", "Q3_K", "Q6_K") else 32) if rounds else x
+        seen = round_to_bytes(x, group_size(label)) if rounds else x
         right = seen.astype(np.float64) @ values.T
         for columns in (1, 2, 3, 4, 21):
             y = np.full((columns, matrix.rows), np.nan, np.float32)

@@ -28,10 +28,6 @@ INLINE int64_t padded_groups(const matrix *a) { return (a->width + 255) / 256 * 
 /* A column: the digits of every group, the highest first; a scale for every group; a sum of every group. Columns that are
  * multiplied together lie side by side: sixteen digits of each, a scale of each. */
 INLINE int64_t column_floats(const matrix *a) { return a->width / 4 * DIGITS + 2 * padded_groups(a); }
-/* How many of the columns that are left are multiplied together. */
-INLINE int columns_together(int64_t left) { return left >= 8 ? 8 : left >= 4 ? 4 : 1; }
-INLINE int tiles_together(int64_t left) { return left < 16 ? 1 : left < 8 * MAX_TILES ? (int)(left / 8) : MAX_TILES; }
-
 /* Whether sums of the lowest digit are converted by themselves: with large codes 32 bits hold two digits only. */
 INLINE int is_wide(int format, int bits) {
     return DIGITS > 1 && (format == AFFINE ? bits > 5 : format == IQ4_XS || format == IQ4_NL || format == Q8_0);

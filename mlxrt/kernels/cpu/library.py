@@ -74,7 +74,6 @@ class CpuKernels:
         self.library = open_library(str(path))
         self.vectors = self.library.mlxrt_vector_name().decode()
         self.activations = "int8" if self.library.mlxrt_activation_bits() == 8 else "float32"
-        self.interleaves = bool(self.library.mlxrt_interleaves())  # whether it reads four rows side by side
         self._pinned: dict[int, Pinned] = {}
         self._made: list[MadeCall] | None = None
 
@@ -87,6 +86,10 @@ class CpuKernels:
             yield made
         finally:
             self._made = None
+
+    def rows_together(self, mode: str) -> int:
+        """Rows side by side that the library reads a matrix of this mode as fastest; 0: as they are."""
+        return self.library.mlxrt_rows_together(FORMATS[mode]) if mode in FORMATS else 0
 
     def run(self, calls: CallList) -> None:
         calls.run(self.library, self.threads)

@@ -5,12 +5,12 @@
  * multiplied together, not on threads. Few rows of x are multiplied while weights are unpacked; for more of them floats
  * are unpacked into a tile first, and bytes come from the nearest cache. */
 #include "calls.h"
-#include "dot.h"
+#include "lanes.h"
 #include "threads.h"
 #include <math.h>
 #include <stdlib.h>
 
-enum { UNPACKED_ROWS = 32, DIRECT_COLUMNS = HAS_DOT ? 8 : 4 };
+enum { UNPACKED_ROWS = 32, DIRECT_COLUMNS = HAS_DOT ? 8 : 4, MOST_COLUMNS = LANES ? 8 : DIRECT_COLUMNS };
 
 typedef struct {
     const matmul_call *call;
@@ -22,7 +22,11 @@ typedef struct {
     int failed;               /* no memory */
 } job;
 
-static int uses_tile(const job *j) { return !HAS_DOT && j->columns > DIRECT_COLUMNS; }
+/* Rows side by side that lanes.h reads; those of short blocks dot.h reads. */
+INLINE int has_lanes(const matrix *a) { return LANES && a->interleaved && !has_short_blocks(a->format); }
+/* Whether x is split into digits. */
+INLINE int splits_columns(const matrix *a) { return HAS_DOT || has_lanes(a); }
+static int uses_tile(const job *j) { return !splits_columns(j->a) && j->columns > DIRECT_COLUMNS; }
 
 #if !HAS_DOT
 /* R rows from `row` times C columns, into y[column * stride + row]. */
@@ -85,17 +89,28 @@ INLINE matrix as_made_for(const matrix *a, int group, int scale_type) {
 /* Not 2 and 3 columns: hardly faster than one at a time, and would take seconds to compile. */
 #define DIRECT_MORE(name, F, B, G, T) DIRECT(name, F, B, G, T, 4, 8)
 #define COLUMNS(name) 0, name##_1, 0, 0, name##_4, 0, 0, 0, name##_8
-#define COLUMN_SIZE column_floats
 #else
-INLINE int columns_together(int64_t left) { return left < DIRECT_COLUMNS ? (int)left : DIRECT_COLUMNS; }
-INLINE int tiles_together(int64_t left) { return (void)left, 1; }
 #define MULTIPLY(F, B, R, C, interleaved) \
     for (; row + R <= end; row += R) multiply_rows(a, F, B, R, C, row, x, y + row - first, stride); \
     for (; row < end; row++) multiply_rows(a, F, B, 1, C, row, x, y + row - first, stride);
 #define DIRECT_MORE(name, F, B, G, T) DIRECT(name, F, B, G, T, TILE_ROWS, 2) DIRECT(name, F, B, G, T, TILE_ROWS, 3)
 #define COLUMNS(name) 0, name##_1, name##_2, name##_3, name##_4
-#define COLUMN_SIZE(a) (a)->width
+INLINE int64_t column_floats(const matrix *a) { return a->width; }
 #endif
+INLINE int64_t column_size(const matrix *a) {
+#if LANES
+    if (has_lanes(a)) return lane_column_floats(a);
+#endif
+    return column_floats(a);
+}
+/* How many of the columns that are left are multiplied together, and how often. */
+INLINE int columns_together(const matrix *a, int64_t left) {
+    if (splits_columns(a)) return left >= 8 ? 8 : left >= 4 ? 4 : 1;
+    return left < DIRECT_COLUMNS ? (int)left : DIRECT_COLUMNS;
+}
+INLINE int tiles_together(const matrix *a, int64_t left) {
+    return !splits_columns(a) || left < 16 ? 1 : left < 64 ? (int)(left / 8) : 8;
+}
 #define DIRECT(name, F, B, G, T, R, C) \
     static void name##_##C(const matrix *given, int tiles, int64_t first, int64_t end, const float *x, float *y, int64_t stride) { \
         (void)tiles; \
@@ -131,7 +146,7 @@ K_QUANTS(ONE)
 #undef ONE
 
 typedef void (*direct)(const matrix *, int, int64_t, int64_t, const float *, float *, int64_t);
-typedef struct { direct of_columns[DIRECT_COLUMNS + 1]; void (*unpack)(const matrix *, int64_t, float *); } reader;
+typedef struct { direct of_columns[MOST_COLUMNS + 1]; void (*unpack)(const matrix *, int64_t, float *); } reader;
 
 static const reader *reader_of(const matrix *a);
 
@@ -160,6 +175,19 @@ static void unpack_interleaved(const matrix *a, int64_t row, float *to) {
 }
 #endif
 
+#if LANES
+#define IN_LANES(DO) DO(Q4_K) DO(Q5_K) DO(Q6_K)
+#define COLUMNS_IN_LANES(F, C) \
+    static void F##_lanes_##C(const matrix *a, int tiles, int64_t first, int64_t end, const float *x, float *y, int64_t stride) { \
+        for (int64_t row = first; row < end; row += LANES) multiply_lanes(a, F, C, C < 8 ? 1 : tiles, row, x, y + row - first, stride); \
+    }
+#define ONE(F) \
+    COLUMNS_IN_LANES(F, 1) COLUMNS_IN_LANES(F, 4) COLUMNS_IN_LANES(F, 8) \
+    static void F##_lanes_unpack(const matrix *a, int64_t row, float *to) { unpack_lane(a, F, row, to); }
+IN_LANES(ONE)
+#undef ONE
+#endif
+
 static const reader *reader_of(const matrix *a) {
 #define AS(name) {{COLUMNS(name)}, name##_unpack}
     static const reader common[] = COMMON;
@@ -174,7 +202,15 @@ static const reader *reader_of(const matrix *a) {
         SHORT(ONE)
 #undef ONE
     };
-    if (a->interleaved) return &interleaved[a->format];
+    if (a->interleaved && has_short_blocks(a->format)) return &interleaved[a->format];
+#endif
+#if LANES
+    static const reader in_lanes[] = {
+#define ONE(F) [F] = {{0, F##_lanes_1, 0, 0, F##_lanes_4, 0, 0, 0, F##_lanes_8}, F##_lanes_unpack},
+        IN_LANES(ONE)
+#undef ONE
+    };
+    if (a->interleaved) return &in_lanes[a->format];
 #endif
     if (a->format != AFFINE) return &k_quants[a->format];
     if (a->bits != 4 && a->bits != 8) return &other;
@@ -182,9 +218,15 @@ static const reader *reader_of(const matrix *a) {
     return a->bits == 4 ? &narrow : &wide;
 }
 
+/* As how many rows of a format side by side this library reads a matrix; none: as the file has it. */
+int mlxrt_rows_together(int format) {
+    if (has_short_blocks(format)) return HAS_DOT ? 4 : 0;
+    return format == Q4_K || format == Q5_K || format == Q6_K ? LANES : 0;
+}
+
 /* Whether this library reads it. What is not checked here the caller computes from the arrays' shapes. */
 static int is_readable(const matrix *a) {
-    if (a->interleaved && !(HAS_DOT && has_short_blocks(a->format) && a->rows % 8 == 0)) return 0;
+    if (a->interleaved && (!mlxrt_rows_together(a->format) || a->rows % (2 * mlxrt_rows_together(a->format)))) return 0;
     if (has_short_blocks(a->format)) return a->format <= Q4_1 && a->width % 32 == 0;
     if (a->format != AFFINE) return a->format >= Q2_K && a->format <= IQ4_XS && a->width % 256 == 0;
     return a->bits >= 2 && a->bits <= 8 && a->group >= 32 && a->group % 32 == 0 && a->width % a->group == 0;
@@ -224,7 +266,7 @@ static void multiply_tiles(const float *w, int64_t rows, int64_t columns, int64_
 static void multiply_direct(const job *j, int64_t first, int64_t end, float *y, int64_t stride) {
     const reader *read = reader_of(j->a);
     for (int64_t c = 0; c < j->columns;) {
-        const int count = columns_together(j->columns - c), tiles = tiles_together(j->columns - c);
+        const int count = columns_together(j->a, j->columns - c), tiles = tiles_together(j->a, j->columns - c);
         read->of_columns[count](j->a, tiles, first, end, j->x + c * j->column_size, y + c * stride, stride);
         c += count * tiles;
     }
@@ -325,17 +367,23 @@ typedef struct {
 } column_job;
 
 /* Whether products read x in another form than it comes in. */
-INLINE int changes_columns(const matrix *a) { return HAS_DOT || uses_table(a->format, a->bits); }
+INLINE int changes_columns(const matrix *a) { return splits_columns(a) || uses_table(a->format, a->bits); }
 
-/* Columns from DIRECT_COLUMNS * index on. */
+/* Columns from MOST_COLUMNS * index on. */
 static void change_columns(void *given, int index) {
     const column_job *j = given;
-    const int64_t first = (int64_t)index * DIRECT_COLUMNS;
-    const int64_t end = first + DIRECT_COLUMNS < j->columns ? first + DIRECT_COLUMNS : j->columns;
+    const int64_t first = (int64_t)index * MOST_COLUMNS;
+    const int64_t end = first + MOST_COLUMNS < j->columns ? first + MOST_COLUMNS : j->columns;
     for (int64_t c = first, count; c < end; c += count) {
-        count = columns_together(end - c);
+        count = columns_together(j->a, end - c);
         const float *from = j->from + c * j->a->width;
-        float *to = j->to + c * COLUMN_SIZE(j->a);
+        float *to = j->to + c * column_size(j->a);
+#if LANES
+        if (has_lanes(j->a)) {
+            split_lane_columns(j->a, from, (int)count, to);
+            continue;
+        }
+#endif
 #if HAS_DOT
         split_columns(j->a, from, (int)count, to);
 #else
@@ -349,20 +397,20 @@ static const float *prepare_columns(const matmul_call *c, int threads, float *ow
     const matrix *a = c->a;
     const float *x = c->x;
     if (c->norm) {
-        float *to = HAS_DOT ? own + c->columns * COLUMN_SIZE(a) : own;
+        float *to = splits_columns(a) ? own + c->columns * column_size(a) : own;
         run_norm(&(norm_call){c->x, c->norm, NULL, NULL, to, c->columns, a->width, c->eps, 1}, threads);
         x = to;
     }
     if (!changes_columns(a)) return x;
     column_job j = {a, x, own, c->columns};
-    const int64_t tasks = (c->columns + DIRECT_COLUMNS - 1) / DIRECT_COLUMNS;
+    const int64_t tasks = (c->columns + MOST_COLUMNS - 1) / MOST_COLUMNS;
     parallel_for(c->columns < ROWS_TO_SHARE ? 1 : threads, (int)tasks, change_columns, &j);
     return own;
 }
 
 static int64_t own_floats(const matmul_call *c) {
-    const int64_t changed = changes_columns(c->a) ? COLUMN_SIZE(c->a) : 0, normed = c->norm ? c->a->width : 0;
-    return c->columns * (HAS_DOT || !changed ? changed + normed : changed);
+    const int64_t changed = changes_columns(c->a) ? column_size(c->a) : 0, normed = c->norm ? c->a->width : 0;
+    return c->columns * (splits_columns(c->a) || !changed ? changed + normed : changed);
 }
 
 int run_matmul(const matmul_call *c, int threads) {
@@ -370,7 +418,7 @@ int run_matmul(const matmul_call *c, int threads) {
     if (!is_readable(a)) return UNREADABLE;
     float *own = NULL;
     if (own_floats(c) && !(own = malloc((size_t)own_floats(c) * sizeof *own))) return NO_MEMORY;
-    job j = {c, a, prepare_columns(c, threads, own), COLUMN_SIZE(a), c->columns, c->pair ? a->rows / 2 : a->rows, 0, 0};
+    job j = {c, a, prepare_columns(c, threads, own), column_size(a), c->columns, c->pair ? a->rows / 2 : a->rows, 0, 0};
     const int64_t tasks = 8 * threads; /* a thread that was interrupted leaves its share to the others */
     j.chunk = (j.outputs / tasks + 15) / 16 * 16;
     if (j.chunk < 16) j.chunk = 16;
@@ -397,5 +445,4 @@ int run_embed(const embed_call *c, int threads) {
     return 0;
 }
 
-int mlxrt_interleaves(void) { return HAS_DOT; }
 int mlxrt_activation_bits(void) { return HAS_DOT && DIGITS == 1 ? 8 : 32; }

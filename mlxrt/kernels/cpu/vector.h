@@ -355,6 +355,75 @@ INLINE void order_columns(const float *from, float *to) { (void)from, (void)to; 
 INLINE void restore_columns(float *x) { (void)x; }
 #endif
 
+/* Rows side by side, a lane for each (lanes.h): LANES of them, or none where bytes have no dot products. */
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#define LANES 16
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define LANES 8
+#elif HAS_DOT
+#define LANES 4
+#else
+#define LANES 0
+#endif
+
+#if LANES
+typedef int32_t lane_ints __attribute__((vector_size(4 * LANES)));
+typedef float lane_floats __attribute__((vector_size(4 * LANES)));
+typedef uint8_t lane_bytes __attribute__((vector_size(4 * LANES))); /* four of each row */
+/* ADD_FOUR: to each lane the products of its four bytes, of at most seven bits, with four signed ones from `at` + 4 * k on, k
+ * from 0 to 3. lane_numbers, lane_halves: a byte, signed or not, or a float16 of each row. */
+#if LANES == 16
+#define ADD_FOUR(sums, rows, at, k) (lane_ints)_mm512_dpbusd_epi32((__m512i)(sums), (__m512i)(rows), _mm512_set1_epi32(four_bytes((at) + 4 * (k))))
+INLINE lane_floats lane_numbers(const uint8_t *p, int is_signed) {
+    const __m128i b = _mm_loadu_si128((const __m128i *)p);
+    return (lane_floats)_mm512_cvtepi32_ps(is_signed ? _mm512_cvtepi8_epi32(b) : _mm512_cvtepu8_epi32(b));
+}
+INLINE lane_floats lane_halves(const uint8_t *p) { return (lane_floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE lane_floats all_lanes(float x) { return (lane_floats)_mm512_set1_ps(x); }
+INLINE lane_floats to_lane_floats(lane_ints v) { return (lane_floats)_mm512_cvtepi32_ps((__m512i)v); }
+INLINE lane_floats add_lane_products(lane_floats a, lane_floats b, lane_floats sums) { return (lane_floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sums); }
+#elif LANES == 8
+/* Sums of two products fit 16 bits. */
+#ifdef __AVXVNNI__
+#define ADD_FOUR(sums, rows, at, k) (lane_ints)_mm256_dpbusd_avx_epi32((__m256i)(sums), (__m256i)(rows), _mm256_set1_epi32(four_bytes((at) + 4 * (k))))
+#else
+#define ADD_FOUR(sums, rows, at, k) \
+    ((sums) + (lane_ints)_mm256_madd_epi16(_mm256_maddubs_epi16((__m256i)(rows), _mm256_set1_epi32(four_bytes((at) + 4 * (k)))), _mm256_set1_epi16(1)))
+#endif
+INLINE lane_floats lane_numbers(const uint8_t *p, int is_signed) {
+    const __m128i b = _mm_loadl_epi64((const __m128i *)p);
+    return (lane_floats)_mm256_cvtepi32_ps(is_signed ? _mm256_cvtepi8_epi32(b) : _mm256_cvtepu8_epi32(b));
+}
+INLINE lane_floats lane_halves(const uint8_t *p) { return (lane_floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+INLINE lane_floats all_lanes(float x) { return (lane_floats)_mm256_set1_ps(x); }
+INLINE lane_floats to_lane_floats(lane_ints v) { return (lane_floats)_mm256_cvtepi32_ps((__m256i)v); }
+INLINE lane_floats add_lane_products(lane_floats a, lane_floats b, lane_floats sums) { return (lane_floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sums); }
+#else
+#define ADD_FOUR(sums, rows, at, k) (lane_ints)vdotq_laneq_s32((int32x4_t)(sums), (int8x16_t)(rows), vld1q_s8(at), k)
+INLINE lane_floats lane_numbers(const uint8_t *p, int is_signed) {
+    uint32_t four;
+    memcpy(&four, p, 4);
+    const uint8x8_t b = vreinterpret_u8_u32(vdup_n_u32(four));
+    if (is_signed) return (lane_floats)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(b)))));
+    return (lane_floats)vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(b))));
+}
+INLINE lane_floats lane_halves(const uint8_t *p) { return (lane_floats)vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
+INLINE lane_floats all_lanes(float x) { return (lane_floats)vdupq_n_f32(x); }
+INLINE lane_floats to_lane_floats(lane_ints v) { return (lane_floats)vcvtq_f32_s32((int32x4_t)v); }
+INLINE lane_floats add_lane_products(lane_floats a, lane_floats b, lane_floats sums) { return (lane_floats)vfmaq_f32((float32x4_t)sums, (float32x4_t)a, (float32x4_t)b); }
+#endif
+INLINE int32_t four_bytes(const int8_t *p) {
+    int32_t four;
+    memcpy(&four, p, 4);
+    return four;
+}
+INLINE lane_bytes load_lanes(const uint8_t *p) {
+    lane_bytes v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+#endif
+
 /* Bytes as one would write them in C; what compilers make of it is one instruction each. */
 typedef uint8_t byte_vector __attribute__((vector_size(16)));
 INLINE byte_vector load_bytes(const uint8_t *p) {

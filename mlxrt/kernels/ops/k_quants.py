@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from ..cpu.interleave import BLOCKS, TOGETHER, interleave_rows, separate_rows
 from .bitpack import pack_bits, unpack_bits
 
 # Bytes of 256 weights that lie in uint8 rows as in the file, which CPU kernels read.
@@ -21,8 +22,8 @@ SHORT_BLOCKS = ("iq4_nl", "q8_0", "q4_0", "q4_1")  # of them, those whose blocks
 # MLX's affine layout holds these as well. CPU kernels multiply their blocks faster where bytes have dot products, as on ARM
 # (dot.h); elsewhere they look affine values up.
 AFFINE_BLOCKS = ("q8_0", "q4_0", "q4_1")
-# Of four rows that CPU kernels read side by side (interleave_rows): the type with four of its rows in one.
-INTERLEAVED = {f"{kind}_x4": kind for kind in SHORT_BLOCKS}
+# Modes of matrices whose rows CPU kernels read side by side: the type, and how many rows are one.
+INTERLEAVED = {f"{kind}_x{together}": (kind, together) for kind in BLOCKS for together in TOGETHER}
 CPU_BLOCKS = tuple(kind for kind in K_QUANTS if kind not in AFFINE_BLOCKS or platform.machine() == "aarch64")
 K_QUANT_HALVES = {
     "q2_k": (80, 2),
@@ -80,27 +81,14 @@ def block_shape(kind: str) -> tuple[int, int]:
     return (K_QUANTS[kind] // 8, 32) if kind in SHORT_BLOCKS else (K_QUANTS[kind], 256)
 
 
-def interleave_rows(kind: str, rows: mx.array) -> mx.array:
-    """uint8 [O, bytes] as in a file -> [O / 4, 4 * bytes]: of every block first the float16s, one of each row, then codes,
-    four bytes of each row (kernels/cpu/dot.h)."""
-    (nbytes, _), head = block_shape(kind), 2 * K_QUANT_HALVES[kind][1]
-    blocks = np.array(rows, copy=False).reshape(rows.shape[0] // 4, 4, -1, nbytes)
-    four = np.empty((blocks.shape[0], blocks.shape[2], 4 * nbytes), np.uint8)
-    for begin, end, unit in ((0, head, 2), (head, nbytes, 4)):
-        moved = blocks[..., begin:end].reshape(*blocks.shape[:3], -1, unit).transpose(0, 2, 3, 1, 4)
-        four[..., 4 * begin : 4 * end] = moved.reshape(*four.shape[:2], -1)
-    return mx.array(four.reshape(blocks.shape[0], -1))
+def interleave_matrix(kind: str, rows: mx.array, together: int) -> mx.array:
+    """uint8 [O, bytes] as in a file -> [O / together, together * bytes], as CPU kernels read them (cpu/interleave.py)."""
+    return mx.array(interleave_rows(kind, np.array(rows, copy=False), together))
 
 
-def separate_rows(kind: str, four: mx.array) -> mx.array:
-    """What interleave_rows was given."""
-    (nbytes, _), head = block_shape(kind), 2 * K_QUANT_HALVES[kind][1]
-    blocks = np.array(four, copy=False).reshape(four.shape[0], -1, 4 * nbytes)
-    rows = np.empty((blocks.shape[0], 4, blocks.shape[1], nbytes), np.uint8)
-    for begin, end, unit in ((0, head, 2), (head, nbytes, 4)):
-        moved = blocks[..., 4 * begin : 4 * end].reshape(*blocks.shape[:2], -1, 4, unit).transpose(0, 3, 1, 2, 4)
-        rows[..., begin:end] = moved.reshape(*rows.shape[:3], -1)
-    return mx.array(rows.reshape(4 * blocks.shape[0], -1))
+def separate_matrix(kind: str, rows: mx.array, together: int) -> mx.array:
+    """What interleave_matrix was given."""
+    return mx.array(separate_rows(kind, np.array(rows, copy=False), together))
 
 
 def planes(data: mx.array, run: int, bits: int) -> mx.array:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from ..cpu.interleave import BLOCKS
 from .k_quants import (
     GROUP_LUT,
     INTERLEAVED,
@@ -16,14 +17,13 @@ from .k_quants import (
     K_NIBBLE,
     K_QUANTS,
     K_SIGNED,
-    SHORT_BLOCKS,
     SPLIT_KINDS,
     SPLIT_MODES,
     dequantize_blocks,
     dequantize_split,
-    interleave_rows,
+    interleave_matrix,
     iq4_lut,
-    separate_rows,
+    separate_matrix,
 )
 from .lut_matrix import LUTMatrix
 
@@ -40,7 +40,7 @@ class QuantizedMatrix:
     """A matrix [O, K], or a stack [E, O, K]: dense, packed as MLX packs it, indices of a lookup table, or K-quants.
 
     An element of a LUT matrix is its row's norm, kept as the scale, times the centroid its index points at. K-quants are
-    uint8 rows of a file's blocks, which have their type as mode, four of them interleaved (q8_0_x4), or split (k_quants.py):
+    uint8 rows of a file's blocks, which have their type as mode, some of them interleaved (q8_0_x4), or split (k_quants.py):
     then `scales` are the groups' integers and `biases` the blocks' float16.
     """
 
@@ -54,12 +54,12 @@ class QuantizedMatrix:
 
     @property
     def rows(self) -> int:
-        return self.weight.shape[-2] * (4 if self.mode in INTERLEAVED else 1)
+        return self.weight.shape[-2] * self.together
 
     @property
     def width(self) -> int:
         if self.is_stored:
-            return self.row_bytes * 256 // K_QUANTS[self.kind]
+            return self.row_bytes * 256 // self.span_bytes
         return self.weight.shape[-1] * 32 // self.bits if self.packed else self.weight.shape[-1]
 
     @property
@@ -85,23 +85,37 @@ class QuantizedMatrix:
     @property
     def kind(self) -> str:
         """The mode, without what says that rows are interleaved."""
-        return INTERLEAVED.get(self.mode, self.mode)
+        return INTERLEAVED[self.mode][0] if self.mode in INTERLEAVED else self.mode
+
+    @property
+    def together(self) -> int:
+        """Rows that are interleaved."""
+        return INTERLEAVED[self.mode][1] if self.mode in INTERLEAVED else 1
 
     @property
     def row_bytes(self) -> int:
-        return self.weight.shape[-1] * self.weight.itemsize // (4 if self.mode in INTERLEAVED else 1)
+        return self.weight.shape[-1] * self.weight.itemsize // self.together
 
-    def interleave(self) -> "QuantizedMatrix":
-        """With four rows side by side, where CPU kernels read it so; itself where they do not."""
-        if self.mode not in SHORT_BLOCKS or self.weight.ndim != 2 or self.rows % 8:
+    @property
+    def span_bytes(self) -> int:
+        """Of 256 weights of a row that is blocks of a GGUF file."""
+        if self.mode not in INTERLEAVED:
+            return K_QUANTS[self.mode]
+        block = BLOCKS[self.kind]
+        return block.interleaved_bytes * 256 // block.weights
+
+    def interleave(self, together: int) -> "QuantizedMatrix":
+        """With that many rows side by side; itself if rows do not come out even, in halves of a pair, too."""
+        if self.mode not in BLOCKS or self.weight.ndim != 2 or not together or self.rows % (2 * together):
             return self
-        return replace(self, weight=interleave_rows(self.mode, self.weight), mode=f"{self.mode}_x4")
+        weight = interleave_matrix(self.mode, self.weight, together)
+        return replace(self, weight=weight, mode=f"{self.mode}_x{together}")
 
     def separate(self) -> "QuantizedMatrix":
         """With rows as in the file."""
         if self.mode not in INTERLEAVED:
             return self
-        return replace(self, weight=separate_rows(self.kind, self.weight), mode=self.kind)
+        return replace(self, weight=separate_matrix(self.kind, self.weight, self.together), mode=self.kind)
 
     def as_stack(self) -> "QuantizedMatrix":
         """A matrix alone as a stack of one; kernels, which count rows, make no difference."""

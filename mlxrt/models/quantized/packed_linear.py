@@ -136,8 +136,8 @@ def pack_modules(model: CausalLM, kernels: Kernels) -> int:
             made.kernels = kernels
             parent[name] = made
     packed = [module for module in model.modules() if isinstance(module, PackedLinear | PackedEmbedding)]
-    if kernels.cpu is not None and kernels.cpu.interleaves:
+    if kernels.cpu is not None:
         for module in packed:
-            set_matrix(module, module.matrix.interleave())
+            set_matrix(module, module.matrix.interleave(kernels.cpu.rows_together(module.mode)))
             mx.eval(module.parameters())  # one at a time: both layouts exist together
     return len(packed)
