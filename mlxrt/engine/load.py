@@ -18,7 +18,7 @@ from ..kernels.cuda.module_cache import use_module_folder
 from ..kernels.mlx_defects import ask_for_exact_float32
 from ..kernels.selftest import verify_on_first_use
 from ..models import CausalLM, find
-from ..models.quantized.packed_linear import has_packed_layers, pack_modules
+from ..models.pack_modules import has_packed_layers, pack_modules
 from ..text import Tokenizer
 from ..text.grammar import check_format
 from ..weights import Checkpoint, FolderCheckpoint, GgufCheckpoint, build

@@ -93,16 +93,16 @@ def is_cpu_matrix(name: str, sizes: Mapping[str, TensorInfo]) -> bool:
     """Whether a tensor is a packed matrix that CPU kernels read, or its scales or biases."""
     info = sizes[name]
     if info.dtype in AFFINE or info.dtype.lower() in CPU_BLOCKS:
-        return len(info.shape) == 2
+        return len(info.shape) in (2, 3)
     stem, _, part = name.rpartition(".")
     if part not in ("weight", "scales", "biases"):
         return False
     weight, *scales = (sizes.get(f"{stem}.{part}") for part in ("weight", "scales", "biases"))
-    if weight is None or weight.dtype != "U32" or len(weight.shape) != 2:
+    if weight is None or weight.dtype != "U32" or len(weight.shape) not in (2, 3):
         return False
     if not all(s is not None and s.dtype in FLOATS and s.dtype == scales[0].dtype for s in scales):  # type: ignore[union-attr]
         return False
-    words, groups = weight.shape[1], scales[0].shape[-1]  # type: ignore[union-attr]
+    words, groups = weight.shape[-1], scales[0].shape[-1]  # type: ignore[union-attr]
     return any(32 * words == bits * groups * group for bits in CPU_BITS for group in AFFINE_GROUPS)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from mlxrt.kernels.ops.k_quants import SPLIT_KINDS, dequantize_blocks
+from mlxrt.kernels.ops.k_quants import block_shape, dequantize_blocks
 from mlxrt.kernels.testing import sample_blocks
 
 from .llama_cpp_files import convert
@@ -18,7 +18,7 @@ def write_pair(folder: Path, path: Path, kinds: Sequence[str]) -> tuple[Path, Pa
 
     def encode(name: str, array: np.ndarray) -> tuple[np.ndarray, str]:
         kind = kinds[len(numbers) % len(kinds)]
-        if array.shape[-1] % SPLIT_KINDS[kind].elements:
+        if array.shape[-1] % block_shape(kind)[1]:
             return array, "F32"
         blocks, numbers[name] = random_blocks(kind, array, seed=len(numbers))
         return blocks, kind.upper()
@@ -30,10 +30,10 @@ def write_pair(folder: Path, path: Path, kinds: Sequence[str]) -> tuple[Path, Pa
 
 def random_blocks(kind: str, like: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Blocks of a matrix, or stack, whose numbers are about as large as those of another; and these numbers."""
-    split, size = SPLIT_KINDS[kind], 1e-3
+    (nbytes, elements), size = block_shape(kind), 1e-3
     for _ in range(2):  # the first to see how large they become
         mx.random.seed(seed)
-        blocks = sample_blocks(kind, like.shape, size, split.nbytes, split.elements)
+        blocks = sample_blocks(kind, like.shape, size, nbytes, elements)
         values = np.array(dequantize_blocks(blocks.reshape(-1, blocks.shape[-1]), kind)).reshape(like.shape)
         size *= float(like.std() / values.std())
     return np.array(blocks), values

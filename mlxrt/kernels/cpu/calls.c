@@ -13,6 +13,7 @@ int mlxrt_run(const call *calls, int64_t count, int threads) {
         case ATTENTION: failed = run_attention(c, threads); break;
         case ARGMAX: failed = run_argmax(c, threads); break;
         case CONCAT: failed = run_concat(c); break;
+        case EXPERTS: failed = run_experts(c, threads); break;
         default: failed = UNKNOWN_CALL;
         }
     }

@@ -6,7 +6,7 @@
 #include "packed.h"
 
 enum { NO_MEMORY = 1, UNREADABLE, UNKNOWN_CALL }; /* errors; UNREADABLE: a matrix that the library has no reader for */
-enum { MATMUL, EMBED, NORM, ATTENTION, ARGMAX, CONCAT };
+enum { MATMUL, EMBED, NORM, ATTENTION, ARGMAX, CONCAT, EXPERTS };
 enum { NO_ACTIVATION, SILU, GELU, CLAMPED, SIGMOID };
 enum { ROWS_TO_SHARE = 16 }; /* fewer are done sooner than another thread wakes up */
 
@@ -21,6 +21,18 @@ typedef struct {
     float eps, softcap;
     int32_t activation, pair;
 } matmul_call;
+
+/* Products of a stack of `count` matrices: y[p] = activation(a_e @ x[p / each] + bias_e), e the expert of pair p. `order`: the
+ * pairs by their experts, those of expert e from bounds[e] to bounds[e + 1]. */
+typedef struct {
+    const matrix *a; /* the first of them; the others follow */
+    const float *x;  /* [pairs / each, width] */
+    const uint32_t *order, *bounds;
+    const float *bias; /* [count, rows], or NULL */
+    float *y;          /* [pairs, outputs] */
+    int64_t pairs, count, each;
+    int32_t activation, pair;
+} experts_call;
 
 /* y[i] = row tokens[i] of the matrix, times `scale`. */
 typedef struct {
@@ -73,6 +85,7 @@ typedef struct {
 } call;
 
 int run_matmul(const matmul_call *c, int threads);
+int run_experts(const experts_call *c, int threads);
 int run_embed(const embed_call *c, int threads);
 int run_norm(const norm_call *c, int threads);
 int run_attention(const attention_call *c, int threads);

@@ -85,13 +85,22 @@ class ConcatCall(ctypes.Structure):
     _fields_ = (*fields(ctypes.c_void_p, "a b c d y"), *fields(ctypes.c_int64, "rows a_width b_width c_width d_width"))
 
 
+class ExpertsCall(ctypes.Structure):
+    kind = 6
+    _fields_ = (
+        *fields(ctypes.c_void_p, "matrix x order bounds bias y"),
+        *fields(ctypes.c_int64, "pairs count each"),
+        *fields(ctypes.c_int32, "activation pair"),
+    )
+
+
 class Call(ctypes.Structure):
     """`call` of calls.h: the kind and the address of one of the above."""
 
     _fields_ = (("kind", ctypes.c_int32), ("arguments", ctypes.c_void_p))
 
 
-Arguments = MatmulCall | EmbedCall | NormCall | AttentionCall | ArgmaxCall | ConcatCall
+Arguments = MatmulCall | EmbedCall | NormCall | AttentionCall | ArgmaxCall | ConcatCall | ExpertsCall
 
 
 class CallList:

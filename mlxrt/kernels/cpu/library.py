@@ -23,6 +23,7 @@ from .calls import (
     CallList,
     ConcatCall,
     EmbedCall,
+    ExpertsCall,
     MatmulCall,
     Matrix,
     NormCall,
@@ -148,6 +149,26 @@ class CpuKernels:
         call.activation = ACTIVATIONS[activation]
         inputs = {"x": x, "norm": norm, "bias": bias, "times": times, "residual": residual}
         return self._call(call, inputs, {"y": np.empty((rows, outputs), np.float32)})[0]
+
+    def multiply_experts(
+        self,
+        x: mx.array,
+        matrix: Any,
+        order: mx.array,
+        bounds: mx.array,
+        each: int,
+        activation: str | None = None,
+        pair: bool = False,
+        bias: mx.array | None = None,
+    ) -> mx.array:
+        """The op moe_grouped: rows of x by the matrices of a stack."""
+        pairs, outputs = order.size, matrix.rows // 2 if pair else matrix.rows
+        call = ExpertsCall(
+            matrix=self.pin(matrix).address, pairs=pairs, count=matrix.weight.shape[0], each=each,
+            activation=ACTIVATIONS[activation], pair=pair,
+        )  # fmt: skip
+        inputs = {"x": x, "order": order, "bounds": bounds, "bias": bias}
+        return self._call(call, inputs, {"y": np.empty((pairs, outputs), np.float32)})[0]
 
     def attend(
         self,

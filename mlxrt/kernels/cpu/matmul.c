@@ -427,6 +427,39 @@ int run_matmul(const matmul_call *c, int threads) {
     return j.failed ? NO_MEMORY : 0;
 }
 
+static matrix expert_of(const matrix *stack, int64_t e) {
+    matrix a = *stack;
+    a.weight += e * a.rows * a.row_bytes;
+    if (a.format == AFFINE) {
+        const int64_t bytes = a.rows * (a.width / a.group) * (a.scale_type == FLOAT32 ? 4 : 2);
+        a.scales += e * bytes, a.biases += e * bytes;
+    }
+    return a;
+}
+
+/* Expert by expert: its rows of x side by side, so that its matrix is read once for all of them. */
+int run_experts(const experts_call *c, int threads) {
+    const int64_t rows = c->a->rows, width = c->a->width, outputs = c->pair ? rows / 2 : rows;
+    int64_t most = 0;
+    for (int64_t e = 0; e < c->count; e++)
+        if (c->bounds[e + 1] - c->bounds[e] > most) most = c->bounds[e + 1] - c->bounds[e];
+    float *own = malloc((size_t)(most * (width + outputs) + 1) * sizeof *own), *made = own + most * width;
+    if (!own) return NO_MEMORY;
+    int failed = 0;
+    for (int64_t e = 0; e < c->count && !failed; e++) {
+        const uint32_t *pairs = c->order + c->bounds[e];
+        const int64_t n = c->bounds[e + 1] - c->bounds[e];
+        if (!n) continue;
+        for (int64_t i = 0; i < n; i++) memcpy(own + i * width, c->x + pairs[i] / c->each * width, (size_t)width * 4);
+        const matrix a = expert_of(c->a, e);
+        const float *bias = c->bias ? c->bias + e * rows : NULL;
+        failed = run_matmul(&(matmul_call){&a, own, NULL, bias, NULL, NULL, made, n, 0, 0, c->activation, c->pair}, threads);
+        for (int64_t i = 0; i < n; i++) memcpy(c->y + pairs[i] * outputs, made + i * outputs, (size_t)outputs * 4);
+    }
+    free(own);
+    return failed;
+}
+
 /* A number beyond the matrix reads its last row, as rows that idle may have one: nobody looks at them. */
 static void embed_row(void *given, int index) {
     const embed_call *c = given;

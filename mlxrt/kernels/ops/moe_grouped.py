@@ -13,6 +13,7 @@ import mlx.core as mx
 from ..registry import Case, Source, op
 from ..testing import sample
 from .activation import activate
+from .k_quants import K_QUANTS, SHORT_BLOCKS
 from .moe_qmv import gather_qmm
 from .qmm import QMM, is_paired, unsupported
 from .qmv import epilogue_constants
@@ -121,6 +122,31 @@ def launch_grouped(gpu, x, experts, order, bounds, matrix, each, dtype, activati
         **epilogue_constants(bias, activation, pair, None, None),
     )
     return y
+
+
+def cpu_unsupported(x, matrix, dtype, bias=None, **rest) -> str | None:
+    if dtype != mx.float32 or (bias is not None and bias.dtype != mx.float32):
+        return f"results are {dtype}"
+    return matrix.cpu_unsupported(x.dtype, stack=True)
+
+
+def cpu_cases() -> Iterator[Case]:
+    """Formats that only CPU kernels read."""
+    for mode in K_QUANTS:
+        width = 96 if mode in SHORT_BLOCKS else 512
+        mx.random.seed(width)
+        experts = mx.random.randint(0, 5, (7, 3)).astype(mx.uint32)
+        order, bounds = moe_sort.reference(experts, 6)  # the last has no pair
+        arrays = {"x": mx.random.normal((7, width)), "experts": experts, "order": order, "bounds": bounds}
+        arrays["bias"] = mx.random.normal((6, 64))
+        matrix = sample(mode, (6, 64, width), mx.float32)
+        options = {"matrix": matrix, "each": 3, "pair": True, "activation": "silu", "dtype": mx.float32}
+        yield Case(f"{mode} 3 of 6 [64, {width}], 7 tokens", arrays, options)
+
+
+@moe_grouped.cpu_kernel(unsupported=cpu_unsupported, cases=cpu_cases)
+def launch_grouped_cpu(cpu, x, experts, order, bounds, matrix, each, dtype, activation=None, pair=False, bias=None):
+    return cpu.multiply_experts(x, matrix, order, bounds, each, activation, pair, bias)
 
 
 def grouped_config(pairs: float, width: int) -> tuple[int, int, int, int]:

@@ -106,16 +106,18 @@ class QuantizedMatrix:
 
     def interleave(self, together: int) -> "QuantizedMatrix":
         """With that many rows side by side; itself if rows do not come out even, in halves of a pair, too."""
-        if self.mode not in BLOCKS or self.weight.ndim != 2 or not together or self.rows % (2 * together):
+        if self.mode not in BLOCKS or not together or self.rows % (2 * together):
             return self
-        weight = interleave_matrix(self.mode, self.weight, together)
+        weight = interleave_matrix(self.mode, self.weight.flatten(0, -2), together)
+        weight = weight.reshape(*self.weight.shape[:-2], self.rows // together, -1)
         return replace(self, weight=weight, mode=f"{self.mode}_x{together}")
 
     def separate(self) -> "QuantizedMatrix":
         """With rows as in the file."""
         if self.mode not in INTERLEAVED:
             return self
-        return replace(self, weight=separate_matrix(self.kind, self.weight, self.together), mode=self.kind)
+        weight = separate_matrix(self.kind, self.weight.flatten(0, -2), self.together)
+        return replace(self, weight=weight.reshape(*self.weight.shape[:-2], self.rows, -1), mode=self.kind)
 
     def as_stack(self) -> "QuantizedMatrix":
         """A matrix alone as a stack of one; kernels, which count rows, make no difference."""
@@ -178,13 +180,15 @@ class QuantizedMatrix:
             return f"rows of {self.width} numbers"
         return None
 
-    def cpu_unsupported(self, dtype: mx.Dtype) -> str | None:
-        """Why no CPU kernel can read this matrix with activations of a dtype."""
+    def cpu_unsupported(self, dtype: mx.Dtype, stack: bool = False) -> str | None:
+        """Why no CPU kernel can read this matrix, or stack of them, with activations of a dtype."""
         if dtype != mx.float32:
             return f"activations are {dtype}"
         if not self.is_stored and (self.mode != "affine" or self.bits not in CPU_BITS):
             return f"{self.mode} weights of {self.bits} bit"
-        return None if self.weight.ndim == 2 else "a stack of matrices"
+        if (self.weight.ndim > 2) != stack:
+            return "a matrix alone" if stack else "a stack of matrices"
+        return None
 
     def inputs(self) -> list[mx.array | None]:
         """Packed weight, scales, biases and lookup table; None where the layout has none."""

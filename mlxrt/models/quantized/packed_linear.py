@@ -11,10 +11,10 @@ from dataclasses import replace
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...kernels import Kernels, QuantizedMatrix, dequantize, embed_rows, linear
+from ...kernels import Kernels, QuantizedMatrix, dequantize, embed_rows, linear, moe_grouped, moe_sort
 from ...kernels.mlx_defects import gather_mm
 from ...kernels.ops.qmm import MAX_QMM_ROWS
-from ..base import CausalLM, KernelModule
+from ..base import KernelModule
 
 MATRIX_PARTS = ("weight", "scales", "biases")
 AT_ONCE = 1 << 30  # bytes of dequantised experts: a layer of 256 would take gigabytes
@@ -56,7 +56,7 @@ class PackedEmbedding(KernelModule):
 
 
 class PackedExpertLinear(KernelModule):
-    """A stack of matrices, for MLX's products dequantised; kernels read it as it is."""
+    """A stack of matrices, for MLX's products on a GPU dequantised; kernels read it as it is."""
 
     def __init__(self, matrix: QuantizedMatrix, bias: mx.array | None = None):
         super().__init__()
@@ -70,6 +70,8 @@ class PackedExpertLinear(KernelModule):
 
     def __call__(self, x: mx.array, experts: mx.array, *, ordered: bool = False) -> mx.array:
         """x [..., 1, in] through the matrices of `experts` [...]."""
+        if self.kernels.cpu is not None:
+            return multiply_experts(self.kernels, x, self.matrix, experts, self.get("bias"))
         y = gather_dequantized(self.kernels, x, self.matrix, experts, ordered)
         return y + self.bias[experts][..., None, :] if "bias" in self else y
 
@@ -83,6 +85,17 @@ def multiply(kernels: Kernels, x: mx.array, matrix: QuantizedMatrix, bias: mx.ar
     else:
         y = linear(kernels, rows, matrix, bias=bias)
     return y.reshape(*x.shape[:-1], -1)
+
+
+def multiply_experts(
+    kernels: Kernels, x: mx.array, matrix: QuantizedMatrix, experts: mx.array, bias: mx.array | None
+) -> mx.array:
+    """x [..., 1, in] by CPU kernels, every matrix once for all of its rows. Neighbours in `experts` may share a row."""
+    rows, chosen = x.reshape(-1, x.shape[-1]), experts.astype(mx.uint32)
+    order, bounds = kernels.run(moe_sort, experts=chosen, count=matrix.weight.shape[0])
+    where = {"experts": chosen, "order": order, "bounds": bounds, "each": experts.size // rows.shape[0]}
+    y = kernels.run(moe_grouped, x=rows, matrix=matrix, dtype=x.dtype, bias=bias, **where)
+    return y.reshape(*experts.shape, 1, -1)
 
 
 def gather_dequantized(
@@ -112,32 +125,3 @@ def read_matrix(module: nn.Module) -> QuantizedMatrix:
     """The arrays may have been replaced since."""
     parts = module["weight"], module.get("scales"), module.get("biases")
     return QuantizedMatrix(*parts, module.bits, module.group_size, module.mode, module.get("_lut"))
-
-
-def is_mlx_layer(module: nn.Module) -> bool:
-    return type(module) is nn.QuantizedLinear or isinstance(module, nn.QuantizedEmbedding)
-
-
-def has_packed_layers(model: CausalLM) -> bool:
-    """Whether the kernels have something to compute; a model of another library is left as it is."""
-    layers = [m for m in model.modules() if is_mlx_layer(m) or isinstance(m, PackedLinear | PackedEmbedding)]
-    return bool(layers) and not model.is_adapter
-
-
-def pack_modules(model: CausalLM, kernels: Kernels) -> int:
-    """Replace MLX's quantised layers by these, where the kernels read them, and interleave rows of matrices that they
-    read faster so; how many of these there are."""
-    for parent in model.modules():
-        for name, module in parent.children().items():
-            if not is_mlx_layer(module) or (matrix := read_matrix(module)).cpu_unsupported(mx.float32):
-                continue
-            linear = isinstance(module, nn.QuantizedLinear)
-            made = PackedLinear(matrix, module.get("bias")) if linear else PackedEmbedding(matrix)
-            made.kernels = kernels
-            parent[name] = made
-    packed = [module for module in model.modules() if isinstance(module, PackedLinear | PackedEmbedding)]
-    if kernels.cpu is not None:
-        for module in packed:
-            set_matrix(module, module.matrix.interleave(kernels.cpu.rows_together(module.mode)))
-            mx.eval(module.parameters())  # one at a time: both layouts exist together
-    return len(packed)

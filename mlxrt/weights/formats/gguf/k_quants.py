@@ -32,8 +32,8 @@ class KQuantFormat(WeightFormat):
         return (self.kind,)
 
     def empty_matrix(self, shape: tuple[int, ...]) -> QuantizedMatrix:
-        rows, width = shape
-        return QuantizedMatrix(mx.zeros((rows, width * K_QUANTS[self.kind] // 256), mx.uint8), mode=self.kind)
+        *outer, width = shape
+        return QuantizedMatrix(mx.zeros((*outer, width * K_QUANTS[self.kind] // 256), mx.uint8), mode=self.kind)
 
     def build_module(self, plain: nn.Module, dtype: mx.Dtype) -> nn.Module:
         matrix = self.empty_matrix(plain["weight"].shape)
@@ -74,9 +74,9 @@ def read_k_quant(path: str, kind: str, shape: tuple[int, ...], arrays: Mapping[s
         expected = [*shape[:-1], shape[-1] * bits // 32] if shape[-1] % SPLIT_KINDS[kind].elements == 0 else None
     else:
         fmt = KQuantFormat(kind)
-        fits = len(shape) == 2 and kind in K_QUANTS and values.dtype == mx.uint8
-        fits = fits and shape[1] % GGML_BLOCKS[kind.upper()] == 0
-        expected = [shape[0], shape[1] * K_QUANTS[kind] // 256] if fits else None
+        fits = len(shape) in (2, 3) and kind in K_QUANTS and values.dtype == mx.uint8
+        fits = fits and shape[-1] % GGML_BLOCKS[kind.upper()] == 0
+        expected = [*shape[:-1], shape[-1] * K_QUANTS[kind] // 256] if fits else None
     if list(values.shape) != expected or any(f"{path}.{part}" not in arrays for part in fmt.parts):
         raise BadCheckpoint(f"{path}: {describe(values)} of {kind.upper()} do not fit a matrix {list(shape)}")
     return fmt

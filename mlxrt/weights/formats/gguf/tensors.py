@@ -22,10 +22,9 @@ def stays_packed(tensor: GGUFTensor) -> bool:
 
 
 def stays_k_quant(tensor: GGUFTensor, k_quants: str) -> bool:
-    """Whether it is a matrix, or on a GPU a stack of them, whose blocks kernels read. CPU kernels read no stacks."""
-    kind, ranks = tensor.ggml_type.lower(), {UNPACKED: (), BLOCKS: (2,), SPLIT: (2, 3)}[k_quants]
-    known = CPU_BLOCKS if k_quants == BLOCKS else SPLIT_KINDS
-    fits = len(tensor.shape) in ranks and tensor.name.endswith(".weight")
+    """Whether it is a matrix or a stack of them, whose blocks kernels read."""
+    kind, known = tensor.ggml_type.lower(), {UNPACKED: (), BLOCKS: CPU_BLOCKS, SPLIT: SPLIT_KINDS}[k_quants]
+    fits = len(tensor.shape) in (2, 3) and tensor.name.endswith(".weight")
     return fits and kind in known and tensor.shape[-1] % GGML_BLOCKS[tensor.ggml_type] == 0
 
 
