@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import mlx.core as mx
 import numpy as np
@@ -54,13 +55,32 @@ class Tails:
         return own
 
 
-@dataclass(frozen=True)
+def no_array() -> None:
+    """A reference to nothing."""
+
+
+@dataclass
 class AttentionSlot:
-    """An attention call, the layer whose pool and tail it reads, and the layer's group."""
+    """An attention call, the layer whose pool and tail it reads, and the layer's group.
+
+    Addresses are asked for again when an array is another one: asking takes longer than the call of a small layer. The
+    arrays are not held, or MLX would copy pools that are written.
+    """
 
     call: AttentionCall
     layer: int
     group: int
+    pool: Callable[[], mx.array | None] = no_array
+    tail: Callable[[], mx.array | None] = no_array
+    table: tuple[int, int] | None = None
+
+    def bind(self, pool: mx.array, tail: mx.array, table: tuple[int, int]) -> None:
+        if self.pool() is not pool:
+            self.call.pool, self.call.pool_blocks, self.pool = address_of(pool), pool.shape[0], ref(pool)
+        if self.tail() is not tail:
+            self.call.tail, self.tail = address_of(tail), ref(tail)
+        if self.table != table:
+            self.call.table, self.call.row_blocks = self.table = table
 
 
 @dataclass(frozen=True)
@@ -84,10 +104,7 @@ class RecordedStep:
             tables.append((address_of(where["table"]), where["table"].shape[1]))
         after = {i: (tails.take(i, arrays[0]),) if i in self.written else arrays for i, arrays in live.items()}
         for slot in self.attention:
-            pool = pools[slot.layer][0]
-            slot.call.pool, slot.call.pool_blocks = address_of(pool), pool.shape[0]
-            slot.call.tail = address_of(after[slot.layer][0])
-            slot.call.table, slot.call.row_blocks = tables[slot.group]
+            slot.bind(pools[slot.layer][0], after[slot.layer][0], tables[slot.group])
         cpu.run(self.calls)
         return tuple(mx.array(a) for a in self.outputs), after
 
