@@ -93,7 +93,9 @@ def test_products_of_interleaved_rows_are_those_of_float64(cpu, mode, sets, bloc
     truth = np.array(x, np.float64) @ np.array(apart.plain(), np.float64).T
     assert products.dtype == np.float32 and products.shape == truth.shape
     assert np.abs(products - truth).max() <= 1e-5 * np.abs(truth).max()
-    if mode not in K_BLOCKS:  # the same bits: sums of blocks are exact, and added in the same order
+    if (
+        mode not in K_BLOCKS and together == 4
+    ):  # dot.h reads both: sums of blocks are exact, and added in the same order
         assert np.array_equal(products, cpu.matmul(x, apart))
     for first, count in [(0, 1), (1, 2), (3, 3), (6, 4), (10, 5), (1, 16), (5, 71)]:
         assert np.array_equal(cpu.matmul(x[first : first + count], matrix), products[first : first + count])

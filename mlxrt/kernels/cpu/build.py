@@ -49,6 +49,16 @@ def describe_processor() -> str:
     )
 
 
+def multiplies_bytes() -> bool:
+    """Whether the processor has dot products of bytes that the kernels use for every format: vector.h chooses alike."""
+    if platform.machine() == "aarch64":
+        return True
+    try:
+        return "avx512_vnni" in describe_processor()
+    except OSError:  # not Linux
+        return False
+
+
 def library_name(activations: str = "float32") -> str:
     """Of this processor, these sources and this way of compiling them."""
     files = sorted(path for pattern in ("*.c", "*.h") for path in SOURCES.glob(pattern))

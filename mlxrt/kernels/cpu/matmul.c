@@ -22,8 +22,8 @@ typedef struct {
     int failed;               /* no memory */
 } job;
 
-/* Rows side by side that lanes.h reads; those of short blocks dot.h reads. */
-INLINE int has_lanes(const matrix *a) { return LANES && a->interleaved && !has_short_blocks(a->format); }
+/* Rows side by side that lanes.h reads; where there is dot.h, it reads those of short blocks. */
+INLINE int has_lanes(const matrix *a) { return LANES && a->interleaved && !(HAS_DOT && has_short_blocks(a->format)); }
 /* Whether x is split into digits. */
 INLINE int splits_columns(const matrix *a) { return HAS_DOT || has_lanes(a); }
 static int uses_tile(const job *j) { return !splits_columns(j->a) && j->columns > DIRECT_COLUMNS; }
@@ -160,16 +160,26 @@ static const reader *reader_of(const matrix *a);
 #define ONE(F) INTERLEAVED(F, 1) INTERLEAVED(F, 4) INTERLEAVED(F, 8)
 SHORT(ONE)
 #undef ONE
+#endif
 
+/* As how many rows of a format side by side this library reads a matrix; none: as the file has it. */
+int mlxrt_rows_together(int format) {
+    if (format == Q4_K || format == Q5_K || format == Q6_K) return LANES;
+    if (HAS_DOT) return has_short_blocks(format) ? 4 : 0;
+    return LANES == 16 && (format == Q8_0 || format == Q4_0 || format == Q4_1) ? LANES : 0;
+}
+
+#if HAS_DOT || LANES == 16
 /* Block by block: each is put together as a file has it. */
 static void unpack_interleaved(const matrix *a, int64_t row, float *to) {
     uint8_t block[34];
-    const int size = block_bytes(a->format) / 8, head = float_bytes(a->format), r = (int)(row % 4);
+    const int size = block_bytes(a->format) / 8, head = float_bytes(a->format), together = mlxrt_rows_together(a->format);
+    const int r = (int)(row % together);
     const matrix alone = {block, NULL, NULL, 1, 32, size, a->format, a->bits, a->group, a->scale_type, 0};
-    const uint8_t *four = a->weight + (row - r) * a->row_bytes;
-    for (int64_t b = 0; b < a->width / 32; b++, four += 4 * size, to += 32) {
-        for (int i = 0; i < head; i += 2) memcpy(block + i, four + 4 * i + 2 * r, 2);
-        for (int i = head; i < size; i += 4) memcpy(block + i, four + 4 * i + 4 * r, 4);
+    const uint8_t *rows = a->weight + (row - r) * a->row_bytes;
+    for (int64_t b = 0; b < a->width / 32; b++, rows += together * size, to += 32) {
+        for (int i = 0; i < head; i += 2) memcpy(block + i, rows + together * i + 2 * r, 2);
+        for (int i = head; i < size; i += 4) memcpy(block + i, rows + together * i + 4 * r, 4);
         reader_of(&alone)->unpack(&alone, 0, to);
     }
 }
@@ -177,15 +187,23 @@ static void unpack_interleaved(const matrix *a, int64_t row, float *to) {
 
 #if LANES
 #define IN_LANES(DO) DO(Q4_K) DO(Q5_K) DO(Q6_K)
-#define COLUMNS_IN_LANES(F, C) \
+#define COLUMNS_IN_LANES(multiply, F, C) \
     static void F##_lanes_##C(const matrix *a, int tiles, int64_t first, int64_t end, const float *x, float *y, int64_t stride) { \
-        for (int64_t row = first; row < end; row += LANES) multiply_lanes(a, F, C, C < 8 ? 1 : tiles, row, x, y + row - first, stride); \
+        for (int64_t row = first; row < end; row += LANES) multiply(a, F, C, C < 8 ? 1 : tiles, row, x, y + row - first, stride); \
     }
 #define ONE(F) \
-    COLUMNS_IN_LANES(F, 1) COLUMNS_IN_LANES(F, 4) COLUMNS_IN_LANES(F, 8) \
+    COLUMNS_IN_LANES(multiply_lanes, F, 1) COLUMNS_IN_LANES(multiply_lanes, F, 4) COLUMNS_IN_LANES(multiply_lanes, F, 8) \
     static void F##_lanes_unpack(const matrix *a, int64_t row, float *to) { unpack_lane(a, F, row, to); }
 IN_LANES(ONE)
 #undef ONE
+#endif
+#if LANES == 16
+#define SHORT_IN_LANES(DO) DO(Q8_0) DO(Q4_0) DO(Q4_1)
+#define ONE(F) COLUMNS_IN_LANES(multiply_short_lanes, F, 1) COLUMNS_IN_LANES(multiply_short_lanes, F, 4) COLUMNS_IN_LANES(multiply_short_lanes, F, 8)
+SHORT_IN_LANES(ONE)
+#undef ONE
+#else
+#define SHORT_IN_LANES(DO)
 #endif
 
 static const reader *reader_of(const matrix *a) {
@@ -206,8 +224,12 @@ static const reader *reader_of(const matrix *a) {
 #endif
 #if LANES
     static const reader in_lanes[] = {
-#define ONE(F) [F] = {{0, F##_lanes_1, 0, 0, F##_lanes_4, 0, 0, 0, F##_lanes_8}, F##_lanes_unpack},
+#define IN_COLUMNS(F) {0, F##_lanes_1, 0, 0, F##_lanes_4, 0, 0, 0, F##_lanes_8}
+#define ONE(F) [F] = {IN_COLUMNS(F), F##_lanes_unpack},
         IN_LANES(ONE)
+#undef ONE
+#define ONE(F) [F] = {IN_COLUMNS(F), unpack_interleaved},
+        SHORT_IN_LANES(ONE)
 #undef ONE
     };
     if (a->interleaved) return &in_lanes[a->format];
@@ -216,12 +238,6 @@ static const reader *reader_of(const matrix *a) {
     if (a->bits != 4 && a->bits != 8) return &other;
     if (IS_COMMON(a)) return &common[a->bits == 8];
     return a->bits == 4 ? &narrow : &wide;
-}
-
-/* As how many rows of a format side by side this library reads a matrix; none: as the file has it. */
-int mlxrt_rows_together(int format) {
-    if (has_short_blocks(format)) return HAS_DOT ? 4 : 0;
-    return format == Q4_K || format == Q5_K || format == Q6_K ? LANES : 0;
 }
 
 /* Whether this library reads it. What is not checked here the caller computes from the arrays' shapes. */

@@ -5,13 +5,13 @@ Some types have blocks of 32 with float16s alone. CPU kernels read these blocks.
 values packed as MLX packs them, the integers of the groups, and the float16s of the blocks.
 """
 
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
+from ..cpu.build import multiplies_bytes
 from ..cpu.interleave import BLOCKS, TOGETHER, interleave_rows, separate_rows
 from .bitpack import pack_bits, unpack_bits
 
@@ -19,12 +19,12 @@ from .bitpack import pack_bits, unpack_bits
 K_QUANTS = {"q2_k": 84, "q3_k": 110, "q4_k": 144, "q5_k": 176, "q6_k": 210, "iq2_xxs": 66, "iq4_xs": 136, "iq4_nl": 144}
 K_QUANTS |= {"q8_0": 272, "q4_0": 144, "q4_1": 160}
 SHORT_BLOCKS = ("iq4_nl", "q8_0", "q4_0", "q4_1")  # of them, those whose blocks are of 32 weights
-# MLX's affine layout holds these as well. CPU kernels multiply their blocks faster where bytes have dot products, as on ARM
-# (dot.h); elsewhere they look affine values up.
+# MLX's affine layout holds these as well. CPU kernels multiply their blocks faster where bytes have dot products, on ARM
+# (dot.h) and with AVX-512 VNNI (lanes.h); elsewhere they look affine values up.
 AFFINE_BLOCKS = ("q8_0", "q4_0", "q4_1")
 # Modes of matrices whose rows CPU kernels read side by side: the type, and how many rows are one.
 INTERLEAVED = {f"{kind}_x{together}": (kind, together) for kind in BLOCKS for together in TOGETHER}
-CPU_BLOCKS = tuple(kind for kind in K_QUANTS if kind not in AFFINE_BLOCKS or platform.machine() == "aarch64")
+CPU_BLOCKS = tuple(kind for kind in K_QUANTS if kind not in AFFINE_BLOCKS or multiplies_bytes())
 K_QUANT_HALVES = {
     "q2_k": (80, 2),
     "q3_k": (108, 1),
