@@ -370,8 +370,8 @@ INLINE void restore_columns(float *x) { (void)x; }
 typedef int32_t lane_ints __attribute__((vector_size(4 * LANES)));
 typedef float lane_floats __attribute__((vector_size(4 * LANES)));
 typedef uint8_t lane_bytes __attribute__((vector_size(4 * LANES))); /* four of each row */
-/* ADD_FOUR: to each lane the products of its four bytes, of at most seven bits, with four signed ones from `at` + 4 * k on, k
- * from 0 to 3. lane_numbers, lane_halves: a byte, signed or not, or a float16 of each row. */
+/* ADD_FOUR: to each lane the products of its four bytes with four signed ones from `at` + 4 * k on, k from 0 to 3. The lane's
+ * have at most seven bits, with 16 lanes eight. lane_numbers, lane_halves: a byte, signed or not, or a float16 of each row. */
 #if LANES == 16
 #define ADD_FOUR(sums, rows, at, k) (lane_ints)_mm512_dpbusd_epi32((__m512i)(sums), (__m512i)(rows), _mm512_set1_epi32(four_bytes((at) + 4 * (k))))
 INLINE lane_floats lane_numbers(const uint8_t *p, int is_signed) {
