@@ -6,7 +6,7 @@ import pytest
 
 from mlxrt.kernels import DeviceProfile, backend, make_gpu
 from mlxrt.kernels.device import APPLE_CORES, profile
-from mlxrt.kernels.ops import moe_fused, moe_qmv, paged_attention, qmm, qmv
+from mlxrt.kernels.ops import moe_fused, moe_grouped, moe_qmv, paged_attention, qmm, qmv
 from mlxrt.kernels.ops.attention_layout import QKVLayout
 
 from ..support.log_lines import capture_log
@@ -27,20 +27,39 @@ QMV = [  # rows, width, quantized, rows of x, pair -> simdgroups, rows at once, 
     ((151936, 1024, False, 2, False), (8, 1, 38, 1024, 1)),
     ((262144, 2560, True, 1, False), (8, 4, 32, 3072, 2)),
 ]
-QMM = [  # rows, width, tiles of x, threadgroup memory -> tiles of x together, of rows; groups, splits of k
-    ((2048, 4096, 1, 49152), (1, 2, 1, 8)),
-    ((2048, 4096, 1, 32768), (1, 2, 1, 8)),
-    ((5120, 2048, 4, 49152), (4, 2, 2, 2)),
-    ((12288, 4096, 4, 49152), (4, 2, 2, 2)),
-    ((24576, 4096, 4, 49152), (4, 2, 4, 1)),
-    ((4096, 12288, 4, 49152), (4, 2, 2, 4)),
-    ((4096, 4096, 8, 49152), (4, 2, 2, 4)),
-    ((2048, 4096, 8, 49152), (4, 2, 1, 4)),
-    ((151936, 4096, 2, 49152), (2, 2, 2, 2)),
-    ((40, 256, 1, 32768), (1, 2, 2, 2)),
-    ((4096, 8192, 2, 32768), (2, 2, 2, 4)),
-    ((1024, 1024, 2, 32768), (2, 2, 1, 4)),
-    ((24576, 4096, 8, 32768), (8, 4, 4, 1)),
+QMM = [  # rows, width, tiles of x, memory, in pairs -> tiles of x together, of rows; groups, splits, resident
+    ((2048, 4096, 1, 49152, True), (1, 2, 1, 8, 1)),
+    ((2048, 4096, 1, 32768, False), (1, 2, 1, 8, 1)),
+    ((5120, 2048, 4, 49152, True), (4, 2, 4, 2, 1)),
+    ((6144, 4096, 4, 49152, False), (4, 2, 4, 2, 1)),
+    ((12288, 4096, 4, 49152, True), (4, 2, 2, 2, 1)),
+    ((24576, 4096, 4, 49152, True), (4, 2, 4, 1, 1)),
+    ((4096, 12288, 4, 49152, True), (4, 2, 2, 4, 1)),
+    ((4096, 4096, 8, 49152, True), (4, 2, 4, 2, 1)),
+    ((6144, 4096, 8, 49152, True), (4, 2, 2, 2, 1)),
+    ((2048, 4096, 8, 49152, True), (4, 2, 1, 4, 1)),
+    ((12288, 4096, 1, 49152, True), (1, 4, 1, 4, 1)),
+    ((12288, 4096, 1, 49152, False), (1, 2, 2, 2, 1)),
+    ((24576, 4096, 1, 49152, True), (1, 4, 2, 2, 4)),
+    ((24576, 128, 1, 49152, True), (1, 4, 2, 1, 4)),
+    ((151936, 4096, 2, 49152, True), (2, 4, 2, 2, 4)),
+    ((151936, 4096, 2, 49152, False), (2, 2, 2, 2, 1)),
+    ((40, 256, 1, 32768, True), (1, 2, 2, 2, 1)),
+    ((4096, 8192, 2, 32768, True), (2, 2, 2, 4, 1)),
+    ((1024, 1024, 2, 32768, True), (2, 2, 1, 4, 1)),
+    ((12288, 4096, 8, 49152, True), (4, 4, 2, 2, 3)),
+    ((24576, 4096, 8, 49152, True), (4, 4, 4, 1, 1)),
+    ((24576, 4096, 8, 32768, False), (8, 4, 4, 1, 1)),
+    ((151936, 2048, 8, 49152, True), (8, 4, 4, 1, 1)),
+]
+GROUPED = [  # pairs to an expert, width, unpacked in pairs -> as above
+    ((2, 2048, True), (1, 4, 2, 2, 4)),
+    ((2, 768, True), (1, 2, 4, 1, 6)),
+    ((2, 768, False), (1, 2, 4, 2, 1)),
+    ((8, 2048, True), (2, 2, 4, 2, 3)),
+    ((32, 2048, True), (8, 4, 4, 1, 1)),
+    ((32, 768, True), (4, 4, 4, 1, 1)),
+    ((32, 768, False), (4, 2, 4, 1, 1)),
 ]
 MOE_DOWN = [  # rows, bits, quantized -> rows of a simdgroup
     ((9, 4, True), 1),
@@ -114,8 +133,13 @@ def test_three_threadgroups_of_a_k_quant_are_resident():
 
 @pytest.mark.parametrize(("shape", "chosen"), QMM)
 def test_qmm(shape, chosen):
-    *shape, memory = shape
-    assert qmm.tile_config(DeviceProfile(132, memory), *shape) == chosen
+    rows, width, tiles, memory, paired = shape
+    assert tuple(qmm.tile_config(DeviceProfile(132, memory), rows, width, tiles, paired).values()) == chosen
+
+
+@pytest.mark.parametrize(("shape", "chosen"), GROUPED)
+def test_moe_grouped(shape, chosen):
+    assert tuple(moe_grouped.grouped_config(*shape).values()) == chosen
 
 
 @pytest.mark.parametrize(("shape", "chosen"), MOE_DOWN)

@@ -17,11 +17,13 @@ WIDTHS = (128, 256, 384, 1024, 2048, 8064, 8192, 12288, 21504)
 
 @pytest.mark.parametrize("memory", [32768, 49152])
 def test_partial_results_fit(memory):
-    for rows, width, tiles in product(ROWS, WIDTHS, range(1, MAX_QMM_ROWS // 8 + 1)):
-        wide, high, groups, parts = tile_config(DeviceProfile(132, memory), rows, width, tiles)
+    for rows, width, tiles, paired in product(ROWS, WIDTHS, range(1, MAX_QMM_ROWS // 8 + 1), (True, False)):
+        config = tile_config(DeviceProfile(132, memory), rows, width, tiles, paired)
+        wide, high, groups, parts, resident = config.values()
         assert high in (2, 4) and parts in (1, 2, 4, 8) and (parts - 1) * 128 < width
         assert wide * -(-tiles // wide) >= tiles and wide * 4 % groups == 0, (rows, width, tiles)
         assert qmm_memory(high, groups, parts, wide) <= memory and groups * parts <= 16, (rows, width, tiles)
+        assert 32 * groups * parts * resident <= 1024, (rows, width, tiles)
 
 
 def test_any_number_of_rows_takes_one_of_eight_kernels():

@@ -231,6 +231,11 @@ FN uint sum_lane(uint row, uint col) {
     return row * 4 + col / 2;
 }
 
+// Which lane of the same row of a left tile has its columns 2q and 2q + 1.
+FN uint row_lane(uint lane, uint q) {
+    return (lane & 28u) + q;
+}
+
 FN float rows_max(float v) {
     for (int o = 4; o < 32; o *= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, o));
     return v;
@@ -306,16 +311,14 @@ FN void multiply2(
 MULTIPLY4(__half, "f16")
 MULTIPLY4(__nv_bfloat16, "bf16")
 
-// Sixteen right tiles at once, of a slab (../metal/slab.h).
+// Right tiles 4c ... 4c + 3 of a slab (../metal/slab.h).
 template <typename T>
-FN void right16(const uint4* slab, uint lane, Tile<T> (&t)[16]) {
-    for (int c = 0; c < 4; c++) {
-        uint4 v = slab[c * 32 + (lane ^ (2 * c))];
-        *(uint*)(&t[4 * c].e[0]) = v.x;
-        *(uint*)(&t[4 * c + 1].e[0]) = v.y;
-        *(uint*)(&t[4 * c + 2].e[0]) = v.z;
-        *(uint*)(&t[4 * c + 3].e[0]) = v.w;
-    }
+FN void load_right4(const uint4* slab, uint lane, int c, Tile<T> (&t)[4]) {
+    uint4 v = slab[c * 32 + (lane ^ (2 * c))];
+    *(uint*)(&t[0].e[0]) = v.x;
+    *(uint*)(&t[1].e[0]) = v.y;
+    *(uint*)(&t[2].e[0]) = v.z;
+    *(uint*)(&t[3].e[0]) = v.w;
 }
 
 // The lower, or the upper, halves of two words.
@@ -325,6 +328,11 @@ FN uint low_halves(uint a, uint b) {
 
 FN uint high_halves(uint a, uint b) {
     return __byte_perm(a, b, 0x7632);
+}
+
+// The lower, or the upper, half of a word, twice.
+FN uint repeat_half(uint v, uint upper) {
+    return __byte_perm(v, v, 0x1010 + upper * 0x2222);
 }
 
 FN uint4 four_words(uint a, uint b, uint c, uint d) {

@@ -23,7 +23,6 @@
     const int LUT_SIZE = lut_size<FORM, BITS>();
     threadgroup float lut_shared[LUT_SIZE];
     load_lut<FORM, LUT_SIZE, RG * KS * 32>(lut, tid, &lut_shared[0]);
-    if (LUT_SIZE > 1) threadgroup_barrier(mem_flags::mem_threadgroup);
     uint last = uint(PAIR ? 2 * O - 1 : O - 1);
     uint base = expert * (last + 1);
     uint row[RT];
@@ -39,9 +38,12 @@
     // The simdgroups of a part of k share its slab of x: 128 numbers of every column, eight at a time. What of it a thread
     // copies is on its way while the slab before is multiplied, and so are the next words of the matrix.
     const int CHUNKS = MT * 4 / RG;
+    const int STEP = KS * 128;
     threadgroup uint4 slab[KS * MT * 128];
     uint first_chunk = split * uint(MT * 128);
     uint thread_of_split = row_group * 32 + lane;
+    const bool SHARED = shares_scales<FORM, GROUP, K, PAIRED>();
+    const int SCALE_WORDS = scale_words<FORM, GROUP>();
     // Without GROUPED each threadgroup has its own columns.
     uint first = GROUPED ? 0u : threadgroup_position_in_grid.y * uint(8 * MT);
     uint stride = GROUPED ? uint(8 * MT) : uint(M);
@@ -50,8 +52,12 @@
         uint x_offset[CHUNKS];
         uint4 fetched[CHUNKS];
         uint words[RT][BITS];
-        float scale[RT];
-        float zero[RT];
+        uint scale[RT];
+        uint zero[RT];
+        uint step_scales[RT][SCALE_WORDS];
+        uint step_zeros[RT][SCALE_WORDS];
+        uint next_step_scales[RT][SCALE_WORDS];
+        uint next_step_zeros[RT][SCALE_WORDS];
         #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
             // Columns past the last one repeat it: nobody reads what they make.
@@ -67,11 +73,19 @@
                 set<float>(acc[r][m], 1, 0.0f);
             }
         }
-        fetch_slab<K, RG, KS * 128>(x, x_offset, split * 128, thread_of_split, fetched);
-        load_blocks<FORM, BITS, GROUP, K, PAIRED>(
-            packed, scales, biases, row, clamp_quarter<K>(split * 128, quarter), words, scale, zero
-        );
-        for (uint k = 0; k < uint(K); k += uint(KS) * 128) {
+        fetch_slab<K, RG, STEP>(x, x_offset, split * 128, thread_of_split, fetched);
+        uint k_of_lane = clamp_quarter<K>(split * 128, quarter);
+        load_row_words<K>(packed, row, k_of_lane, words);
+        if (SHARED) {
+            uint own = (quarter * uint(KS) + split) * 128;
+            load_step_scales<FORM, GROUP, K>(scales, row, own, next_step_scales);
+            if (FORM == AFFINE) load_step_scales<FORM, GROUP, K>(biases, row, own, next_step_zeros);
+        } else {
+            load_scale_bits<FORM, BITS, GROUP, K, PAIRED, T>(
+                scales, biases, row, k_of_lane, scale, zero
+            );
+        }
+        for (uint k = 0; k < uint(K); k += uint(STEP)) {
             if (k > 0 || GROUPED) threadgroup_barrier(mem_flags::mem_threadgroup);
             #pragma unroll
             for (int c = 0; c < CHUNKS; c++) {
@@ -79,39 +93,69 @@
                     interleave_chunk(fetched[c]);
             }
             threadgroup_barrier(mem_flags::mem_threadgroup);
-            uint next = k + uint(KS) * 128 + split * 128;
+            uint next = k + uint(STEP) + split * 128;
             uint next_words[RT][BITS];
-            float next_scale[RT];
-            float next_zero[RT];
-            fetch_slab<K, RG, KS * 128>(x, x_offset, next, thread_of_split, fetched);
-            load_blocks<FORM, BITS, GROUP, K, PAIRED>(
-                packed, scales, biases, row, clamp_quarter<K>(next, quarter), next_words,
-                next_scale, next_zero
-            );
-            simdgroup_barrier(mem_flags::mem_none);  // keeps compilers from waiting for them
-            Tile<T> left[RT][16];
-            #pragma unroll
-            for (int r = 0; r < RT; r++) {
-                dequantize_tiles<FORM, BITS, PAIRED>(
-                    words[r], scale[r], zero[r], opaque_zero, &lut_shared[0], left[r]
+            uint next_scale[RT];
+            uint next_zero[RT];
+            fetch_slab<K, RG, STEP>(x, x_offset, next, thread_of_split, fetched);
+            k_of_lane = clamp_quarter<K>(next, quarter);
+            load_row_words<K>(packed, row, k_of_lane, next_words);
+            if (SHARED) {
+                uint step = k / uint(STEP) % 4;
+                if (step == 0) {
+                    copy_words(step_scales, next_step_scales);
+                    copy_words(step_zeros, next_step_zeros);
+                    uint own = k + ((4 + quarter) * uint(KS) + split) * 128;
+                    load_step_scales<FORM, GROUP, K>(scales, row, own, next_step_scales);
+                    if (FORM == AFFINE)
+                        load_step_scales<FORM, GROUP, K>(biases, row, own, next_step_zeros);
+                }
+                uint from = row_lane(lane, step);
+                #pragma unroll
+                for (int r = 0; r < RT; r++) {
+                    scale[r] = take_scale<FORM, GROUP>(step_scales[r], from, quarter);
+                    if (FORM == AFFINE)
+                        zero[r] = take_scale<FORM, GROUP>(step_zeros[r], from, quarter);
+                }
+            } else {
+                load_scale_bits<FORM, BITS, GROUP, K, PAIRED, T>(
+                    scales, biases, row, k_of_lane, next_scale, next_zero
                 );
             }
+            simdgroup_barrier(mem_flags::mem_none);  // keeps compilers from waiting for them
             #pragma unroll
-            for (int m = 0; m < MT; m++) {
-                Tile<T> right[16];
-                right16<T>(&slab[first_chunk + uint(m * 128)], lane, right);
+            for (int c = 0; c < 4; c++) {
+                Tile<T> left[RT][4];
                 #pragma unroll
-                for (int j = 0; j < 16; j += 2) {
+                for (int r = 0; r < RT; r++) {
+                    dequantize_tiles<FORM, BITS, PAIRED>(
+                        words[r], c, scale[r], zero[r], opaque_zero, &lut_shared[0], left[r]
+                    );
+                }
+                #pragma unroll
+                for (int m = 0; m < MT; m++) {
+                    Tile<T> right[4];
+                    load_right4<T>(&slab[first_chunk + uint(m * 128)], lane, c, right);
                     #pragma unroll
-                    for (int r = 0; r < RT; r += 2) {
-                        multiply4(
-                            acc[r][m], acc[r + 1][m], left[r][j], left[r + 1][j], right[j],
-                            left[r][j + 1], left[r + 1][j + 1], right[j + 1]
-                        );
+                    for (int j = 0; j < 4; j += 2) {
+                        #pragma unroll
+                        for (int r = 0; r < RT; r += 2) {
+                            multiply4(
+                                acc[r][m], acc[r + 1][m], left[r][j], left[r + 1][j], right[j],
+                                left[r][j + 1], left[r + 1][j + 1], right[j + 1]
+                            );
+                        }
                     }
                 }
             }
-            copy_rows(words, scale, zero, next_words, next_scale, next_zero);
+            copy_words(words, next_words);
+            if (!SHARED) {
+                #pragma unroll
+                for (int r = 0; r < RT; r++) {
+                    scale[r] = next_scale[r];
+                    zero[r] = next_zero[r];
+                }
+            }
         }
         // The first part of k adds up the others' sums, which lie in their lanes' order.
         if (KS > 1) {

@@ -49,6 +49,11 @@ FN uint sum_lane(uint row, uint col) {
     return row / 4 * 16 + col / 4 * 8 + row % 4 * 2 + col / 2 % 2;
 }
 
+// Which lane of the same row of a left tile has its columns 2q and 2q + 1.
+FN uint row_lane(uint lane, uint q) {
+    return (lane & 22u) | (q & 1u) | (q & 2u) << 2;
+}
+
 FN float rows_max(float v) {
     v = metal::max(v, simd_shuffle_xor(v, 2));
     v = metal::max(v, simd_shuffle_xor(v, 4));
@@ -95,15 +100,15 @@ FN void multiply4(
     multiply2(d0, d1, m0, m1, s);
 }
 
-// Sixteen right tiles at once, of a slab (slab.h).
+// Right tiles 4c ... 4c + 3 of a slab (slab.h).
 template <typename T>
-FN void right16(const threadgroup uint4* slab, uint lane, thread Tile<T> (&t)[16]) {
+FN void load_right4(const threadgroup uint4* slab, uint lane, int c, thread Tile<T> (&t)[4]) {
     const threadgroup T* x = (const threadgroup T*)(slab);
     for (uint i = 0; i < 2; i++) {
         uint k = right_row(lane, i);
-        for (uint j = 0; j < 16; j++) {
-            uint chunk = j / 4 * 32 + ((right_col(lane, i) * 4 + k / 2) ^ (j / 4 * 2));
-            t[j].m.thread_elements()[i] = x[chunk * 8 + j % 4 * 2 + k % 2];
+        for (uint j = 0; j < 4; j++) {
+            uint chunk = uint(c) * 32 + ((right_col(lane, i) * 4 + k / 2) ^ uint(c * 2));
+            t[j].m.thread_elements()[i] = x[chunk * 8 + j * 2 + k % 2];
         }
     }
 }
@@ -115,6 +120,11 @@ FN uint low_halves(uint a, uint b) {
 
 FN uint high_halves(uint a, uint b) {
     return (a >> 16) | (b & 0xffff0000u);
+}
+
+// The lower, or the upper, half of a word, twice.
+FN uint repeat_half(uint v, uint upper) {
+    return (v >> (16 * upper) & 0xffffu) * 0x10001u;
 }
 
 FN uint4 four_words(uint a, uint b, uint c, uint d) {

@@ -46,45 +46,105 @@ FN uint clamp_quarter(uint k, uint quarter) {
     return metal::min(k + quarter * 32, uint(K - 32));
 }
 
-// load_rows; PAIRED: with zeros as they are stored.
-template <
-    int FORM, int BITS, int GROUP, int K, bool PAIRED, int R, int N, typename W, typename S,
-    typename Z>
-FN void load_blocks(
-    W w, S s, Z z, const thread uint (&row)[R], uint k, thread uint (&words)[R][N],
-    thread float (&scale)[R], thread float (&zero)[R]
-) {
-    load_rows<FORM, BITS, GROUP, K>(w, s, z, row, k, words, scale, zero);
+// Elements k ... k + 31 of R rows, packed.
+template <int K, int R, int N, typename W>
+FN void load_row_words(W w, const thread uint (&row)[R], uint k, thread uint (&words)[R][N]) {
+    #pragma unroll
+    for (int r = 0; r < R; r++) load_words<N>(w, row[r] * uint(K / 32) + k / 32, words[r]);
+}
+
+template <int R, int N>
+FN void copy_words(thread uint (&to)[R][N], const thread uint (&from)[R][N]) {
     #pragma unroll
     for (int r = 0; r < R; r++) {
-        uint group = (row[r] * uint(K / 32) + k / 32) / uint(GROUP / 32);
-        if (PAIRED && FORM == AFFINE) zero[r] = float(z[group]);
+        #pragma unroll
+        for (int c = 0; c < N; c++) to[r][c] = from[r][c];
     }
 }
 
-// Sixteen left tiles of such a row. PAIRED: two values at once in T's own arithmetic, which rounds once, as a float would.
+// What dequantize_tiles takes as a group's scale and zero: the bits of two floats, zero as load_scales has it; PAIRED: as they
+// are stored, each twice in a word.
+template <
+    int FORM, int BITS, int GROUP, int K, bool PAIRED, typename T, int R, typename S, typename Z>
+FN void load_scale_bits(
+    S s, Z z, const thread uint (&row)[R], uint k, thread uint (&scale)[R], thread uint (&zero)[R]
+) {
+    #pragma unroll
+    for (int r = 0; r < R; r++) {
+        uint at = row[r] * uint(K / 32) + k / 32;
+        float by;
+        float least;
+        load_scales<FORM, BITS, GROUP>(s, z, at, by, least);
+        if (PAIRED && FORM == AFFINE) least = float(z[at / uint(GROUP / 32)]);
+        scale[r] = PAIRED ? pack_pair<T>(by, by) : as_type<uint>(by);
+        zero[r] = PAIRED ? pack_pair<T>(least, least) : as_type<uint>(least);
+    }
+}
+
+// Reading them for every 128 numbers costs more than reading the matrix: a row's scales of 128 numbers are two to eight bytes.
+// So of each four steps of k the four lanes of a row read one each, in whole words, and hand them round.
+template <int FORM, int GROUP, int K, bool PAIRED>
+FN constexpr bool shares_scales() {
+    return PAIRED && K % 128 == 0 && GROUP <= 128;
+}
+
+// Words of a row's scales, or zeros, of a step.
+template <int FORM, int GROUP>
+FN constexpr int scale_words() {
+    return FORM == AFFINE && GROUP == 32 ? 2 : 1;
+}
+
+// Those of 128 numbers from k on, as they are stored; past the end some that nobody uses.
+template <int FORM, int GROUP, int K, int R, int N, typename S>
+FN void load_step_scales(S s, const thread uint (&row)[R], uint k, thread uint (&held)[R][N]) {
+    #pragma unroll
+    for (int r = 0; r < R; r++) {
+        uint group =
+            (row[r] * uint(K / 128) + metal::min(k, uint(K - 128)) / 128) * uint(128 / GROUP);
+        if (FORM == AFFINE && GROUP == 128) {
+            held[r][0] = uint(((const device ushort*)(s))[group]);
+        } else {
+            #pragma unroll
+            for (int c = 0; c < N; c++)
+                held[r][c] = ((const device uint*)(s))[group / uint(128 / GROUP) * N + c];
+        }
+    }
+}
+
+// A lane's own of them, twice in a word, out of what lane `from` holds.
+template <int FORM, int GROUP, int N>
+FN uint take_scale(const thread uint (&held)[N], uint from, uint quarter) {
+    uint first = simd_shuffle(held[0], from);
+    if (FORM == MXFP4) return (first >> (8 * quarter) & 255u) * 0x00800080u;
+    uint second = N > 1 ? simd_shuffle(held[N - 1], from) : 0u;
+    return GROUP == 32   ? repeat_half(quarter < 2 ? first : second, quarter % 2)
+           : GROUP == 64 ? repeat_half(first, quarter / 2)
+                         : repeat_half(first, 0u);
+}
+
+// Left tiles 4c ... 4c + 3 of such a row. PAIRED: two values at once in T's own arithmetic, which rounds once, as a float would.
 template <int FORM, int BITS, bool PAIRED, typename T, int N, typename L>
 FN void dequantize_tiles(
-    const thread uint (&words)[N], float scale, float zero, uint opaque_zero, L table,
-    thread Tile<T> (&t)[16]
+    const thread uint (&words)[N], int c, uint scale, uint zero, uint opaque_zero, L table,
+    thread Tile<T> (&t)[4]
 ) {
-    uint scales = pack_pair<T>(scale, scale);
-    uint zeros = pack_pair<T>(zero, zero);
+    float by = as_type<float>(scale);
+    float least = as_type<float>(zero);
     uint magic = magic_bits<BITS>(opaque_zero);
     #pragma unroll
-    for (int j = 0; j < 16; j++) {
-        int n = j / 4 * 8 + j % 4;
+    for (int j = 0; j < 4; j++) {
         if (PAIRED && FORM == AFFINE) {
-            set_affine4(t[j], words[j / 4 % N], j % 4, scales, zeros, opaque_zero);
+            set_affine4(t[j], words[c % N], j, scale, zero, opaque_zero);
         } else if (PAIRED) {
-            set_e2m1(t[j], words[j / 4 % N], j % 4, scales);
+            set_e2m1(t[j], words[c % N], j, scale);
         } else {
             #pragma unroll
             for (int i = 0; i < 2; i++) {
-                int part = (n + 4 * i) * num_parts<FORM>() / 32;
-                float value = unpack_value<FORM, BITS>(words, n + 4 * i, magic, table);
-                value = value * group_scale<FORM>(scale, zero, part)
-                        + group_zero<FORM, BITS>(scale, zero, part);
+                int n = 8 * c + j + 4 * i;
+                int part = n * num_parts<FORM>() / 32;
+                float value = unpack_value<FORM, BITS>(words, n, magic, table);
+                value = value * group_scale<FORM>(by, least, part)
+                        + group_zero<FORM, BITS>(by, least, part);
                 set<T>(t[j], uint(i), static_cast<T>(value));
             }
         }

@@ -15,7 +15,7 @@ from ..testing import sample
 from .activation import activate
 from .k_quants import K_QUANTS, SHORT_BLOCKS
 from .moe_qmv import gather_qmm
-from .qmm import QMM, is_paired, unsupported
+from .qmm import QMM, is_paired, make_config, unsupported
 from .qmv import epilogue_constants
 
 MAX_SORT_PAIRS = 2048  # they are in threadgroup memory while they are sorted
@@ -63,6 +63,11 @@ def grouped_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (40, 1, 4, 128, 40, "mxfp4", {"down": True, "lean": True}),
         (9, 2, 3, 192, 24, "mxfp4", {"pair": True, "activation": "clamped", "bias": True}),  # half a part at the end
         (11, 2, 3, 96, 17, "affine", {"down": True}),
+        # Steps of k whose scales lanes hand round: more than four for a simdgroup, the last of them past the end.
+        (6, 2, 4, 1280, 40, "affine", {"pair": True, "activation": "silu", "group": 64}),
+        (7, 1, 3, 1152, 24, "mxfp4", {"down": True}),
+        (9, 2, 4, 768, 24, "affine", {"down": True, "group": 128}),
+        (60, 1, 2, 1024, 36, "affine", {"down": True}),
         (9, 2, 3, 256, 19, "q4_k_split", {"pair": True, "activation": "silu"}),
         (12, 2, 3, 512, 18, "q6_k_split", {"down": True}),
     ]
@@ -78,7 +83,7 @@ def grouped_cases(dtype: mx.Dtype) -> Iterator[Case]:
         arrays |= {"experts": experts, "order": order, "bounds": bounds}
         if extra.get("bias"):
             arrays["bias"] = mx.random.normal((count, total)).astype(dtype)
-        matrix = sample(mode, (count, total, width), dtype, extra.get("bits", 4))
+        matrix = sample(mode, (count, total, width), dtype, extra.get("bits", 4), extra.get("group", 32))
         options = {"matrix": matrix, "each": each, "pair": bool(extra.get("pair"))}
         options |= {"activation": extra.get("activation"), "dtype": mx.float32 if extra.get("down") else dtype}
         yield Case(f"{mode}{matrix.bits} {k} of {count} [{total}, {width}], {rows} tokens", arrays, options)
@@ -99,25 +104,22 @@ def moe_grouped(x, experts, order, bounds, matrix, each, dtype, activation=None,
 @moe_grouped.kernel(QMM, unsupported=unsupported)
 def launch_grouped(gpu, x, experts, order, bounds, matrix, each, dtype, activation=None, pair=False, bias=None):
     rows, count = matrix.rows // 2 if pair else matrix.rows, matrix.weight.shape[0]
-    tiles, row_tiles, row_groups, splits = grouped_config(experts.size / count, matrix.width)
+    config = grouped_config(experts.size / count, matrix.width, is_paired(x, matrix))
     [y] = gpu(
         QMM,
         [x, *matrix.inputs(), bias, None, order, bounds],
-        (math.ceil(matrix.rows / (row_groups * row_tiles * 8)), count, 1),
-        32 * row_groups * splits,
+        (math.ceil(matrix.rows / (8 * config["RT"] * config["RG"])), count, 1),
+        32 * config["RG"] * config["KS"],
         [((experts.size, rows), dtype)],
         T=x.dtype,
         OUT=dtype,
         M=0,
         C=each,
         GROUPED=True,
-        MT=tiles,
-        RT=row_tiles,
         K=matrix.width,
         O=rows,
-        RG=row_groups,
-        KS=splits,
         PAIRED=is_paired(x, matrix),
+        **config,
         **matrix.constants(),
         **epilogue_constants(bias, activation, pair, None, None),
     )
@@ -149,16 +151,21 @@ def launch_grouped_cpu(cpu, x, experts, order, bounds, matrix, each, dtype, acti
     return cpu.multiply_experts(x, matrix, order, bounds, each, activation, pair, bias)
 
 
-def grouped_config(pairs: float, width: int) -> tuple[int, int, int, int]:
-    """(columns an expert is likely to have, by 8; how its rows and k are shared, see qmm.tile_config) for as many
-    `pairs` of token and expert to an expert.
+def grouped_config(pairs: float, width: int, paired: bool) -> dict[str, int]:
+    """Columns for what an expert is likely to have, by 8, and how its rows and k are shared (see qmm.tile_config), for as
+    many `pairs` of token and expert to an expert.
 
-    A layer on an H200, us for ups and downs: gpt-oss-20b, 8 tokens 80.2, 44.2, 32 tokens 121.3, 65.0 (without splits of k
-    128.9, 69.8); Qwen3-30B-A3B, 32 tokens 74.8 for ups (92.5 with one group of rows), 512 tokens 225.7, 118.6 (433.9, 345.1
-    with one group and four splits).
+    A layer on an H200, us for ups and downs, and with tiles of 16 rows, 4 groups and 2 splits for all: Qwen3-30B-A3B, 32
+    tokens 68.3, 40.9 (72.7, 46.3), 512 tokens 177.3, 108.3 (207.3, 112.3); gpt-oss-20b, 8 tokens 74.6, 41.6 (78.7, 44.3), 32
+    tokens 112.7, 62.6 (120.1, 64.6); Gemma 4 26B-A4B, 32 tokens 86.0, 49.2 (92.4, 60.7).
     """
-    tiles = 1 if pairs <= 5 else 2 if pairs <= 24 else 4
-    return tiles, 2, 4, min(2 if tiles < 4 else 1, math.ceil(width / 128))
+    splits = min(2, math.ceil(width / 128))
+    if not paired or 5 < pairs <= 24:
+        tiles = 1 if pairs <= 5 else 2 if pairs <= 24 else 4
+        return make_config(tiles, 2, 4, splits if tiles < 4 else 1, 3 if paired else 1)
+    if pairs <= 5:
+        return make_config(1, 4, 2, 2, 4) if width >= 1024 else make_config(1, 2, 4, 1, 6)
+    return make_config(8 if width >= 1024 else 4, 4, 4, 1)
 
 
 def combine_cases(dtype: mx.Dtype) -> Iterator[Case]:

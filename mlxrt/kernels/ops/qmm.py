@@ -40,7 +40,7 @@ def qmm_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("lut", 4, 0, 9, 256, 33, {"bias": True}),
         ("lut", 8, 0, 20, 128, 5, {}),
         ("lut", 1, 0, 16, 128, 64, {}),
-        ("affine", 4, 64, 4100, 128, 34, {"residual": True}),  # four tiles of rows for a simdgroup
+        ("affine", 4, 64, 24580, 128, 4, {"residual": True}),  # four tiles of rows for a simdgroup
         ("affine", 8, 32, 2056, 128, 33, {"activation": "silu", "pair": True}),
         # Rows that end within a part of 128: one, two and three quarters of it, and no whole part at all.
         ("affine", 4, 64, 40, 576, 13, {"residual": True}),
@@ -83,26 +83,23 @@ def is_faster(x, matrix, **rest) -> bool:
 def launch(gpu, x, matrix, bias=None, activation=None, pair=False, times=None, residual=None, softcap=None):
     rows, m = matrix.rows // 2 if pair else matrix.rows, x.shape[0]
     tiles = math.ceil(m / TILE_ROWS)
-    column_tiles, row_tiles, row_groups, splits = tile_config(gpu.profile, matrix.rows, matrix.width, tiles)
+    config = tile_config(gpu.profile, matrix.rows, matrix.width, tiles, is_paired(x, matrix))
     other = times if times is not None else residual
     [y] = gpu(
         QMM,
         [x, *matrix.inputs(), bias, other, None, None],
-        (math.ceil(matrix.rows / (8 * row_tiles * row_groups)), math.ceil(tiles / column_tiles), 1),
-        32 * row_groups * splits,
+        (math.ceil(matrix.rows / (8 * config["RT"] * config["RG"])), math.ceil(tiles / config["MT"]), 1),
+        32 * config["RG"] * config["KS"],
         [((m, rows), x.dtype)],
         T=x.dtype,
         OUT=x.dtype,
         M=m,
         C=1,
         GROUPED=False,
-        MT=column_tiles,
-        RT=row_tiles,
         K=matrix.width,
         O=rows,
-        RG=row_groups,
-        KS=splits,
         PAIRED=is_paired(x, matrix),
+        **config,
         **matrix.constants(),
         **epilogue_constants(bias, activation, pair, times, residual, softcap),
     )
@@ -118,31 +115,47 @@ def is_paired(x: mx.array, matrix: QuantizedMatrix) -> bool:
     )
 
 
-def tile_config(profile: DeviceProfile, rows: int, width: int, tiles: int) -> tuple[int, int, int, int]:
-    """(tiles of columns and of 8 rows for a simdgroup, groups of rows and splits of k for a threadgroup) for `tiles` of 8
-    rows of x.
+def tile_config(profile: DeviceProfile, rows: int, width: int, tiles: int, paired: bool) -> dict[str, int]:
+    """MT and RT, tiles of columns and of 8 rows for a simdgroup; RG and KS, groups of rows and splits of k for a threadgroup;
+    and how many threadgroups shall be RESIDENT, for `tiles` of 8 rows of x.
 
-    Splits so that the device is full and no fuller; groups of rows share what they read of x. On an H200, 4 bit, us with
-    the groups and splits chosen, and with (2, 1) and (4, 1): 32 rows of x: 24576 x 4096 44.0 (4, 1), 52.7, 44.0; 4096 x 4096
-    12.8 (2, 4), -, 27.5; 6144 x 4096 19.1 (2, 2), -, 28.0; 12288 x 1536 10.8 (2, 2), 16.4, 13.5; 8 rows of x: 24576 x 4096
-    26.8 (2, 2), 34.4, 34.5; 6144 x 4096 10.1 (1, 4). MLX's own products: 97.9, 27.7, 33.5, 24.3; 60.1, 24.0.
-    More than 32 rows of x are halved, unless the matrix alone fills the device.
+    Splits so that the device is full and no fuller; groups of rows share what they read of x. Tall matrices have tiles of 32
+    rows for a simdgroup, which then reads x half as often: threadgroup memory bounds them. More than 32 rows of x are
+    halved, unless the matrix alone fills the device. On an H200, 4 bit, us with what is chosen and with tiles of 16 rows, 2
+    groups and 2 splits: 8 rows of x: 24576 x 4096 23.4, 30.8; 16: 27.6, 34.6; 64: 12288 x 4096 35.4, - (MLX's own 60.1, 68.2,
+    71.5); 32 rows: 24576 x 4096 39.3, 49.8; 4096 x 4096 11.9, 16.2; 6144 x 4096 17.0, 18.5.
     """
-    if tiles > 4 and rows >= profile.scale(12288):
-        return tiles, 4, 4, 1
+    groups, steps = math.ceil(rows / 16), math.ceil(width / 128)
     columns = tiles if tiles <= 4 else math.ceil(tiles / 2)
-    groups, narrow = math.ceil(rows / 16), columns <= 2
+    if tiles > 4 and groups >= profile.scale(4096 if paired else 768):
+        return make_config(tiles, 4, 4, 1)
+    if paired and groups >= profile.scale(768):
+        taller = groups >= profile.scale(1536)
+        if tiles > 4:
+            return make_config(columns, 4, 4, 1) if taller else make_config(columns, 4, 2, min(2, steps), 3)
+        if columns <= 2 and taller:
+            return make_config(columns, 4, 2, min(2, steps), 4)
+        if columns == 1 and steps >= 4:
+            return make_config(columns, 4, 1, 4)
+    parts = groups * math.ceil(tiles / columns)
+    narrow = columns <= 2
     most, wanted = (8, profile.scale(2304)) if narrow else (4, profile.scale(1024))
-    least = 2 if narrow or groups < wanted else 1
-    splits = min(max(wanted // groups, least), most, math.ceil(width / 128))
+    least = 2 if narrow or parts < wanted else 1
+    splits = min(max(wanted // parts, least), most, steps)
     splits = 1 << (splits.bit_length() - 1)
     if narrow:
         row_groups = 2 if splits == 2 or groups * splits >= profile.scale(2048) else 1
+    elif splits == 2 and groups >= profile.scale(256):
+        row_groups = 4 if parts <= profile.scale(512) else 2
     else:
         row_groups = 4 if splits == 1 else 2 if groups >= profile.scale(256) else 1
     while splits > 1 and qmm_memory(2, row_groups, splits, columns) > profile.threadgroup_memory:
         splits //= 2
-    return columns, 2, row_groups, splits
+    return make_config(columns, 2, row_groups, splits)
+
+
+def make_config(columns: int, row_tiles: int, row_groups: int, splits: int, resident: int = 1) -> dict[str, int]:
+    return {"MT": columns, "RT": row_tiles, "RG": row_groups, "KS": splits, "RESIDENT": resident}
 
 
 def qmm_memory(row_tiles: int, row_groups: int, splits: int, tiles: int) -> int:
