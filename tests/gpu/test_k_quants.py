@@ -38,11 +38,14 @@ def compare(packed, plain, report, name, kernels="strict", allowed=1e-3):
     truth, tokens, _, _ = run(plain, dtype="float32")
     found, same, held, used = run(packed, dtype="float32", kernels=kernels)
     errors = [np.abs(f - t).max() / np.abs(t).max() for f, t in zip(found, truth)]
-    assert max(errors) < allowed and "embed_rows" in used
+    infos = GgufCheckpoint(packed).sizes()
+    # Rows of a tiny model's embedding may be shorter than a block; of its other matrices some are not.
+    embedding = any("embed" in path and info.dtype.lower() in SPLIT_KINDS for path, info in infos.items())
+    assert max(errors) < allowed and ("embed_rows" if embedding else "dequantize") in used
     assert kernels == "auto" or same == tokens
     half, _, _, used = run(packed, dtype="bfloat16", kernels=kernels)
     rounded = [np.abs(f - t).max() / np.abs(t).max() for f, t in zip(half, truth)]
-    stored = sum(info.nbytes for info in GgufCheckpoint(packed).sizes().values())
+    stored = sum(info.nbytes for info in infos.values())
     report(f"{name}: off by {max(errors):.1e}, bfloat16 {max(rounded):.1e}, {held / stored:.3f} of the file; {used}")
     return held / stored
 
