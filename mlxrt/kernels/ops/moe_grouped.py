@@ -6,6 +6,7 @@ Four launches: the order, gates and ups, downs, and each token's weighted sum.
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -65,7 +66,7 @@ def grouped_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (11, 2, 3, 96, 17, "affine", {"down": True}),
         # Steps of k whose scales lanes hand round: more than four for a simdgroup, the last of them past the end.
         (6, 2, 4, 1280, 40, "affine", {"pair": True, "activation": "silu", "group": 64}),
-        (7, 1, 3, 1152, 24, "mxfp4", {"down": True}),
+        (7, 1, 3, 1152, 24, "mxfp4", {"down": True, "exponent": 9}),  # scales above 1: all bits of their bytes
         (9, 2, 4, 768, 24, "affine", {"down": True, "group": 128}),
         (60, 1, 2, 1024, 36, "affine", {"down": True}),
         (9, 2, 3, 256, 19, "q4_k_split", {"pair": True, "activation": "silu"}),
@@ -84,6 +85,8 @@ def grouped_cases(dtype: mx.Dtype) -> Iterator[Case]:
         if extra.get("bias"):
             arrays["bias"] = mx.random.normal((count, total)).astype(dtype)
         matrix = sample(mode, (count, total, width), dtype, extra.get("bits", 4), extra.get("group", 32))
+        if extra.get("exponent"):
+            matrix = replace(matrix, scales=matrix.scales + extra["exponent"])
         options = {"matrix": matrix, "each": each, "pair": bool(extra.get("pair"))}
         options |= {"activation": extra.get("activation"), "dtype": mx.float32 if extra.get("down") else dtype}
         yield Case(f"{mode}{matrix.bits} {k} of {count} [{total}, {width}], {rows} tokens", arrays, options)
