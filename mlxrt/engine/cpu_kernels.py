@@ -2,6 +2,7 @@
 
 import logging
 import os
+import platform
 from functools import lru_cache
 from pathlib import Path
 
@@ -9,11 +10,13 @@ from .. import _openblas as blas
 from ..config import EngineConfig
 from ..errors import BadRequest
 from ..kernels import device
-from ..kernels.cpu.build import BuildError, find_library
+from ..kernels.cpu.build import BuildError, can_round_activations, find_library
 from ..kernels.cpu.library import CpuKernels
 from ..weights.source.cache_dir import cache_root
 
 log = logging.getLogger("mlxrt")
+
+NO_BYTES = "cpu_activations int8 does not apply: this processor has no dot products of bytes that mlxrt uses ({})"
 
 
 def suits_cpu_kernels(config: EngineConfig) -> bool:
@@ -29,14 +32,15 @@ def open_cpu_kernels(config: EngineConfig) -> CpuKernels | None:
     """
     if not suits_cpu_kernels(config):
         return None
+    rounds = config.cpu_activations == "int8"
+    if rounds and not can_round_activations():  # before anything is compiled for it
+        raise BadRequest(NO_BYTES.format(platform.machine()))
     path = locate(cache_root() / "kernels", config.cpu_activations)
     kernels = None if path is None else CpuKernels(path, choose_threads())
-    if config.cpu_activations == "int8":
-        if kernels is None:
-            raise BadRequest("cpu_activations int8 does not apply: there are no CPU kernels here (mlxrt doctor)")
-        if kernels.activations != "int8":
-            reason = f"this processor has no dot products of bytes that mlxrt uses ({kernels.vectors})"
-            raise BadRequest(f"cpu_activations int8 does not apply: {reason}")
+    if rounds and kernels is None:
+        raise BadRequest("cpu_activations int8 does not apply: there are no CPU kernels here (mlxrt doctor)")
+    if rounds and kernels is not None and kernels.activations != "int8":
+        raise BadRequest(NO_BYTES.format(kernels.vectors))
     return kernels
 
 

@@ -28,6 +28,8 @@ PROMPTS = ([3, 14, 15, 9, 2, 6], [41, 5], [7, 7, 30, 1, 2, 3, 4, 8, 19, 22, 40],
 
 @pytest.fixture(scope="module")
 def library() -> Path:
+    if not build.can_round_activations():
+        pytest.skip("there are no such kernels for this processor")
     try:
         path = build.find_library(Path(build.SOURCES / "__pycache__"), "int8")
     except build.BuildError as error:
@@ -139,7 +141,15 @@ def test_a_model_without_packed_matrices_refuses_it(library, tmp_path):
         mlxrt.load(str(plain), cpu_activations="int8")
 
 
+def test_another_processor_refuses_it_before_anything_is_compiled(folder, monkeypatch):
+    monkeypatch.setattr(cpu_kernels, "can_round_activations", lambda: False)
+    monkeypatch.setattr(cpu_kernels, "locate", lambda *a: pytest.fail("a library was looked for"))
+    with pytest.raises(mlxrt.BadRequest, match="int8 does not apply: this processor has no dot products"):
+        mlxrt.load(folder, cpu_activations="int8")
+
+
 def test_without_a_compiler_it_is_refused(folder, monkeypatch, tmp_path):
+    monkeypatch.setattr(cpu_kernels, "can_round_activations", lambda: True)
     monkeypatch.setattr(build, "SOURCES", tmp_path)
     monkeypatch.setattr(build, "find_compilers", lambda: iter(()))
     monkeypatch.setenv("MLXRT_CACHE", str(tmp_path / "cache"))

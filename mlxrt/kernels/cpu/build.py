@@ -59,6 +59,12 @@ def multiplies_bytes() -> bool:
         return False
 
 
+def can_round_activations() -> bool:
+    """Whether there are products of activations of 8 bits for such a processor; of one without dot products of bytes the
+    library says that it does not round."""
+    return platform.machine() == "aarch64"
+
+
 def library_name(activations: str = "float32") -> str:
     """Of this processor, these sources and this way of compiling them."""
     files = sorted(path for pattern in ("*.c", "*.h") for path in SOURCES.glob(pattern))
