@@ -42,7 +42,7 @@
     threadgroup uint4 slab[KS * MT * 128];
     uint first_chunk = split * uint(MT * 128);
     uint thread_of_split = row_group * 32 + lane;
-    const bool SHARED = shares_scales<FORM, GROUP, K, PAIRED>();
+    const bool SHARED = shares_scales<GROUP, K, PAIRED>();
     const int SCALE_WORDS = scale_words<FORM, GROUP>();
     // Without GROUPED each threadgroup has its own columns.
     uint first = GROUPED ? 0u : threadgroup_position_in_grid.y * uint(8 * MT);

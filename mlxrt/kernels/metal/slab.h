@@ -83,7 +83,7 @@ FN void load_scale_bits(
 
 // Reading them for every 128 numbers costs more than reading the matrix: a row's scales of 128 numbers are two to eight bytes.
 // So of each four steps of k the four lanes of a row read one each, in whole words, and hand them round.
-template <int FORM, int GROUP, int K, bool PAIRED>
+template <int GROUP, int K, bool PAIRED>
 FN constexpr bool shares_scales() {
     return PAIRED && K % 128 == 0 && GROUP <= 128;
 }
@@ -99,14 +99,12 @@ template <int FORM, int GROUP, int K, int R, int N, typename S>
 FN void load_step_scales(S s, const thread uint (&row)[R], uint k, thread uint (&held)[R][N]) {
     #pragma unroll
     for (int r = 0; r < R; r++) {
-        uint group =
-            (row[r] * uint(K / 128) + metal::min(k, uint(K - 128)) / 128) * uint(128 / GROUP);
+        uint step = row[r] * uint(K / 128) + metal::min(k, uint(K - 128)) / 128;
         if (FORM == AFFINE && GROUP == 128) {
-            held[r][0] = uint(((const device ushort*)(s))[group]);
+            held[r][0] = uint(((const device ushort*)(s))[step]);
         } else {
             #pragma unroll
-            for (int c = 0; c < N; c++)
-                held[r][c] = ((const device uint*)(s))[group / uint(128 / GROUP) * N + c];
+            for (int c = 0; c < N; c++) held[r][c] = ((const device uint*)(s))[step * N + c];
         }
     }
 }

@@ -158,7 +158,7 @@ def grouped_config(pairs: float, width: int, paired: bool) -> dict[str, int]:
     """Columns for what an expert is likely to have, by 8, and how its rows and k are shared (see qmm.tile_config), for as
     many `pairs` of token and expert to an expert.
 
-    A layer on an H200, us for ups and downs, and with tiles of 16 rows, 4 groups and 2 splits for all: Qwen3-30B-A3B, 32
+    A layer on an H200, us for ups and downs, and with tiles of 16 rows and scales read at every step: Qwen3-30B-A3B, 32
     tokens 68.3, 40.9 (72.7, 46.3), 512 tokens 177.3, 108.3 (207.3, 112.3); gpt-oss-20b, 8 tokens 74.6, 41.6 (78.7, 44.3), 32
     tokens 112.7, 62.6 (120.1, 64.6); Gemma 4 26B-A4B, 32 tokens 86.0, 49.2 (92.4, 60.7).
     """

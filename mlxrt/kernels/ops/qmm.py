@@ -122,8 +122,8 @@ def tile_config(profile: DeviceProfile, rows: int, width: int, tiles: int, paire
     Splits so that the device is full and no fuller; groups of rows share what they read of x. Tall matrices have tiles of 32
     rows for a simdgroup, which then reads x half as often: threadgroup memory bounds them. More than 32 rows of x are
     halved, unless the matrix alone fills the device. On an H200, 4 bit, us with what is chosen and with tiles of 16 rows, 2
-    groups and 2 splits: 8 rows of x: 24576 x 4096 23.4, 30.8; 16: 27.6, 34.6; 64: 12288 x 4096 35.4, - (MLX's own 60.1, 68.2,
-    71.5); 32 rows: 24576 x 4096 39.3, 49.8; 4096 x 4096 11.9, 16.2; 6144 x 4096 17.0, 18.5.
+    groups and 2 splits: 8 rows of x: 24576 x 4096 23.4, 30.8, 12288 x 4096 13.7, 16.2; 16: 24576 x 4096 29.2, 34.6; 32: 6144 x
+    4096 16.9, 18.4. MLX's own for 24576 x 4096: 60.1 with 8 rows, 97.9 with 32.
     """
     groups, steps = math.ceil(rows / 16), math.ceil(width / 128)
     columns = tiles if tiles <= 4 else math.ceil(tiles / 2)
