@@ -117,6 +117,19 @@ FN void load_logits8(P x, uint row, uint begin, thread float (&v)[8]) {
     }
 }
 
+// The i-th eight tokens of a row or, of those in a list, the i-th alone, with -inf after it. Returns the first token.
+template <int V, typename P, typename L>
+FN uint load_tokens(P y, uint row, uint i, bool is_listed, L listed, thread float (&v)[8]) {
+    if (is_listed) {
+        uint token = atomic_load_explicit(&listed[i], memory_order_relaxed);
+        v[0] = y[row * uint(V) + token];
+        for (uint c = 1; c < 8; c++) v[c] = as_type<float>(0xff800000u);
+        return token;
+    }
+    load_logits8<float, V>(y, row, 8 * i, v);
+    return 8 * i;
+}
+
 // Which bin of a histogram a logit is in: the best in the first one.
 FN uint bin_of(float distance, float scale) {
     float at = distance * scale;

@@ -4,11 +4,12 @@
 #define CANDIDATES 512  // so few are compared with each other
 #define SMALL_K 256
 #define MAX_PARTS 1536
-#define CHUNKS 3072  // of eight tokens, that are remembered
+#define MAX_LISTED 3968  // tokens of a bin: of 262,144 normally distributed logits the fullest has 3,700
 
 // The token of a row: a threadgroup for each. Where top-k keeps few tokens they are taken out of the parts of the vocabulary with
-// the best logits; otherwise the histogram tells in which bin the last token is that top-p keeps. Then one pass over the row finds
-// the chunks that have a token of that bin, and only those are looked at again.
+// the best logits; otherwise the histogram tells in which bin the last token is that top-p keeps. Then one pass over the row lists
+// the tokens of that bin, and only those are looked at again. Weighing them in that pass would take longer than the pass: among 32
+// lanes few have one.
 [[kernel]] void mlxrt_draw(MLX_ARGUMENTS) {
     uint row = threadgroup_position_in_grid.x;
     uint tid = thread_position_in_threadgroup.x;
@@ -16,7 +17,7 @@
     uint sg = simdgroup_index_in_threadgroup;
     threadgroup atomic_uint low[THREADS];
     threadgroup atomic_uint high[THREADS];
-    threadgroup atomic_uint words[2 * THREADS + CHUNKS];  // for one of two ways to use them
+    threadgroup atomic_uint words[2 * THREADS + MAX_LISTED];  // for one of two ways to use them
     threadgroup ulong sums[32];
     threadgroup ulong found[2];
     threadgroup uint found_at[1];
@@ -28,7 +29,7 @@
     auto ids = words + 2 * MAX_PARTS + CANDIDATES;
     auto smallest = words;
     auto largest = words + THREADS;
-    auto chunks = words + 2 * THREADS;
+    auto bin_ids = words + 2 * THREADS;
 
     auto p = rows + row * uint(N);
     float sharpness = as_type<float>(p[SHARPNESS]);
@@ -124,8 +125,8 @@
     uint cut =
         LOWEST_KEY;  // tokens above it stay, and `ties` of those at it, those with the lowest ids
     ulong ties = 0;
-    uint num_chunks = (V + 7) / 8;  // to look at: all, or those remembered
-    bool remembered = false;
+    uint num_loads = (V + 7) / 8;  // of eight tokens, or of one of those listed
+    bool is_listed = false;
     for (uint by_mass = 0; by_mass < 2; by_mass++) {
         if ((by_mass == 0 ? top_k : top_p) == 0) continue;
         ulong limit = top_k;
@@ -138,7 +139,7 @@
             ulong rest = 0;
             if (top_k != 0) {  // what it keeps of the last bin
                 end = bin_of(peak - key_logit(cut), scale);
-                for (uint i = tid; i < uint((V + 7) / 8); i += THREADS) {
+                for (uint i = tid; i < num_loads; i += THREADS) {
                     float v[8];
                     load_logits8<float, V>(y, row, 8 * i, v);
                     for (uint c = 0; c < 8; c++) {
@@ -173,6 +174,25 @@
             bin = found_at[0];
             last = sort_key(bin_ceiling(peak, bin, scale));
             least = metal::max(least, sort_key(bin_floor(peak, bin, scale)));
+            if (tid == 0) atomic_store_explicit(&count[0], 0u, memory_order_relaxed);
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            float floor = key_logit(least);
+            float ceiling = key_logit(last);
+            for (uint i = tid; i < num_loads; i += THREADS) {
+                float v[8];
+                load_logits8<float, V>(y, row, 8 * i, v);
+                for (uint c = 0; c < 8; c++) {
+                    if (v[c] >= floor && v[c] <= ceiling && bin_of(peak - v[c], scale) == bin) {
+                        uint at = atomic_fetch_add_explicit(&count[0], 1u, memory_order_relaxed);
+                        if (at < MAX_LISTED)
+                            atomic_store_explicit(&bin_ids[at], 8 * i + c, memory_order_relaxed);
+                    }
+                }
+            }
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            uint n = atomic_load_explicit(&count[0], memory_order_relaxed);
+            is_listed = n <= MAX_LISTED;
+            if (is_listed) num_loads = n;
         }
         while (least < last) {
             uint shift = 0;
@@ -181,16 +201,12 @@
             store64(low, high, tid, 0);
             atomic_store_explicit(&smallest[tid], 0xffffffffu, memory_order_relaxed);
             atomic_store_explicit(&largest[tid], 0u, memory_order_relaxed);
-            if (tid == 0) atomic_store_explicit(&count[0], 0u, memory_order_relaxed);
             threadgroup_barrier(mem_flags::mem_threadgroup);
             float floor = key_logit(least);
             float ceiling = key_logit(last);
-            for (uint i = tid; i < num_chunks; i += THREADS) {
-                uint chunk =
-                    remembered ? atomic_load_explicit(&chunks[i], memory_order_relaxed) : i;
-                bool inside = false;
+            for (uint i = tid; i < num_loads; i += THREADS) {
                 float v[8];
-                load_logits8<float, V>(y, row, 8 * chunk, v);
+                load_tokens<V>(y, row, i, is_listed, bin_ids, v);
                 for (uint c = 0; c < 8; c++) {
                     float distance = peak - v[c];
                     if (v[c] >= floor && v[c] <= ceiling
@@ -201,13 +217,7 @@
                         add64(low, high, at, one);
                         atomic_fetch_min_explicit(&smallest[at], key, memory_order_relaxed);
                         atomic_fetch_max_explicit(&largest[at], key, memory_order_relaxed);
-                        inside = true;
                     }
-                }
-                if (inside && bin < BINS) {
-                    uint at = atomic_fetch_add_explicit(&count[0], 1u, memory_order_relaxed);
-                    if (at < CHUNKS)
-                        atomic_store_explicit(&chunks[at], chunk, memory_order_relaxed);
                 }
             }
             threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -226,11 +236,6 @@
                 above = found[0];
                 least = atomic_load_explicit(&smallest[at], memory_order_relaxed);
                 last = atomic_load_explicit(&largest[at], memory_order_relaxed);
-            }
-            if (bin < BINS) {
-                uint n = atomic_load_explicit(&count[0], memory_order_relaxed);
-                remembered = n <= CHUNKS;
-                if (remembered) num_chunks = n;
             }
             bin = BINS;
         }
@@ -253,8 +258,8 @@
         uint bin = bin_of(max_gap / sharpness, scale);
         whole = metal::max(bin, 1u) - 1;
         end = bin + 1;
-        remembered = false;
-        num_chunks = (V + 7) / 8;
+        is_listed = false;
+        num_loads = (V + 7) / 8;
     } else if (has_cut) {
         whole = bin_of(cut_distance, scale);
         end = whole;
@@ -274,16 +279,15 @@
     if (whole < BINS) {
         float ceiling = bin_ceiling(peak, whole, scale);
         float floor = bin_floor(peak, end, scale);
-        for (uint i = tid; i < num_chunks; i += THREADS) {
-            uint chunk = remembered ? atomic_load_explicit(&chunks[i], memory_order_relaxed) : i;
+        for (uint i = tid; i < num_loads; i += THREADS) {
             float v[8];
-            load_logits8<float, V>(y, row, 8 * chunk, v);
+            uint first = load_tokens<V>(y, row, i, is_listed, bin_ids, v);
             for (uint c = 0; c < 8; c++) {
                 float distance = peak - v[c];
                 if (v[c] >= floor && v[c] <= ceiling) {
                     uint bin = bin_of(distance, scale);
                     uint key = sort_key(v[c]);
-                    uint slice = 8 * chunk / SLICE;
+                    uint slice = first / SLICE;
                     float gap = distance * sharpness;
                     if (bin >= whole && bin <= end) {
                         if (key > cut && gap <= max_gap) add64(low, high, slice, weigh(gap));
