@@ -8,6 +8,7 @@ the record of the whole.
 """
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -47,8 +48,19 @@ def all_mutants(op: str | None = None) -> list[Mutant]:
 
 
 def draw_sample(made: list[Mutant], n: int, seed: int) -> list[Mutant]:
-    """n mutants at random. A changed kernel changes its own share of them alone: a record of the rest stays of use."""
+    """n mutants at random. A changed kernel changes its own share of them alone: a record still has the others."""
     return sorted(made, key=lambda mutant: hashlib.sha256(f"{seed} {mutant.key}".encode()).digest())[:n]
+
+
+@functools.cache
+def kernel_digest(op: str) -> str:
+    texts = [text for source in OPS[op].sources for text in (source.name, source.helpers, source.body)]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
+
+
+def record_key(mutant: Mutant) -> str:
+    """The mutant and the kernels it was tried in: an outcome holds no longer than their text stays."""
+    return " ".join([*map(kernel_digest, mutant.users), mutant.key])
 
 
 def try_one(mutant: Mutant) -> str:
@@ -88,7 +100,7 @@ def table(results: list[Result]) -> list[str]:
 
 
 def read_record(record: Path | None) -> dict[str, str]:
-    """What noticed each mutant tried so far, by its key."""
+    """What noticed each mutant tried so far, by its record_key."""
     lines = record.read_text(encoding="utf-8").splitlines() if record and record.exists() else []
     return dict(json.loads(line) for line in lines)
 
@@ -107,8 +119,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.sample is not None:
         chosen = draw_sample(chosen, args.sample, args.seed)
     known = read_record(args.record)
-    results = [Result(mutant, known[mutant.key]) for mutant in chosen if mutant.key in known]
-    todo = [mutant for mutant in chosen if mutant.key not in known]
+    results = [Result(mutant, known[record_key(mutant)]) for mutant in chosen if record_key(mutant) in known]
+    todo = [mutant for mutant in chosen if record_key(mutant) not in known]
     used = sorted({name for mutant in todo for name in mutant.users})
     if false := [line for _, lines in each(try_whole, used, args.jobs) for line in lines]:
         print("\n".join(f"noticed without any change: {line}" for line in false))
@@ -117,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
         results.append(Result(mutant, by))
         if args.record:
             with args.record.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([mutant.key, by]) + "\n")
+                file.write(json.dumps([record_key(mutant), by]) + "\n")
         if by == SURVIVED or len(results) % 50 == 0:
             print(f"{len(results)} of {len(chosen)}, {by}: {mutant.label}", flush=True)
     whole = args.op is None and len(chosen) == len(all_mutants())
