@@ -8,8 +8,8 @@
 
 // The token of a row: a threadgroup for each. Where top-k keeps few tokens they are taken out of the parts of the vocabulary with
 // the best logits; otherwise the histogram tells in which bin the last token is that top-p keeps. Then one pass over the row lists
-// the tokens of that bin, and only those are looked at again. Weighing them in that pass would take longer than the pass: among 32
-// lanes few have one.
+// the tokens of that bin, and only those are looked at again. They are not weighed in that pass, because few of 32 lanes have one
+// and the others would wait.
 [[kernel]] void mlxrt_draw(MLX_ARGUMENTS) {
     uint row = threadgroup_position_in_grid.x;
     uint tid = thread_position_in_threadgroup.x;
