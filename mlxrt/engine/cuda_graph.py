@@ -52,22 +52,40 @@ class NotCapturable(Exception):
 
 
 @dataclass
+class TailBuffers:
+    """Two buffers that the steps of a tail read and write in turn.
+
+    Captured steps whose tails have one shape share them: they are most of what a step of many rows keeps, and only one
+    tail is running.
+    """
+
+    first: Live  # what a tail's first step reads: zeros, but for recurrent layers, which read the first buffer
+    pair: tuple[Live, Live]  # the one read first, and the one written first
+    at: dict[str, list[int]]  # addresses: "zeros", "read", "written", and "states", the recurrent layers of "read"
+    nbytes: int
+
+
+@dataclass
 class CapturedStep:
     launches: list[Launch]
     addresses: list[list[int]]  # of each launch's inputs and outputs, as they were then
     tokens: mx.array
     results: list[tuple[tuple[int, ...], mx.Dtype]]  # what the host reads after every step
-    tails: tuple[Live, Live]  # two buffers: the one read first, and the one written first
-    zeros: Live  # what is read by the first step of a tail, but for recurrent layers, which read the first buffer
+    tail: TailBuffers
+    outputs: list[mx.array]  # what kernels write besides, kept alive
     constants: list[mx.array]
     buffers: list[tuple[mx.array, mx.array]]  # a group's block table and where its rows' tails end
     at: dict[str, list[int]]  # addresses of all these, and of the step's own arrays
-    nbytes: int
     before_mask: int | None = None  # launches before the first that reads the mask; None: there is none
     masks: list[mx.array] = field(default_factory=list)  # the graphs' own, kept alive
     graphs: dict[int, list[Any]] = field(default_factory=dict)
     pools: list[int] = field(default_factory=list)  # their addresses when the graphs were made
     steps: list[int] = field(default_factory=list)  # addresses of a group's integers for all steps of this tail
+
+    @property
+    def nbytes(self) -> int:
+        """But for the tail's."""
+        return sum(a.nbytes for a in self.outputs)
 
 
 @dataclass(frozen=True)
@@ -98,7 +116,7 @@ class CudaGraphRunner:
         self._step, self._compiled, self._model = step, compiled, model
         self._compiled_logits, self._recurrent = compiled_logits, recurrent
         self._library, self._device = library, device
-        self._captured: OrderedDict[tuple, CapturedStep] = OrderedDict()
+        self.captured: OrderedDict[tuple, CapturedStep] = OrderedDict()  # the one used longest ago first
         self._refused: dict[tuple, str] = {}
         self._counts: Counter[tuple] = Counter()  # steps that MLX ran
         self._current: CapturedStep | None = None  # the one whose tail is running
@@ -115,7 +133,7 @@ class CudaGraphRunner:
         if self._current is not None and mine and self._continues(key, tokens, index):
             return self._launch(used)
         if not used:
-            self._current = self._captured.get(key)
+            self._current = self.captured.get(key)
             if (
                 self._current is None
                 and self._counts[key] >= WARMUP_STEPS
@@ -146,7 +164,7 @@ class CudaGraphRunner:
     def close(self) -> None:
         self.wait()
         self._current = None
-        self._captured.clear()
+        self.captured.clear()
         self._device.close()
 
     def flush(self, live: Live, blocks: dict[int, list[int]], nbytes: dict[int, list[int]]) -> bool:
@@ -157,7 +175,7 @@ class CudaGraphRunner:
         if now is None or live is not self._last[1] or sum(len(ids) for ids, _ in arrays) > MAX_COPIES:
             return False
         self._device.enter()
-        tail = now.at["read" if live is now.tails[0] else "written"]
+        tail = now.tail.at["read" if live is now.tail.pair[0] else "written"]
         for source, pool, (ids, size) in zip(tail[: len(now.pools)], now.pools, arrays, strict=True):
             for row, block in enumerate(ids):
                 self._device.copy(pool + block * size, source + row * size, size)
@@ -169,7 +187,7 @@ class CudaGraphRunner:
     def _continues(self, key: tuple, tokens: mx.array, index: list[dict]) -> bool:
         now, given = self._current, self._last[0]
         assert now is not None
-        if self._captured.get(key) is not now:
+        if self.captured.get(key) is not now:
             return False
         new = index_arrays(index)
         if any(a is not b for a, b in zip(new, given, strict=True)):
@@ -203,7 +221,7 @@ class CudaGraphRunner:
         if phase not in now.graphs:
             now.graphs[phase] = self._graphs(now, phase)
         now.graphs[phase][0].launch()
-        live = now.tails[1 - used % 2]
+        live = now.tail.pair[1 - used % 2]
         self._last = (self._last[0], live)
         self._busy, self._flushed = True, False
         self.steps += 1
@@ -233,9 +251,10 @@ class CudaGraphRunner:
     def _graphs(self, now: CapturedStep, phase: int) -> list[Any]:
         """The graph of a tail's first step, of those that write the first buffer, or of those that write the second.
         Where there is a mask, one up to its first reader and one of the rest."""
-        one, other = now.at["read"], now.at["written"]
-        read, written = [(now.at["zeros"], other), (other, one), (one, other)][phase]
-        to = dict(zip(now.at["pools"], now.pools)) | dict(zip(one, read)) | dict(zip(other, written))
+        one, other = now.tail.at["read"], now.tail.at["written"]
+        read, written = [(now.tail.at["zeros"], other), (other, one), (one, other)][phase]
+        to = dict(zip(now.at["pools"], now.pools))
+        to |= dict(zip(now.at["read"], read)) | dict(zip(now.at["written"], written))
         for name in ("tokens", "table", "where", "mask"):
             to |= dict(zip(now.at[f"input {name}"], now.at[name]))
         moved = [[to.get(at, at) for at in addresses] for addresses in now.addresses]
@@ -262,7 +281,7 @@ class CudaGraphRunner:
             self.wait()
             now.graphs.clear()
             now.pools = at[first:second]
-        self._captured.move_to_end(key)
+        self.captured.move_to_end(key)
         self._copy_tables(now, new, at[1:first])
         self._copy_tokens(now, tokens, at[0])
         self._copy_states(now, states, at[second:third])
@@ -273,13 +292,14 @@ class CudaGraphRunner:
 
     def _copy_states(self, now: CapturedStep, states: list[mx.array], at: list[int]) -> None:
         """The states a tail begins with, to the first buffer."""
-        for to, source, state in zip(now.at["states"], at, states, strict=True):
+        for to, source, state in zip(now.tail.at["states"], at, states, strict=True):
             self._device.copy(to, source, state.nbytes)
         self._sources += states
 
     def _drop(self, key: tuple) -> None:
+        """Forget a step; it is captured again when it has come as often as a new one."""
         self.wait()
-        del self._captured[key]
+        del self.captured[key], self._counts[key]
         self._current = None
 
     # A step that MLX runs, and that is captured
@@ -303,10 +323,11 @@ class CudaGraphRunner:
                     log.info(f"decode steps are launched kernel by kernel: {reason}")
                 self._refused[key] = str(reason)
                 return self._run_compiled(tokens, batch, index, pools, live) if masked else (result, out)
-            now = self._current = self._captured[key]
+            now = self._current = self.captured[key]
             launches.clear()  # they keep the pools alive
             # The next step goes on from here; one with a mask was sampled without it and is sampled again.
             if self._begin(key, index, pools, live, tokens if masked else now.tokens):
+                out = self._share_tail(now, out)
                 self._last = (self._last[0], out)
                 if masked:
                     self._copy_steps(now, 0)
@@ -315,12 +336,23 @@ class CudaGraphRunner:
                 return self._outputs(now, 0), out
         return self._run_compiled(tokens, batch, index, pools, live) if masked else (result, out)
 
+    def _share_tail(self, now: CapturedStep, out: Live) -> Live:
+        """The buffer the next step reads, with the tail that MLX's step has written to arrays of its own."""
+        written = now.tail.pair[1]
+        if out is not written:
+            self._device.enter()
+            for to, source, array in zip(now.tail.at["written"], now.at["written"], flatten(out), strict=True):
+                self._device.copy(to, source, array.nbytes)
+                self._sources.append(array)
+            self._busy, self._flushed = True, False
+        return written
+
     def _store(self, key: tuple, known: CapturedStep) -> None:
-        if known.nbytes > self.max_bytes:
-            raise NotCapturable(f"{key[0][0]} rows would keep {known.nbytes >> 20} MB of {self.max_bytes >> 20} MB")
-        while self._captured and sum(k.nbytes for k in self._captured.values()) + known.nbytes > self.max_bytes:
-            self._drop(next(iter(self._captured)))
-        self._captured[key] = known
+        if (nbytes := count_bytes([known])) > self.max_bytes:
+            raise NotCapturable(f"{key[0][0]} rows would keep {nbytes >> 20} MB of {self.max_bytes >> 20} MB")
+        while self.captured and count_bytes([*self.captured.values(), known]) > self.max_bytes:
+            self._drop(next(iter(self.captured)))
+        self.captured[key] = known
 
     def _capture(self, launches, tokens, index, pools, live, tails, result, out) -> CapturedStep:
         tables = with_tables(index)
@@ -331,7 +363,6 @@ class CudaGraphRunner:
         outputs = [a for launch in launches for a in launch.outputs]
         fixed = {id(a) for a in self._model.constants()}
         used = {id(a): a for launch in launches for a in launch.inputs if id(a) in fixed}
-        first = live | self._states(tails)
         special = {
             "input tokens": [tokens],
             "input table": [where["table"] for where in tables],
@@ -344,34 +375,53 @@ class CudaGraphRunner:
             "tokens": [result[0]],
             "result": list(result[1:]),
             "written": flatten(out),
-            "zeros": flatten(first),
-            "states": flatten(self._states(tails)),
             "table": [table for table, _ in buffers],
             "where": [where for _, where in buffers],
             "mask": own_masks,
             "constants": list(used.values()),
         }
         named = special | own
-        every = [a for arrays in named.values() for a in arrays]
+        first = live | self._states(tails)
+        every = [*flatten(first), *(a for arrays in named.values() for a in arrays)]
         every += [a for launch in launches for a in (*launch.inputs, *launch.outputs)]
         distinct = {id(a): a for a in every}
         at = dict(zip(distinct, self._device.addresses(list(distinct.values()))))
         check_capturable(launches, outputs, used, [a for arrays in special.values() for a in arrays], own, at)
-        kept = {at[id(a)]: a.nbytes for a in (*outputs, *special["read"], *own["zeros"])}
+        names = {name: [at[id(a)] for a in arrays] for name, arrays in named.items()}
+        kept = {at[id(a)]: a for a in outputs if at[id(a)] not in names["written"]}
         return CapturedStep(
-            [replace(launch, inputs=[]) for launch in launches],  # MLX would copy a pool that is referenced
+            [replace(launch, inputs=[], outputs=[]) for launch in launches],  # MLX would copy a pool that is referenced
             [[at[id(a)] for a in (*launch.inputs, *launch.outputs)] for launch in launches],
             result[0],
             [(a.shape, a.dtype) for a in result[1:]],
-            (tails, out),
-            first,
+            self._find_tail(tails) or self._make_tail(first, tails, out, at),
+            list(kept.values()),
             list(used.values()),
             buffers,
-            {name: [at[id(a)] for a in arrays] for name, arrays in named.items()},
-            sum(kept.values()),
+            names,
             next((i for i, launch in enumerate(launches) for a in launch.inputs for m in masks if a is m), None),
             own_masks,
         )
+
+    def _find_tail(self, tails: Live) -> TailBuffers | None:
+        """Buffers of the same shapes that captured steps have."""
+        return next((k.tail for k in self.captured.values() if forms(k.tail.pair[0]) == forms(tails)), None)
+
+    def _make_tail(self, first: Live, tails: Live, out: Live, at: dict[int, int]) -> TailBuffers:
+        layers = {"zeros": first, "read": tails, "written": out, "states": self._states(tails)}
+        arrays = {name: flatten(live) for name, live in layers.items()}
+        nbytes = {at[id(a)]: a.nbytes for some in arrays.values() for a in some}
+        found = {name: [at[id(a)] for a in some] for name, some in arrays.items()}
+        return TailBuffers(first, (tails, out), found, sum(nbytes.values()))
+
+
+def count_bytes(steps: list[CapturedStep]) -> int:
+    """What captured steps keep, tails that they share counted once."""
+    return sum(k.nbytes for k in steps) + sum({id(k.tail): k.tail.nbytes for k in steps}.values())
+
+
+def forms(live: Live) -> list[tuple[int, tuple[int, ...], mx.Dtype]]:
+    return [(layer, a.shape, a.dtype) for layer in sorted(live) for a in live[layer]]
 
 
 def index_arrays(index: list[dict]) -> list[mx.array]:

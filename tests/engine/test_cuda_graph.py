@@ -243,10 +243,10 @@ def test_weights_that_moved_are_noticed(engines):
         engine.generate([ask(prompt, 10)])
     launched = device.launched
     assert launched
-    for known in engine.core.runner.graphs._captured.values():
+    for known in engine.core.runner.graphs.captured.values():
         known.at["constants"][0] += 64
     assert engine.generate([ask([7], 10)])[0].tokens == plain.generate([ask([7], 10)])[0].tokens
-    assert not engine.core.runner.graphs._captured and device.launched == launched
+    assert not engine.core.runner.graphs.captured and device.launched == launched
 
 
 def test_no_more_is_kept_than_allowed(engines, monkeypatch):
@@ -263,6 +263,33 @@ def test_what_comes_once_is_not_recorded(engines, monkeypatch):
         engine.generate([ask(prompt, 6)])  # five steps
         launched.append(device.launched)
     assert launched[:2] == [0, 0] and launched[2] >= 4
+
+
+def test_steps_of_as_many_rows_share_the_buffers_of_their_tails(engines):
+    """Greedy and drawn steps, in turns and through several tails: each finds what the other left there overwritten."""
+    greedy, drawn = [ask(PROMPT, 8), ask(OTHER, 8)], [ask(OTHER, 8, **HOT), ask(PROMPT, 8, **HOT)]
+    engine, device, said = both(engines, greedy, drawn, greedy, drawn)
+    steps = list(engine.core.runner.graphs.captured.values())
+    assert len(steps) >= 2 and device.launched > 10 and not said
+    assert len({id(step.tail) for step in steps}) == len({step.tokens.shape for step in steps})
+
+
+def test_a_step_that_had_to_go_is_not_captured_again_at_once(engines, monkeypatch):
+    """Two kinds in turns with room for one would else be captured at every turn, which takes longer than it saves."""
+    monkeypatch.setattr(replay, "WARMUP_STEPS", 8)
+    engine, device, _ = engines(True)
+    graphs, greedy, drawn = engine.core.runner.graphs, ask(PROMPT, 6), ask(OTHER, 6, **HOT)
+    for _ in range(3):
+        engine.generate([greedy])
+    [step] = graphs.captured.values()
+    graphs.max_bytes = replay.count_bytes([step]) + step.nbytes // 2
+    for _ in range(3):
+        engine.generate([drawn])
+    [left] = graphs.captured.values()
+    assert left is not step
+    launched = device.launched
+    engine.generate([greedy])
+    assert device.launched == launched and list(graphs.captured.values()) == [left]
 
 
 def test_a_request_given_up_in_the_middle_of_a_tail(engines):
