@@ -192,6 +192,10 @@ FN uint max(uint a, uint b) {
     return a > b ? a : b;
 }
 
+FN ulong min(ulong a, ulong b) {
+    return a < b ? a : b;
+}
+
 FN int min(int a, int b) {
     return a < b ? a : b;
 }

@@ -6,8 +6,8 @@ FN float gated(float g, float u) {
     if (ACT == SILU) return g / (1.0f + metal::exp(-g)) * u;
     if (ACT == SIGMOID_GATE) return u / (1.0f + metal::exp(-g));
     if (ACT == GELU) {
-        float t =
-            metal::min(metal::max(0.7978845608f * (g + 0.044715f * g * g * g), -15.0f), 15.0f);
+        // Above 15 the exp would be infinite; far below it is 0, and t's tanh -1 as it should be.
+        float t = metal::min(0.7978845608f * (g + 0.044715f * g * g * g), 15.0f);
         float e = metal::exp(2.0f * t);
         return 0.5f * g * (1.0f + (e - 1.0f) / (e + 1.0f)) * u;
     }

@@ -17,8 +17,7 @@ FN void load_numbers(P p, uint at, thread float* v) {
     uint tid = thread_position_in_threadgroup.x;
     uint lane = thread_index_in_simdgroup;
     uint sg = simdgroup_index_in_threadgroup;
-    uint out_row =
-        GROUPS > 1 ? row % GROUPS * (threadgroups_per_grid.x / GROUPS) + row / GROUPS : row;
+    uint out_row = row % GROUPS * (threadgroups_per_grid.x / GROUPS) + row / GROUPS;
     const int TURNS = (K + EACH * SIZE - 1) / (EACH * SIZE);
     threadgroup float partial[SIZE / 32];
     float v[TURNS][EACH];

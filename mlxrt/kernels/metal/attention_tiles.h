@@ -15,7 +15,7 @@ template <bool STAGED, int VECTORS, int BLOCK_SIZE, typename B, typename S>
 FN void find_tile(const thread KVRange& range, B table_row, S staged, thread KeyTile& tile) {
     tile.contiguous =
         tile.key + 16 <= metal::min(range.end, range.tail_start)
-        && (range.keep == 0 || tile.key >= range.window_start)
+        && tile.key >= range.window_start
         && uint(tile.key - range.table_start) % uint(BLOCK_SIZE) + 16 <= uint(BLOCK_SIZE);
     if (tile.contiguous) {
         tile.vector = pool_vector<STAGED, VECTORS, BLOCK_SIZE>(range, table_row, staged, tile.key);

@@ -51,10 +51,6 @@ FN ulong share_of(ulong total, uint top_p) {
     return (total >> 32) * top_p + (((total & 0xffffffffu) * ulong(top_p)) >> 32);
 }
 
-FN ulong min64(ulong a, ulong b) {
-    return a < b ? a : b;
-}
-
 // Whether a number points at what weighs `weight` after others that weigh `before`. One that points before it wraps around.
 FN bool points_at(ulong target, ulong before, ulong weight) {
     return target - before < weight;
@@ -132,8 +128,13 @@ FN uint load_tokens(P y, uint row, uint i, bool is_listed, L listed, thread floa
 
 // Which bin of a histogram a logit is in: the best in the first one.
 FN uint bin_of(float distance, float scale) {
-    float at = distance * scale;
-    return at < float(BINS - 1) ? uint(at) : BINS - 1;
+    return uint(metal::min(distance * scale, float(BINS - 1)));
+}
+
+// Whether a logit so many bins from the best is in one of the bins `first` to `last`. Of the last bin of all only tokens that weigh
+// nothing are left out.
+FN bool is_in_bins(float at, uint first, uint last) {
+    return at >= float(first) && at < float(last + 1);
 }
 
 // No logit of a bin that weighs anything is above this, and none below the other: a bin more on both sides, rounding cannot lead
@@ -143,7 +144,7 @@ FN float bin_ceiling(float peak, uint bin, float scale) {
 }
 
 FN float bin_floor(float peak, uint bin, float scale) {
-    return scale > 0.0f ? peak - float(bin + 2) / scale : as_type<float>(0xff800000u);
+    return peak - float(bin + 2) / scale;
 }
 
 // Adds to a sum of 64 bits that is kept as two numbers.

@@ -176,13 +176,11 @@
             least = metal::max(least, sort_key(bin_floor(peak, bin, scale)));
             if (tid == 0) atomic_store_explicit(&count[0], 0u, memory_order_relaxed);
             threadgroup_barrier(mem_flags::mem_threadgroup);
-            float floor = key_logit(least);
-            float ceiling = key_logit(last);
             for (uint i = tid; i < num_loads; i += THREADS) {
                 float v[8];
                 load_logits8<float, V>(y, row, 8 * i, v);
                 for (uint c = 0; c < 8; c++) {
-                    if (v[c] >= floor && v[c] <= ceiling && bin_of(peak - v[c], scale) == bin) {
+                    if (is_in_bins((peak - v[c]) * scale, bin, bin)) {
                         uint at = atomic_fetch_add_explicit(&count[0], 1u, memory_order_relaxed);
                         if (at < MAX_LISTED)
                             atomic_store_explicit(&bin_ids[at], 8 * i + c, memory_order_relaxed);
@@ -210,7 +208,7 @@
                 for (uint c = 0; c < 8; c++) {
                     float distance = peak - v[c];
                     if (v[c] >= floor && v[c] <= ceiling
-                        && (bin == BINS || bin_of(distance, scale) == bin)) {
+                        && (is_listed || bin == BINS || bin_of(distance, scale) == bin)) {
                         uint key = sort_key(v[c]);
                         uint at = (last - key) >> shift;
                         ulong one = by_mass == 1 ? weigh(distance * sharpness) : 1;
@@ -277,23 +275,18 @@
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (whole < BINS) {
-        float ceiling = bin_ceiling(peak, whole, scale);
-        float floor = bin_floor(peak, end, scale);
         for (uint i = tid; i < num_loads; i += THREADS) {
             float v[8];
             uint first = load_tokens<V>(y, row, i, is_listed, bin_ids, v);
             for (uint c = 0; c < 8; c++) {
                 float distance = peak - v[c];
-                if (v[c] >= floor && v[c] <= ceiling) {
-                    uint bin = bin_of(distance, scale);
+                if (is_in_bins(distance * scale, whole, end)) {
                     uint key = sort_key(v[c]);
                     uint slice = first / SLICE;
                     float gap = distance * sharpness;
-                    if (bin >= whole && bin <= end) {
-                        if (key > cut && gap <= max_gap) add64(low, high, slice, weigh(gap));
-                        if (key == cut)
-                            atomic_fetch_add_explicit(&smallest[slice], 1u, memory_order_relaxed);
-                    }
+                    if (key > cut && gap <= max_gap) add64(low, high, slice, weigh(gap));
+                    if (key == cut)
+                        atomic_fetch_add_explicit(&smallest[slice], 1u, memory_order_relaxed);
                 }
             }
         }
@@ -306,7 +299,7 @@
     ulong tied_before = 0;
     if (has_cut) {
         tied_before = sum_before(tied, lane, sg, sums, total);
-        mass += (min64(tied_before + tied, ties) - min64(tied_before, ties)) * cut_weight;
+        mass += (metal::min(tied_before + tied, ties) - metal::min(tied_before, ties)) * cut_weight;
     }
     ulong before = sum_before(mass, lane, sg, sums, total);
     ulong target = multiply_high64(total, random);

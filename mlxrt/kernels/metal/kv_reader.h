@@ -30,7 +30,7 @@ struct Affine {
 };
 
 FN int key_position(const thread KVRange& range, int key) {
-    bool kept = range.keep > 0 && key < range.window_start;
+    bool kept = key < range.window_start;
     return kept ? key - range.window_start + range.keep : key;
 }
 

@@ -13,9 +13,7 @@
     uint begin = slice * SLICE + 8 * tid;
     load_logits8<T, V>(x, row, begin, v);
     uint best = 0;
-    for (uint c = 0; c < 8; c++) {
-        if (begin + c < uint(V)) best = metal::max(best, sort_key(v[c]));
-    }
+    for (uint c = 0; c < 8; c++) best = metal::max(best, sort_key(v[c]));
     best = simd_max(best);
     if (lane == 0) {
         parts[(row * uint(S) + slice) * 8 + sg] = best;

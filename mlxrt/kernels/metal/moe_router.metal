@@ -27,7 +27,7 @@ FN uint sort_key(float f) {
 #else
     uint token = threadgroup_position_in_grid.x;
 #endif
-    // A row of x in threadgroup memory, normed but for the factor `inv_rms`; then the logits, lift for each expert.
+    // A row of x in threadgroup memory, normed but for the factor `inv_rms`; then the logits, one of each expert.
     uint lane = thread_index_in_simdgroup;
     uint sg = simdgroup_index_in_threadgroup;
     uint tid = thread_position_in_threadgroup.x;
@@ -77,7 +77,7 @@ FN uint sort_key(float f) {
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    // The first_row simdgroup chooses: its lane c < C then knows the c-th best expert and its expert_weight.
+    // The first simdgroup chooses: its lane c < C then knows the c-th best expert and its weight.
     if (sg == 0) {
         const int PER_LANE = (E + 31) / 32;
         uint key[PER_LANE];
@@ -85,8 +85,8 @@ FN uint sort_key(float f) {
         float top = -1e30f;
         float total = 0.0f;
         #pragma unroll
-        for (int j = 0; j < PER_LANE; j++)
-            top = metal::max(top, lane + 32 * j < uint(E) ? logits[lane + 32 * j] : -1e30f);
+        for (uint expert = lane; expert < uint(E); expert += 32)
+            top = metal::max(top, logits[expert]);
         top = simd_max(top);
         #pragma unroll
         for (int j = 0; j < PER_LANE; j++) {
@@ -116,7 +116,7 @@ FN uint sort_key(float f) {
             uint winner = simd_min(best == simd_max(best) ? candidate : 0xffffu);
             #pragma unroll
             for (int j = 0; j < PER_LANE; j++)
-                if (winner == lane + 32 * j) key[j] = 0;
+                key[j] = winner == lane + 32 * j ? 0 : key[j];
             if (lane == c) chosen = winner;
         }
         bool selected = lane < uint(C);
@@ -176,7 +176,7 @@ FN uint sort_key(float f) {
             load_rows<FORM, BITS, GROUP, K>(
                 packed, scales, biases, row, k < uint(K) ? k : 0, next_words, next_scale, next_zero
             );
-            simdgroup_barrier(mem_flags::mem_none);  // see matvec
+            simdgroup_barrier(mem_flags::mem_none);  // see qmv.metal
             dot_rows<T, FORM, BITS, VECS>(
                 words, scale, zero, j + lane * 32, magic, &lut_shared[0], &x_shared[0], &x_sums[0],
                 acc

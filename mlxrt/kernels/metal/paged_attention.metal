@@ -114,8 +114,8 @@ FN void norm_rope(
     if (KEEP > 0) first_key = metal::max(first_key - KEEP, 0);
     int pooled = range.tail_start - first_key;
     const int KEY_TILE = 16;
-    int split_keys =
-        (metal::max(pooled, 0) + SPLITS * KEY_TILE - 1) / (SPLITS * KEY_TILE) * KEY_TILE;
+    // A window that begins in the tail leaves fewer than none, which rounding up makes none where keys are split.
+    int split_keys = (pooled + SPLITS * KEY_TILE - 1) / (SPLITS * KEY_TILE) * KEY_TILE;
     // A short row's last split begins at its tail.
     range.begin =
         metal::min(first_key + int(split) * split_keys, metal::max(first_key, range.tail_start));

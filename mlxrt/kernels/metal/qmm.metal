@@ -19,7 +19,8 @@
     uint tile = threadgroup_position_in_grid.x * uint(RG) + row_group;
     const int OUT_TILES = PAIR ? RT / 2 : RT;
     const int OUTPUTS = OUT_TILES * 8;
-    threadgroup float partial[RG][KS > 1 ? KS - 1 : 1][KS > 1 ? RT * MT * 64 : 1];
+    const bool SPLIT_K = KS > 1;
+    threadgroup float partial[RG][SPLIT_K ? KS - 1 : 1][SPLIT_K ? RT * MT * 64 : 1];
     const int LUT_SIZE = lut_size<FORM, BITS>();
     threadgroup float lut_shared[LUT_SIZE];
     load_lut<FORM, LUT_SIZE, RG * KS * 32>(lut, tid, &lut_shared[0]);
@@ -158,7 +159,7 @@
             }
         }
         // The first part of k adds up the others' sums, which lie in their lanes' order.
-        if (KS > 1) {
+        if (SPLIT_K) {
             #pragma unroll
             for (int n = 0; n < RT * MT * 2; n++) {
                 if (split > 0) {

@@ -106,7 +106,7 @@ FN float magic_float(const thread uint (&p)[N], int n, uint magic) {
 // times smaller: in a half's bits a sign, an exponent and a fraction lie in the same order, and its smallest numbers are
 // as evenly spaced as those of e2m1. Four instructions for two values, where a table or a conversion takes four times that.
 FN uint e2m1_halves(uint word, int n) {
-    uint magnitude = n < 3 ? word << ((9 - 4 * n) & 31) : word >> 3;
+    uint magnitude = n < 3 ? word << (9 - 4 * (n % 3)) : word >> 3;
     return (magnitude & 0x0e000e00u) | ((word << (12 - 4 * n)) & 0x80008000u);
 }
 

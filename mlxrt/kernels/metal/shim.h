@@ -206,7 +206,7 @@ FN void set_affine4(thread Tile<T>& t, uint word, int p, uint scale, uint zero, 
 // The same of e2m1 (a sign, two bits of exponent, one of fraction): its bits are a half's, 2^14 times smaller.
 template <typename T>
 FN void set_e2m1(thread Tile<T>& t, uint word, int p, uint scale) {
-    uint magnitude = p < 3 ? word << ((9 - 4 * p) & 31) : word >> 3;
+    uint magnitude = p < 3 ? word << (9 - 4 * (p % 3)) : word >> 3;
     float v[2];
     float s[2];
     unpack2<half>((magnitude & 0x0e000e00u) | ((word << (12 - 4 * p)) & 0x80008000u), v);

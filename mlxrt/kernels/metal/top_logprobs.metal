@@ -46,7 +46,7 @@
             load_logits8<T, V>(x, row, begin, v);
             for (uint c = 0; c < 8; c++) {
                 uint key = sort_key(v[c]);
-                if (key >= least && begin + c < uint(V)) {
+                if (key >= least) {  // past the row's end -inf, after all tokens
                     uint at = atomic_fetch_add_explicit(&count[0], 1u, memory_order_relaxed);
                     if (at < CANDIDATES) {
                         keys[at] = key;

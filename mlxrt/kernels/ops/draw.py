@@ -82,6 +82,7 @@ CASES = [
     ("masked", 5000, seeded(*CUTS), (("steps", 2), ("steps", 4))),
     ("ties", 4096, seeded(*CUTS), [(k, i) for i, k in enumerate(["steps", "even", "even", "steps", "even", "steps", "steps", "steps"])]),
     ("many of two kinds", 25_000, seeded({"top_p": 0.5}), [("two", 0)]),
+    ("fewer than top_k", 2100, seeded({"top_k": 300, "top_p": 0.9}), [("few", 0)]),
     ("unusable", 100, seeded({}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 200}),
      (("nan", 0), ("inf", 1), ("none", 2), ("nan", 3), ("few", 4), ("few", 5))),
     ("penalised", 2500, [

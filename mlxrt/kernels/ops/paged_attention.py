@@ -101,6 +101,7 @@ def attention_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (8, 2, 1, 256, 16, 4, [50, 7, 33], 15, {"rope_pairs": 32, "v_norm": True, "softcap": 5.0, "tied": True}),
         (8, 1, 1, 64, 8, 2, [9, 3], 5, {"read": True}),
         (64, 8, 2, 64, 8, 1, [3, 6], 1, {"rope_pairs": 32}),
+        (128, 8, 1, 64, 8, 1, [3, 6], 1, {"rope_pairs": 32}),  # as many simdgroups as heads to prepare
         (8, 1, 1, 64, 32, 14, [440, 5, 201], 2, {}),  # simdgroups take keys several times
         (1, 2, 1, 64, 32, 40, [1270], 9, {"window": 4}),  # a window within the tail, in parts
         # Simdgroups take keys twice, the last ones at the tail's end.
