@@ -15,11 +15,13 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
 
+from ..kernels.cuda.graph import COPY
 from ..kernels.cuda.nvrtc import Launch, Library
 from ..models import CausalLM
 
@@ -28,7 +30,6 @@ log = logging.getLogger("mlxrt")
 MAX_BYTES = 1 << 30  # 32 rows of Gemma 4 26B-A4B keep 640 MB
 WARMUP_STEPS = 16  # steps of a shape before one is captured, which takes as long as several
 MAX_SOURCES = 1024  # arrays kept alive for copies: more than any number of steps in flight needs
-MAX_COPIES = 512  # of a microsecond each, to write a tail to the pools
 Live = dict[int, tuple[mx.array, ...]]
 Outputs = tuple[Any, ...]  # the tokens as an array, and what the host reads of them
 Decode = Callable[..., tuple[Any, Live]]
@@ -41,10 +42,19 @@ class Device(Protocol):
     def graph(self, launches: list[tuple[Launch, list[int]]]) -> Any: ...
     def enter(self) -> None: ...
     def copy(self, to: int, source: int, nbytes: int) -> None: ...
+    def copy_pieces(self, copies: np.ndarray) -> None: ...
     def upload(self, to: int, numbers: np.ndarray) -> None: ...
     def fetch(self, address: int, shape: tuple[int, ...], dtype: mx.Dtype) -> Any: ...
     def wait(self) -> None: ...
     def close(self) -> None: ...
+
+
+class TailPieces(NamedTuple):
+    """Where the tails of a group's layers go: rows [pieces, 5] of a row's number and a TailPiece."""
+
+    layers: tuple[int, ...]
+    size: int  # tokens in a block
+    pieces: np.ndarray
 
 
 class NotCapturable(Exception):
@@ -167,20 +177,29 @@ class CudaGraphRunner:
         self.captured.clear()
         self._device.close()
 
-    def flush(self, live: Live, blocks: dict[int, list[int]], nbytes: dict[int, list[int]]) -> bool:
-        """Copy a full tail to these blocks of the pools, whose arrays have blocks of `nbytes`. False: another step's
-        tail, or too many copies."""
+    def flush(self, live: Live, groups: list[TailPieces]) -> bool:
+        """Copy a tail to the pools. False: another step's tail, or one whose states the next would not begin with."""
         now = self._current
-        arrays = [(blocks[layer], size) for layer in sorted(blocks) for size in nbytes[layer]]
-        if now is None or live is not self._last[1] or sum(len(ids) for ids, _ in arrays) > MAX_COPIES:
+        if now is None or live is not self._last[1] or (self._recurrent and live is not now.tail.pair[0]):
             return False
         self._device.enter()
         tail = now.tail.at["read" if live is now.tail.pair[0] else "written"]
-        for source, pool, (ids, size) in zip(tail[: len(now.pools)], now.pools, arrays, strict=True):
-            for row, block in enumerate(ids):
-                self._device.copy(pool + block * size, source + row * size, size)
+        first = dict(zip(sorted(live), accumulate((len(live[layer]) for layer in sorted(live)), initial=0)))
+        copies = []
+        for layers, size, pieces in groups:
+            for n, array in enumerate(live[layers[0]]):
+                at = np.array([(now.pools[first[i] + n], tail[first[i] + n]) for i in layers])
+                copies.append(make_copies(at, pieces, size, self._tail_form(layers[0], array)))
+        self._device.copy_pieces(np.concatenate(copies))
         self._busy = self._flushed = True
         return True
+
+    def _tail_form(self, layer: int, array: mx.array) -> tuple[int, int, int]:
+        """Heads, tokens, and bytes of a token of a head, in a row of a layer's tail."""
+        if layer in self._recurrent:
+            return 1, 1, array.nbytes // array.shape[0]
+        _, heads, tokens, width = array.shape
+        return heads, tokens, width * array.itemsize
 
     # A tail that continues
 
@@ -418,6 +437,18 @@ class CudaGraphRunner:
 def count_bytes(steps: list[CapturedStep]) -> int:
     """What captured steps keep, tails that they share counted once."""
     return sum(k.nbytes for k in steps) + sum({id(k.tail): k.tail.nbytes for k in steps}.values())
+
+
+def make_copies(at: np.ndarray, pieces: np.ndarray, size: int, form: tuple[int, int, int]) -> np.ndarray:
+    """Copies from tails to pools, an array of every layer of a group. `at` [layers, 2]: addresses of pools and tails;
+    `pieces`, `size`: as in TailPieces; `form`: of a tail's rows, whose heads a block has as well."""
+    (heads, length, nbytes), (row, first, block, slot, tokens) = form, pieces.T
+    copies = np.empty((len(at), len(pieces)), COPY)
+    copies["to"] = at[:, :1] + (block * heads * size + slot) * nbytes
+    copies["source"] = at[:, 1:] + (row * heads * length + first) * nbytes
+    copies["width"], copies["height"] = tokens * nbytes, heads
+    copies["to_pitch"], copies["source_pitch"] = size * nbytes, length * nbytes
+    return copies.ravel()
 
 
 def forms(live: Live) -> list[tuple[int, tuple[int, ...], mx.Dtype]]:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ..cache.memory import TAIL, Batch, KVPools, Shared
 from ..cache.memory.slices import ArrayCache, bucket
@@ -20,7 +21,7 @@ from ..kernels.cuda.graph import Driver
 from ..models import CausalLM
 from .batch import decode_batch, draw_batch, input_tokens, prefill_batch, step_of_tail
 from .cpu_step import StepRecorder, Tails
-from .cuda_graph import CudaGraphRunner, UnsampledStep
+from .cuda_graph import CudaGraphRunner, TailPieces, UnsampledStep
 from .logits import LogitsView
 from .sampler import (
     GrammarMasks,
@@ -80,7 +81,7 @@ class DecodeTail:
     batch: Batch | None = None
     index: list[dict] = field(default_factory=list)
     checkpoint: bool = False  # a state inside it will be cached
-    blocks: dict[int, list[int]] = field(default_factory=dict)  # of a tail that is one full block per row, by layer
+    pieces: list[TailPieces] = field(default_factory=list)  # where the tail goes, by group, once it must be flushed
     draws: dict | None = None  # what the draw op is told of the rows, for all steps of the tail
 
     @property
@@ -373,8 +374,8 @@ class ModelRunner:
         with self.model.kernels.capturing(graphs is not None):
             outputs, t.live = decode_fn(*inputs) if graphs is None else graphs(t.used, *inputs)
         t.used, t.checkpoint = t.used + 1, step.checkpoint
-        if graphs is not None and t.is_block and all(g.spec.size == TAIL for g in self.groups if g.spec.paged):
-            t.blocks = self._tail_blocks(step, t.start)
+        if graphs is not None and t.must_flush and all(g.spec.pages or g.spec.recurrent for g in self.groups):
+            t.pieces = [self._tail_pieces(g, step, t) for g in range(len(self.groups))]
         return outputs
 
     def flush(self, continues: bool = False) -> None:
@@ -382,7 +383,7 @@ class ModelRunner:
         t, self.tail = self.tail, None
         if t is None or t.batch is None:
             return
-        if t.blocks and self.graphs is not None and self.graphs.flush(t.live, t.blocks, self.pools.block_bytes):
+        if t.pieces and self.graphs is not None and self.graphs.flush(t.live, t.pieces):
             return None if continues else self.synchronize()
         self.synchronize()
         batch, pools = t.batch._replace(used=mx.array([t.used])), self.pools.arrays
@@ -390,11 +391,12 @@ class ModelRunner:
             pools[i] = self.groups[g].spec.flush(pools.pop(i), t.live[i], batch, t.index[g], t.is_block)
         mx.async_eval(pools)
 
-    def _tail_blocks(self, step: Step, start: list[int]) -> dict[int, list[int]]:
-        """The block of each row at these positions, by layer."""
-        rows = list(zip((s.seq.parts for s in step.slices), start, strict=True))
-        blocks = [[group.spec.block_id(parts[g], n) for parts, n in rows] for g, group in enumerate(self.groups)]
-        return {i: blocks[g] for i, g in self.group_of.items()}
+    def _tail_pieces(self, g: int, step: Step, tail: DecodeTail) -> TailPieces:
+        """Of the step's rows, while their blocks are theirs: those of a request that ends may be gone at the flush."""
+        spec, layers, _ = self.groups[g]
+        states = enumerate(s.seq.parts[g] for s in step.slices)
+        pieces = [(row, *p) for row, state in states for p in spec.tail_pieces(state, tail.start[row], tail.used)]
+        return TailPieces(layers, spec.size if spec.paged else 1, np.array(pieces, np.int64))
 
     def close(self) -> None:
         """Free the memory."""

@@ -81,6 +81,15 @@ def test_one_request_longer_than_several_tails(engines):
     assert device.launched == engine.core.runner.graphs.steps == 31 + 32 and not said
 
 
+@pytest.mark.parametrize("kv", ["full", "q8"])
+def test_tails_that_end_within_blocks_go_on_without_waiting(engines, kv):
+    """Rows of other lengths: a tail is two pieces of a row each, in the pools before the next one reads them."""
+    prompts = [[i % 41 for i in range(n)] for n in (135, 140)]
+    config = {"prefix_cache": False, "kv": kv}
+    _, device, said = both(engines, [ask(p, 3) for p in prompts], [ask(p, 36) for p in prompts], **config)
+    assert device.launched > 30 and device.flushes == 1 and not said
+
+
 def test_a_window_with_kept_tokens_is_nothing_but_kernels(engines, folder):  # noqa: F811
     """Tails that go on while the window leaves blocks behind. The truth is plain MLX, nothing simulated."""
     asked, window = ask([i * 7 % 41 for i in range(150)], 52), {"max_kv_size": 40, "chunk": 64}
@@ -151,6 +160,23 @@ def test_recurrent_states_go_from_tail_to_tail():
     (right, _), (found, launched) = on_hybrids(run)
     assert found == right  # log probabilities show what tokens of random weights would not
     assert launched == 31 + 3 + 4  # of the second tail, of what goes on from it, of the last request
+
+
+@pytest.mark.parametrize("length", [155, 156])
+def test_a_state_of_a_tail_that_ends_early_goes_on(length):
+    """The first tail ends at a block's end, after 5 or 4 steps: in either of the two buffers."""
+    prompts = [[(7 * i + n) % 90 for i in range(length)] for n in range(3)]
+
+    def run(engine, device):
+        for prompt in prompts[:2]:
+            engine.generate([ask(prompt, 4, logprobs=1)])
+        before = device.launched
+        [last] = engine.generate([ask(prompts[2], 10, logprobs=1)])
+        return (last.tokens, last.logprobs), device.launched - before, device.flushes
+
+    (right, *_), (found, launched, flushes) = on_hybrids(run)
+    assert found == right and launched == 9
+    assert flushes == (length % 2 == 0)  # of an even number: the next tail begins with the first buffer
 
 
 def test_a_tail_that_goes_on_in_a_wider_table_takes_its_state_along():

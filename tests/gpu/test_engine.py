@@ -1,11 +1,13 @@
 """The engine on a GPU: the right tokens for every cache kind, and no second KV cache from launching ahead."""
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from bench.gpu.shapes import make_request
 from mlxrt import Engine, EngineConfig
 from mlxrt.cache.memory import paged
+from mlxrt.kernels.cuda.graph import COPY, Driver
 from tests.support.ahead_memory import measure_peak
 from tests.support.oracle import logits
 from tests.support.toy_models import KINDS
@@ -19,6 +21,20 @@ def test_greedy_tokens_are_those_of_recomputation(kind):
     model = KINDS[kind]()
     with Engine(model, EngineConfig(chunk=16)) as engine:
         done = engine.generate([make_request(p, 24) for p in PROMPTS])
+    check_against_recomputation(kind, model, done)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ragged_rows_over_several_tails_equal_recomputation(kind):
+    """Tails that end within blocks, as graphs where the kinds of cache allow: the second time all are captured."""
+    model = KINDS[kind]()
+    with Engine(model, EngineConfig(chunk=64, prefix_cache=False)) as engine:
+        for _ in range(2):
+            done = engine.generate([make_request(p, 90) for p in PROMPTS])
+            check_against_recomputation(kind, model, done)
+
+
+def check_against_recomputation(kind, model, done):
     for prompt, answer in zip(PROMPTS, done):
         rows = logits(model, (*prompt, *answer.tokens))[len(prompt) - 1 : -1]
         chosen = mx.take_along_axis(rows, mx.array(answer.tokens)[:, None], axis=1)[:, 0]
@@ -36,6 +52,32 @@ def test_a_prompt_in_tiles_of_its_window_equals_recomputation(kind, chunk, monke
         rows = engine.score(list(prompt))
     truth = logits(model, prompt)
     assert rows.dtype == truth.dtype == mx.float32 and mx.allclose(rows, truth, atol=1e-3)
+
+
+def test_pieces_are_copied_exactly_and_all_at_once(gpu):
+    """Rows of 16 bytes and of any number; a second table, longer than the first."""
+    if gpu.library is None:
+        pytest.skip("needs CUDA")
+    driver = Driver(gpu.library)
+    source, random = mx.random.randint(0, 256, (1 << 20,)).astype(mx.uint8), np.random.default_rng(0)
+    to = mx.zeros(source.shape, mx.uint8)
+    numbers, expected = np.array(source), np.zeros(source.shape, np.uint8)  # before: MLX moves what the host reads
+    at = driver.addresses([source, to])
+    for count in (3, 40):
+        copies = np.zeros(count, COPY)
+        for i in range(count):
+            unit = 16 if i % 2 else 1
+            width, height = unit * random.integers(1, 60), random.integers(1, 9)
+            pitches = [width + unit * random.integers(0, 9) for _ in range(2)]
+            starts = 20_000 * i + unit * random.integers(0, 50), 20_000 * (count - i) + unit * random.integers(0, 50)
+            copies[i] = at[1] + starts[0], at[0] + starts[1], width, height, *pitches
+            for row in range(height):
+                a, b = starts[0] + row * pitches[0], starts[1] + row * pitches[1]
+                expected[a : a + width] = numbers[b : b + width]
+        driver.copy_pieces(copies)
+    driver.wait()
+    assert np.array_equal(np.array(to), expected)
+    driver.close()
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])

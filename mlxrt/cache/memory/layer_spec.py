@@ -32,6 +32,15 @@ class Batch(NamedTuple):
     every: bool = True  # False: only each row's last hidden state is read, and a model may return those alone
 
 
+class TailPiece(NamedTuple):
+    """Tokens of a row's tail that go to one block. A recurrent layer's state is one token of a block of one."""
+
+    first: int  # in the tail
+    block: int
+    slot: int  # of the first in the block
+    tokens: int
+
+
 class LayerSpec(ABC):
     """Frozen and comparable: layers with equal specs form a group."""
 
@@ -88,8 +97,8 @@ class LayerSpec(ABC):
     def flush(self, pool: Arrays, live: Arrays, batch: Batch, index: dict[str, mx.array], full: bool) -> Arrays:
         """The pool with `live` written into it; `full`: the tail has TAIL tokens and begins at a block boundary."""
 
-    def block_id(self, state: Any, position: int) -> int:
-        """The id of the block that holds a position; only where `pages` or `recurrent` is true."""
+    def tail_pieces(self, state: Any, start: int, count: int) -> list[TailPiece]:
+        """Where a row's tail goes, which begins at a position; only where `pages` or `recurrent` is true."""
         raise TypeError(f"{type(self).__name__} has no such blocks")
 
     @abstractmethod

@@ -13,7 +13,7 @@ from ...kernels import Codec, PackedKV, Pages, PlainKV, QuantizedKV, QuantizedPa
 from ...kernels.ops.attention import AttentionParams, attend_causal, attend_decode, attend_masked, slot_positions
 from ..blocks import BlockPool
 from ..layer_state import BlockTable, LayerState
-from .layer_spec import TAIL, Arrays, Batch, LayerSpec, LayerView
+from .layer_spec import TAIL, Arrays, Batch, LayerSpec, LayerView, TailPiece
 from .slices import ArrayCache, bucket, pad_table, slice1, slice2, slice4, update
 
 MIN_TILE = 256  # queries of a chunk that attend together under a window: what is masked is computed, too
@@ -252,8 +252,14 @@ class PagedKV(LayerSpec):
         """Block and slot in it of each token."""
         return index["table"][row, (positions - index["base"][row]) // self.size], positions % self.size
 
-    def block_id(self, state: BlockTable, position: int) -> int:
-        return state.blocks[position // self.size - state.first].check()
+    def tail_pieces(self, state: BlockTable, start: int, count: int) -> list[TailPiece]:
+        pieces, n = [], 0
+        while n < count:
+            block, slot = divmod(start + n, self.size)
+            tokens = min(count - n, self.size - slot)
+            pieces.append(TailPiece(n, state.blocks[block - state.first].check(), slot, tokens))
+            n += tokens
+        return pieces
 
     def key_positions(self, index) -> mx.array:
         """The position in every slot of the block table, [R, slots]. Slots not written yet come after every query."""

@@ -25,7 +25,6 @@ class KVPools:
         self.groups, self.reserve = groups, reserve
         self.group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self.arrays: dict[int, Arrays] = {i: groups[g].spec.pool(groups[g].pool.size) for i, g in self.group_of.items()}
-        self.block_bytes = {i: [p.nbytes // p.shape[0] for p in arrays] for i, arrays in self.arrays.items()}
         mx.eval(self.arrays)  # run out of memory now, not in the first step
         for group in groups:
             group.pool.max_size = partial(self._max_size, group)

@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from ...kernels import PackedRows
 from ..layer_state import RecurrentState
-from .layer_spec import Arrays, LayerSpec, LayerView
+from .layer_spec import Arrays, LayerSpec, LayerView, TailPiece
 from .slices import update
 
 
@@ -110,8 +110,8 @@ class Recurrent(LayerSpec):
     def open_prefill(self, pool, index):
         return self.read(pool, index)
 
-    def block_id(self, state, position):
-        return state.blocks[0].check()
+    def tail_pieces(self, state, start, count):
+        return [TailPiece(0, state.blocks[0].check(), 0, 1)]
 
     def read(self, pool, index):
         """The states before the step; zeros where the block is 0, the dummy."""

@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ..metal_source import read
 from .nvrtc import Launch, Library, cuda_source
 
 ADDRESS_BATCH = 64  # arrays that are asked for their addresses at once
@@ -19,6 +20,9 @@ RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads go on with their ow
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 NUMBERS: dict[mx.Dtype, Any] = {mx.uint32: ctypes.c_uint32, mx.float32: ctypes.c_float}  # that the host reads
 DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+ADDRESSES, SIZES = ("to", "source"), ("width", "height", "to_pitch", "source_pitch")
+COPY = np.dtype([(name, "u8") for name in ADDRESSES] + [(name, "u4") for name in SIZES])  # as copy_pieces.cu has it
+COPY_THREADS = 256
 
 
 class Driver:
@@ -35,6 +39,9 @@ class Driver:
         self("cuStreamCreate", ctypes.byref(self.stream), NON_BLOCKING)
         self._functions: dict[str, ctypes.c_void_p] = {}
         self._asks = library.find(asking(), "mlxrt_addresses")
+        copying = library.find(read("cuda/copy_pieces.cu"), "mlxrt_copy_pieces")
+        self._copies = Launch(*copying, [], [], (1, 1, 1), (COPY_THREADS, 1, 1))
+        self._copy_table: Slot | None = None
         self._idle: list[Slot] = []
         self._staging: Slot | None = None
 
@@ -89,9 +96,24 @@ class Driver:
         pointers = ctypes.c_uint64(to), ctypes.c_uint64(source)
         self("cuMemcpyDtoDAsync_v2", *pointers, ctypes.c_size_t(nbytes), self.stream)
 
+    def copy_pieces(self, copies: np.ndarray) -> None:
+        """Rectangles of bytes [pieces] of COPY, all in one launch: each by itself would take the device a microsecond.
+        The kernel reads them in the host's memory, so the ones before must have been copied: this waits for those."""
+        table = self._copy_table
+        if table is None or table.size < copies.nbytes:
+            self._free(table)
+            table = self._copy_table = Slot(self, 2 * copies.nbytes)
+        self("cuEventSynchronize", table.event)
+        ctypes.memmove(table.host, copies.ctypes.data, copies.nbytes)
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(table.host))
+        blocks, threads = (len(copies), 1, 1), self._copies.threads
+        self("cuLaunchKernel", self.function(self._copies), *blocks, *threads, 0, self.stream, pointers, None)
+        self("cuEventRecord", table.event, self.stream)
+
     def upload(self, to: int, numbers: np.ndarray) -> None:
         """From the host. What was uploaded before must have been used: there is one staging buffer."""
         if self._staging is None or self._staging.size < numbers.nbytes:
+            self._free(self._staging)
             self._staging = Slot(self, numbers.nbytes)
         ctypes.memmove(self._staging.host, numbers.ctypes.data, numbers.nbytes)
         self(
@@ -122,13 +144,17 @@ class Driver:
 
     def close(self) -> None:
         """When nothing is running any more."""
-        self.wait()
-        for slot in (*self._idle, *([self._staging] if self._staging else ())):
+        for slot in (*self._idle, self._staging, self._copy_table):
+            self._free(slot)
+        self._idle.clear()
+        self._staging = self._copy_table = None
+        self("cuStreamDestroy_v2", self.stream)
+
+    def _free(self, slot: "Slot | None") -> None:
+        if slot is not None:
+            self.wait()  # the device may be using it
             self("cuMemFreeHost", slot.host)
             self("cuEventDestroy_v2", slot.event)
-        self._idle.clear()
-        self._staging = None
-        self("cuStreamDestroy_v2", self.stream)
 
 
 class Graph:

@@ -54,7 +54,7 @@ class Bench:
 
     def __init__(self) -> None:
         self._queue: list[Any] = []
-        self.graphs = self.launched = 0
+        self.graphs = self.launched = self.flushes = 0
 
     def enter(self) -> None:
         pass
@@ -69,6 +69,12 @@ class Bench:
 
     def copy(self, to: int, source: int, nbytes: int) -> None:
         self._queue.append(lambda: ctypes.memmove(to, source, nbytes))
+
+    def copy_pieces(self, copies: np.ndarray) -> None:
+        self.flushes += 1
+        for to, source, width, height, to_pitch, source_pitch in copies.tolist():
+            for row in range(height):
+                self.copy(to + row * to_pitch, source + row * source_pitch, width)
 
     def upload(self, to: int, numbers: np.ndarray) -> None:
         self._staging = numbers.copy()  # one buffer: what a second upload overwrites was not to be used any more
