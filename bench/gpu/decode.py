@@ -7,7 +7,8 @@ Every engine is a backend of `mlxrt bench`. All of them load and compile side by
 alone, in every process), then measure one at a time, in turn. `--before` is the folder of an older checkout, `--kv`
 adds engines with other KV cache kinds, `--max-kv-size` one with a window, `--launches` one without CUDA graphs;
 `--warm` keeps the prompts cached, so that only the first round prefills them. Greedy tokens are compared with mlxrt's:
-the first difference and its gap in our logits are printed.
+the first difference and its gap in our logits are printed. So is what the engines log: one without its kernels is no
+measure.
 """
 
 import argparse
@@ -150,6 +151,8 @@ def main() -> None:
         def start(shape: str) -> list[Engine]:
             engines = start_engines(shape, context, args)
             warm_up(engines, runs, engines[0].backend.info["vocab"], args)
+            for backend in {id(e.backend): e.backend for e in engines}.values():
+                print("".join(f"{shape} {backend.name}: {line}\n" for line in backend.read_log()), end="", flush=True)
             return engines
 
         started = dict(zip(args.shapes, pool.map(start, args.shapes)))

@@ -28,7 +28,7 @@ class BackendRefused(BackendFailed):
 
 
 class Backend:
-    """One engine process. Its stderr is kept for the message that says why it died."""
+    """One engine process. Its stderr is kept, for `read_log` and for the message that says why it died."""
 
     def __init__(
         self,
@@ -77,10 +77,15 @@ class Backend:
             raise BackendRefused(f"{self.name}: {reply['refused']}")
         return reply
 
+    def read_log(self) -> list[str]:
+        """The lines it has written to stderr so far: that a kernel is off, for example."""
+        file = self._stderr.fileno()
+        raw = os.pread(file, os.fstat(file).st_size, 0)  # not `read`: the process writes where the file's position is
+        return raw.decode(errors="replace").splitlines()
+
     def _fail(self) -> NoReturn:
         status = self._process.wait()
-        self._stderr.seek(0)
-        last = (self._stderr.read().strip().splitlines() or ["nothing on stderr"])[-1]
+        last = next(filter(str.strip, reversed(self.read_log())), "nothing on stderr")
         raise BackendFailed(f"{self.name} ended with status {status}: {last}")
 
     def close(self) -> None:
