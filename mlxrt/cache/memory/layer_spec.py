@@ -16,7 +16,7 @@ from ..layer_state import LayerState
 from .slices import ArrayCache
 
 Arrays = tuple[mx.array, ...]
-TAIL = 32  # decode steps between two flushes to the pool: each waits for the device
+TAIL = 32  # decode steps between two flushes to the pool: each waits for the device, except in CUDA graphs
 TailSpan = tuple[list[int], int]  # the position where each row's tail begins, and how many tokens it has
 
 
