@@ -81,6 +81,8 @@ def attention_qmv_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (1, 8, 8, 128, 32, 9, [270], 9, ("q4_k_split", 4, 32), {"read": True}),  # a whole tile
         (1, 10, 2, 128, 32, 9, [9], 3, ("mxfp4", 4, 32), {"rope_pairs": 64, "residual": True}),  # splits without keys
         (2, 20, 4, 64, 32, 9, [280, 140], 5, ("lut", 4, 0), {}),  # two tiles
+        # Even scores: a split's sum of exponentials is as large as it has keys.
+        (1, 2, 1, 64, 32, 29, [900], 4, ("affine", 4, 64), {"rope_pairs": 32, "softcap": 0.01}),
         (1, 32, 8, 128, 32, 32, [1000], 9, ("affine", 4, 64), {"norms": True, "rope_pairs": 64, "large": True}),
     ]
     for rows, h, kv, dim, size, blocks, start, used, (mode, bits, group), extra in shapes:
