@@ -1,44 +1,50 @@
 """The rows of a step as arrays: which tokens, at which positions, in which rows."""
 
 import mlx.core as mx
+import numpy as np
 
-from ..cache.memory import TAIL, Batch, Group
-from ..cache.memory.slices import ArrayCache
-from ..kernels import DrawRow, pack_rows
+from ..cache.memory import TAIL, Batch, Group, TailSpan
+from ..cache.memory.slices import ArrayCache, at_step
+from ..kernels import DrawRow, pack_words
 from .sequence import Step
 
+HostTables = tuple[np.ndarray, np.ndarray]  # a table, and what changes with every step of a tail
 HISTORY_WIDTH = 1024  # numbers of a row whose tokens are penalised, at least: a wider table is another compiled step
 
 
 def decode_batch(
-    step: Step, groups: list[Group], start: list[int], used: int, width: int, compiled: bool, arrays: ArrayCache
-) -> tuple[Batch, list[dict]]:
-    """The batch and index of rows of one token that decode on: most arrays are those of the step before."""
-    idle = [0] * (width - len(step.slices))
-    tail = (start + idle, used)
-    starts = arrays("start", tail[0])
-    batch = Batch(starts, arrays("row", list(range(width))), starts, arrays.number(used), width)
+    step: Step, groups: list[Group], tail: TailSpan, width: int, compiled: bool, arrays: ArrayCache
+) -> tuple[Batch, list[dict], list[HostTables]]:
+    """The batch and index of rows of one token that decode on: most arrays are those of the step before. With the block
+    tables of the groups that have some, and where their rows' tails end at every step, as CUDA graphs take them."""
+    tail = tail._replace(starts=tail.starts + [0] * (width - len(step.slices)))
+    starts = arrays("start", tail.starts)
+    batch = Batch(starts, arrays("row", list(range(width))), starts, arrays.number(tail.used), width)
     rows = [s.seq.parts for s in step.slices]
-    return batch, [
+    index = [
         g.spec.index([parts[i] for parts in rows], width, False, compiled, arrays, tail) for i, g in enumerate(groups)
     ]
+    return batch, index, [where.pop("host") for where in index if "host" in where]
 
 
 def draw_batch(rows: list[DrawRow], width: int, history: bool, top: int, vocab: int = 0) -> dict:
-    """What the draw op is told of a batch for all steps of a tail, as a group's index is: `table` stays, `steps` count.
+    """What the draw op is told of a batch for all steps of a tail, as a group's index is: `table` stays, `steps` count;
+    `host` has both as numpy arrays.
 
     `variant`: whether tokens of the tail are penalised, how many log probabilities are wanted, and whether rows of
     `vocab` tokens are masked: then `mask` has one that allows everything.
     """
-    steps = mx.arange(TAIL).astype(mx.uint32)[:, None]
-    table = pack_rows(rows, width, HISTORY_WIDTH) if history else pack_rows(rows, width)
+    steps = np.arange(TAIL, dtype=np.uint32)[:, None]
+    table = pack_words(rows, width, HISTORY_WIDTH) if history else pack_words(rows, width)
     mask = {"mask": mx.full((width, -(-vocab // 32)), 2**32 - 1, mx.uint32)} if vocab else {}
-    return {"table": table, "steps": steps, "variant": (int(history), top, bool(vocab)), **mask}
+    arrays = {"table": mx.array(table), "steps": mx.array(steps), "host": (table, steps)}
+    return arrays | {"variant": (int(history), top, bool(vocab)), **mask}
 
 
 def step_of_tail(draws: dict, used: int) -> dict:
-    """The same with `where`, the number of a step; a view of `steps`."""
-    return draws | {"where": draws["steps"][used : used + 1].reshape(1)}
+    """The same with `where`, the number of a step, a view of `steps`."""
+    kept = {name: value for name, value in draws.items() if name not in ("steps", "host")}
+    return kept | {"where": at_step(draws["steps"], used)}
 
 
 def prefill_batch(step: Step, groups: list[Group], start: list[int], used: int, width: int) -> tuple[Batch, list[dict]]:

@@ -21,9 +21,11 @@ from typing import Any, NamedTuple, Protocol
 import mlx.core as mx
 import numpy as np
 
+from ..cache.memory import TAIL
 from ..kernels.cuda.graph import COPY
 from ..kernels.cuda.nvrtc import Launch, Library
 from ..models import CausalLM
+from .batch import HostTables
 
 log = logging.getLogger("mlxrt")
 
@@ -43,7 +45,7 @@ class Device(Protocol):
     def enter(self) -> None: ...
     def copy(self, to: int, source: int, nbytes: int) -> None: ...
     def copy_pieces(self, copies: np.ndarray) -> None: ...
-    def upload(self, to: int, numbers: np.ndarray) -> None: ...
+    def upload(self, copies: list[tuple[int, np.ndarray]]) -> None: ...
     def fetch(self, address: int, shape: tuple[int, ...], dtype: mx.Dtype) -> Any: ...
     def wait(self) -> None: ...
     def close(self) -> None: ...
@@ -84,13 +86,14 @@ class CapturedStep:
     tail: TailBuffers
     outputs: list[mx.array]  # what kernels write besides, kept alive
     constants: list[mx.array]
-    buffers: list[tuple[mx.array, mx.array]]  # a group's block table and where its rows' tails end
+    buffers: list[
+        tuple[mx.array, mx.array, mx.array]
+    ]  # a group's block table, where its rows' tails end, and at any step
     at: dict[str, list[int]]  # addresses of all these, and of the step's own arrays
     before_mask: int | None = None  # launches before the first that reads the mask; None: there is none
     masks: list[mx.array] = field(default_factory=list)  # the graphs' own, kept alive
     graphs: dict[int, list[Any]] = field(default_factory=dict)
     pools: list[int] = field(default_factory=list)  # their addresses when the graphs were made
-    steps: list[int] = field(default_factory=list)  # addresses of a group's integers for all steps of this tail
 
     @property
     def nbytes(self) -> int:
@@ -130,17 +133,20 @@ class CudaGraphRunner:
         self._refused: dict[tuple, str] = {}
         self._counts: Counter[tuple] = Counter()  # steps that MLX ran
         self._current: CapturedStep | None = None  # the one whose tail is running
-        self._last: tuple[list, Live] = ([], {})  # the groups' arrays it used last, and the tail it returned
+        self._last: tuple[list[HostTables], Live] = (
+            [],
+            {},
+        )  # the groups' tables it used last, and the tail it returned
         self._sources: list[mx.array] = []  # of copies that may still be queued
         self._busy = False  # something launched this way may still be running
         self._flushed = False  # its tail is in the pools, which have not changed since
         self.steps = 0  # launched this way
         self.max_bytes = MAX_BYTES if max_bytes is None else min(MAX_BYTES, max_bytes)  # of all captured steps together
 
-    def __call__(self, used: int, tokens, batch, index, pools, live):
+    def __call__(self, used: int, tables: list[HostTables], tokens, batch, index, pools, live):
         key = (tokens.shape, *((where["table"].shape, where.get("variant")) for where in with_tables(index)))
         mine = self._flushed if not used else live is self._last[1]
-        if self._current is not None and mine and self._continues(key, tokens, index):
+        if self._current is not None and mine and self._continues(key, tokens, tables):
             return self._launch(used)
         if not used:
             self._current = self.captured.get(key)
@@ -150,8 +156,8 @@ class CudaGraphRunner:
                 and key not in self._refused
                 and self.max_bytes
             ):
-                return self._run_and_capture(key, tokens, batch, index, pools, live)
-            if self._current is not None and self._begin(key, index, pools, live, tokens):
+                return self._run_and_capture(key, tables, tokens, batch, index, pools, live)
+            if self._current is not None and self._begin(key, tables, pools, live, tokens):
                 return self._launch(used)
         self._current = None
         self._counts[key] += 1
@@ -203,14 +209,13 @@ class CudaGraphRunner:
 
     # A tail that continues
 
-    def _continues(self, key: tuple, tokens: mx.array, index: list[dict]) -> bool:
+    def _continues(self, key: tuple, tokens: mx.array, tables: list[HostTables]) -> bool:
         now, given = self._current, self._last[0]
         assert now is not None
         if self.captured.get(key) is not now:
             return False
-        new = index_arrays(index)
-        if any(a is not b for a, b in zip(new, given, strict=True)):
-            self._copy_tables(now, new, self._device.addresses(new))
+        if any(a is not b for new, old in zip(tables, given, strict=True) for a, b in zip(new, old)):
+            self._upload_tables(now, tables)
         if tokens is not now.tokens:  # the host has read them already
             self._copy_tokens(now, tokens, self._device.addresses([tokens])[0])
         return True
@@ -221,15 +226,14 @@ class CudaGraphRunner:
             self._device.copy(now.at["tokens"][0], at, tokens.nbytes)
             self._sources.append(tokens)
 
-    def _copy_tables(self, now: CapturedStep, new: list[mx.array], at: list[int]) -> None:
-        """Copy the rows' block tables; note where the lengths of their tails are."""
-        self._sources += self._last[0]
-        del self._sources[:-MAX_SOURCES]
-        self._last = (new, self._last[1])
-        now.steps = at[1::2]
+    def _upload_tables(self, now: CapturedStep, tables: list[HostTables]) -> None:
+        """The rows' block tables, and where their tails end at every step."""
+        self._last = (tables, self._last[1])
         self._device.enter()
-        for to, source, (own, _) in zip(now.at["table"], at[::2], now.buffers):
-            self._device.copy(to, source, own.nbytes)
+        places = zip(now.at["table"], now.at["steps"], strict=True)
+        self._device.upload(
+            [copy for to, own in zip(places, tables, strict=True) for copy in zip(to, own, strict=True)]
+        )
 
     def _launch(self, used: int) -> tuple[Outputs | UnsampledStep, Live]:
         now = self._current
@@ -247,7 +251,7 @@ class CudaGraphRunner:
         return self._outputs(now, phase), live
 
     def _copy_steps(self, now: CapturedStep, used: int) -> None:
-        for to, source, (_, own) in zip(now.at["where"], now.steps, now.buffers):
+        for to, source, (_, own, _) in zip(now.at["where"], now.at["steps"], now.buffers):
             self._device.copy(to, source + used * own.nbytes, own.nbytes)
 
     def _outputs(self, now: CapturedStep, phase: int) -> Outputs | UnsampledStep:
@@ -256,7 +260,7 @@ class CudaGraphRunner:
 
         def sample(mask: np.ndarray) -> Outputs:
             self._device.enter()
-            self._device.upload(now.at["mask"][0], mask)
+            self._device.upload([(now.at["mask"][0], mask)])
             now.graphs[phase][1].launch()
             self._busy = True
             return now.tokens, *self._fetch(now)
@@ -283,27 +287,26 @@ class CudaGraphRunner:
 
     # A tail that begins
 
-    def _begin(self, key: tuple, index: list[dict], pools: Live, live: Live, tokens: mx.array) -> bool:
+    def _begin(self, key: tuple, tables: list[HostTables], pools: Live, live: Live, tokens: mx.array) -> bool:
         """False: the constants in the graphs have moved, as happens when they are read on the host."""
         now = self._current
         assert now is not None
         if self._recurrent:
             self.wait()  # MLX reads the states next, which the last tail may still be copied to
-        new, held, states = index_arrays(index), flatten(pools), flatten(self._states(live))
-        first, second = len(new) + 1, len(new) + 1 + len(held)
-        third = second + len(states)
-        at = self._device.addresses([tokens, *new, *held, *states, *now.constants])
-        if at[third:] != now.at["constants"]:
+        held, states = flatten(pools), flatten(self._states(live))
+        first, second = 1 + len(held), 1 + len(held) + len(states)
+        at = self._device.addresses([tokens, *held, *states, *now.constants])
+        if at[second:] != now.at["constants"]:
             self._drop(key)
             return False
-        if at[first:second] != now.pools:
+        if at[1:first] != now.pools:
             self.wait()
             now.graphs.clear()
-            now.pools = at[first:second]
+            now.pools = at[1:first]
         self.captured.move_to_end(key)
-        self._copy_tables(now, new, at[1:first])
+        self._upload_tables(now, tables)
         self._copy_tokens(now, tokens, at[0])
-        self._copy_states(now, states, at[second:third])
+        self._copy_states(now, states, at[first:second])
         return True
 
     def _states(self, live: Live) -> Live:
@@ -314,6 +317,7 @@ class CudaGraphRunner:
         for to, source, state in zip(now.tail.at["states"], at, states, strict=True):
             self._device.copy(to, source, state.nbytes)
         self._sources += states
+        del self._sources[:-MAX_SOURCES]
 
     def _drop(self, key: tuple) -> None:
         """Forget a step; it is captured again when it has come as often as a new one."""
@@ -323,7 +327,7 @@ class CudaGraphRunner:
 
     # A step that MLX runs, and that is captured
 
-    def _run_and_capture(self, key, tokens, batch, index, pools, live):
+    def _run_and_capture(self, key, tables, tokens, batch, index, pools, live):
         self.wait()
         masked = "mask" in index[-1]
         tails = {
@@ -345,7 +349,7 @@ class CudaGraphRunner:
             now = self._current = self.captured[key]
             launches.clear()  # they keep the pools alive
             # The next step goes on from here; one with a mask was sampled without it and is sampled again.
-            if self._begin(key, index, pools, live, tokens if masked else now.tokens):
+            if self._begin(key, tables, pools, live, tokens if masked else now.tokens):
                 out = self._share_tail(now, out)
                 self._last = (self._last[0], out)
                 if masked:
@@ -375,7 +379,10 @@ class CudaGraphRunner:
 
     def _capture(self, launches, tokens, index, pools, live, tails, result, out) -> CapturedStep:
         tables = with_tables(index)
-        buffers = [(mx.zeros_like(where["table"]), mx.zeros_like(where["where"])) for where in tables]
+        buffers = [
+            (mx.zeros_like(table), mx.zeros_like(where), mx.zeros((TAIL, *where.shape), where.dtype))
+            for table, where in ((group["table"], group["where"]) for group in tables)
+        ]
         masks = [where["mask"] for where in index if "mask" in where]
         own_masks = [mx.zeros_like(mask) for mask in masks]
         mx.eval(buffers, masks, own_masks)
@@ -394,8 +401,9 @@ class CudaGraphRunner:
             "tokens": [result[0]],
             "result": list(result[1:]),
             "written": flatten(out),
-            "table": [table for table, _ in buffers],
-            "where": [where for _, where in buffers],
+            "table": [table for table, _, _ in buffers],
+            "where": [where for _, where, _ in buffers],
+            "steps": [steps for _, _, steps in buffers],
             "mask": own_masks,
             "constants": list(used.values()),
         }
@@ -453,11 +461,6 @@ def make_copies(at: np.ndarray, pieces: np.ndarray, size: int, form: tuple[int, 
 
 def forms(live: Live) -> list[tuple[int, tuple[int, ...], mx.Dtype]]:
     return [(layer, a.shape, a.dtype) for layer in sorted(live) for a in live[layer]]
-
-
-def index_arrays(index: list[dict]) -> list[mx.array]:
-    """A group's block table, and where its rows end for all steps of a tail."""
-    return [where[name] for where in with_tables(index) for name in ("table", "steps")]
 
 
 def with_tables(index: list[dict]) -> list[dict]:

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..cache.memory import TAIL, Batch, KVPools, Shared
+from ..cache.memory import TAIL, Batch, KVPools, Shared, TailSpan
 from ..cache.memory.slices import ArrayCache, bucket
 from ..kernels.cuda.graph import Driver
 from ..models import CausalLM
@@ -91,7 +91,16 @@ class DecodeTail:
 
     @property
     def must_flush(self) -> bool:
-        return self.used == TAIL - self.early or self.checkpoint
+        return self.used == self.size or self.checkpoint
+
+    @property
+    def size(self) -> int:
+        """Tokens that it has when it is flushed, at the latest."""
+        return TAIL - self.early
+
+    @property
+    def span(self) -> TailSpan:
+        return TailSpan(self.start, self.used, self.size)
 
     @property
     def early(self) -> int:
@@ -346,7 +355,7 @@ class ModelRunner:
         """One token a row, any number of steps in flight."""
         t = self.tail or DecodeTail(rows, [s.start for s in step.slices])
         width = bucket(len(rows))
-        t.batch, t.index = decode_batch(step, self.groups, t.start, t.used, width, self.compiled, self.arrays)
+        t.batch, t.index, host = decode_batch(step, self.groups, t.span, width, self.compiled, self.arrays)
         seqs = [s.seq for s in step.slices]
         masked = decode_fn is self.logits_fn
         if draws:
@@ -358,6 +367,7 @@ class ModelRunner:
                 history, masks = any(map(is_penalised, seqs)), vocab if masked else 0
                 t.draws = draw_batch(rows, width, history, max(logprob_counts(seqs)), masks)
             t.index.append(step_of_tail(t.draws, t.used))
+            host.append(t.draws["host"])
         self.tail = t  # only now: a stale block raises above and must not leave half a tail
         pools = self.pools.arrays
         if not t.live:
@@ -372,7 +382,7 @@ class ModelRunner:
         if graphs is None and self.graphs is not None:
             self.graphs.wait()  # MLX reads tail and pools itself
         with self.model.kernels.capturing(graphs is not None):
-            outputs, t.live = decode_fn(*inputs) if graphs is None else graphs(t.used, *inputs)
+            outputs, t.live = decode_fn(*inputs) if graphs is None else graphs(t.used, host, *inputs)
         t.used, t.checkpoint = t.used + 1, step.checkpoint
         if graphs is not None and t.must_flush and all(g.spec.pages or g.spec.recurrent for g in self.groups):
             t.pieces = [self._tail_pieces(g, step, t) for g in range(len(self.groups))]

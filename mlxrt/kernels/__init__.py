@@ -11,7 +11,7 @@ from .ops.codebook import codebook_rows
 from .ops.concat_columns import concat_columns
 from .ops.dequantize import dequantize
 from .ops.draw import draw
-from .ops.draw_rows import DrawPlan, DrawRow, pack_rows
+from .ops.draw_rows import DrawPlan, DrawRow, pack_rows, pack_words
 from .ops.embedding import embed_rows
 from .ops.gated_delta import gated_delta_step
 from .ops.gated_delta_prefill import PackedRows, gated_delta_prefill
@@ -38,6 +38,6 @@ __all__ = [
     "QuantizedPages", "Source", "add_norm", "add_norm_qmv", "apply_rope", "argmax", "attention_op", "attention_qmv", "backend",
     "codebook_rows", "compute_qkv", "concat_columns", "decode_attention", "dequantize", "draw", "embed_rows", "gated_delta_prefill", "gated_delta_step", "hadamard",
     "linear", "make_gpu", "moe_combine", "moe_down", "moe_gate_up", "moe_grouped", "moe_router",
-    "moe_router_gate_up", "moe_sort", "pack_rows", "paged_attention", "qkv_attention", "qmm", "qmv",
+    "moe_router_gate_up", "moe_sort", "pack_rows", "pack_words", "paged_attention", "qkv_attention", "qmm", "qmv",
     "quantized_paged_attention", "top_logprobs",
 ]  # fmt: skip

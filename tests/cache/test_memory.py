@@ -7,12 +7,13 @@ import pytest
 
 from mlxrt import Engine, EngineConfig, Request, SamplingParams
 from mlxrt.cache.memory.slices import bucket, extend, pad_table, update
+from mlxrt.engine import model_runner
 from mlxrt.kernels.ops import kv_codec
 from mlxrt.kernels.ops.kv_codec import QuantizedKV
 from tests.engine.test_few_states import WideHybrid
 from tests.support.ahead_memory import measure_peak
 from tests.support.oracle import truth, truths
-from tests.support.toy_models import CONFIG, make
+from tests.support.toy_models import CONFIG, KINDS, make
 
 
 def ask(prompt, n):
@@ -109,6 +110,25 @@ def test_one_trace_serves_many_steps():
     assert steps <= 1 + 5 + 2
 
 
+@pytest.mark.parametrize("kind", ["full", "window", "rotating-keep"])
+@pytest.mark.parametrize("lengths", [(37,), (64,), (100, 41, 250)])
+def test_a_block_table_does_not_widen_within_a_tail(kind, lengths, monkeypatch):
+    """Another width is another step: compiled anew, and captured anew as a graph."""
+    widths, decode_batch = {}, model_runner.decode_batch
+
+    def record(step, groups, tail, *rest):
+        batch, index, tables = decode_batch(step, groups, tail, *rest)
+        widths.setdefault(tuple(tail.starts), set()).add(tuple(where["table"].shape for where in index))
+        return batch, index, tables
+
+    monkeypatch.setattr(model_runner, "decode_batch", record)
+    model = KINDS[kind]()
+    prompts = [tuple((i * 7 + n) % 90 for i in range(n)) for n in lengths]
+    answers = Engine(model, EngineConfig(compile=True)).generate([ask(p, 90) for p in prompts])
+    assert [c.tokens for c in answers] == truths(model, prompts, 90, [c.tokens for c in answers])
+    assert len(widths) >= 3 and all(len(shapes) == 1 for shapes in widths.values())
+
+
 def test_pools_start_small_and_grow_on_the_way():
     model = make("wf")
     engine = Engine(model)
@@ -139,7 +159,7 @@ def test_update_leaves_its_argument_alone_and_refuses_other_dtypes():
 
 def test_extend_pad_table_bucket():
     assert extend(mx.ones((2, 3)), 5).tolist() == [[1, 1, 1]] * 2 + [[0, 0, 0]] * 3
-    assert pad_table([[1, 2], [3]], 3, 4) == [[1, 2, 0, 0], [3, 0, 0, 0], [0, 0, 0, 0]]
+    assert pad_table([[1, 2], [3]], 3, 4).tolist() == [[1, 2, 0, 0], [3, 0, 0, 0], [0, 0, 0, 0]]
     assert [bucket(n) for n in (0, 1, 2, 3, 4, 5, 9)] == [1, 1, 2, 4, 4, 8, 16]
 
 

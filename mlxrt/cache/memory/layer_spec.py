@@ -17,7 +17,14 @@ from .slices import ArrayCache
 
 Arrays = tuple[mx.array, ...]
 TAIL = 32  # decode steps between two flushes to the pool: each waits for the device, except in CUDA graphs
-TailSpan = tuple[list[int], int]  # the position where each row's tail begins, and how many tokens it has
+
+
+class TailSpan(NamedTuple):
+    """The decode tail of a batch; idle rows begin at 0."""
+
+    starts: list[int]  # the position where each row's tail begins
+    used: int  # tokens that it has
+    size: int  # and will have when it is flushed
 
 
 class Batch(NamedTuple):

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ...kernels import Codec, PackedKV, Pages, PlainKV, QuantizedKV, QuantizedPages
 from ...kernels.ops.attention import AttentionParams, attend_causal, attend_decode, attend_masked, slot_positions
 from ..blocks import BlockPool
 from ..layer_state import BlockTable, LayerState
 from .layer_spec import TAIL, Arrays, Batch, LayerSpec, LayerView, TailPiece
-from .slices import ArrayCache, bucket, pad_table, slice1, slice2, slice4, update
+from .slices import ArrayCache, at_step, bucket, pad_table, repeat_with_step, slice1, slice2, slice4, update
 
 MIN_TILE = 256  # queries of a chunk that attend together under a window: what is masked is computed, too
 KEY_MULTIPLE = 8  # of the keys of a masked product: cuBLAS takes five times as long for others
@@ -214,24 +215,34 @@ class PagedKV(LayerSpec):
 
     def index(self, states, rows, prefill=False, compiled=False, arrays=None, tail=None) -> dict[str, Any]:
         arrays, width = arrays or ArrayCache(), max(len(s.blocks) for s in states)
-        width = bucket(width) if compiled else width
+        if compiled:  # as wide as it gets before the tail is flushed: another width is another step
+            ends = [s.length for s in states] if tail is None else [start + tail.size for start in tail.starts]
+            width = bucket(max(max(len(s.blocks), self.max_blocks(end)) for s, end in zip(states, ends)))
 
-        def block_table(key: list) -> mx.array:
-            return mx.array(pad_table([[b.check() for b in s.blocks] for s in states], rows, width))
+        def block_table(key: list) -> np.ndarray:
+            return pad_table([[b.check() for b in s.blocks] for s in states], rows, width)
 
         base = [s.first * s.size for s in states]
         first = base + [0] * (rows - len(base))
         # Decoding stays in the same blocks for many steps.
         key = [states[0].pool.revoked, rows, width, *(s.serial for s in states)]
-        index = {"table": arrays((self, "table"), key, block_table), "base": arrays((self, "base"), first)}
+        table = arrays.with_host((self, "table"), key, block_table)
+        index = {"table": table.array, "base": arrays((self, "base"), first)}
         if tail is not None:  # all that kernels need beside the table, as one array
-            start, used = tail
-            pairs = [list(pair) for pair in zip(first, start, strict=True)]
-            index["steps"], index["where"] = arrays.with_step((self, "where"), pairs, used, TAIL)
+            pairs = [list(pair) for pair in zip(first, tail.starts, strict=True)]
+            steps = arrays.with_host((self, "where"), pairs, lambda pairs: repeat_with_step(pairs, TAIL))
+            index["where"], index["host"] = at_step(steps.array, tail.used), (table.host, steps.host)
         if not compiled:  # an int: each of its values would be another compiled step
-            written = [s.length for s in states] if tail is None else tail[0]
+            written = [s.length for s in states] if tail is None else tail.starts
             index["filled"] = min((n - n0) // self.size for n, n0 in zip(written, base))  # without idle rows
         return index | {"first": base} if prefill else index
+
+    def max_blocks(self, end: int) -> int:
+        """That a row holds while it decodes, up to a position."""
+        blocks = -(-end // self.size)
+        if self.window is None:
+            return blocks
+        return min(blocks, -(-self.keep // self.size) + (self.window + TAIL + self.size) // self.size + 2)
 
     def open_live(self, pool: Arrays, index: dict[str, Any], rows: int, arrays: ArrayCache) -> Arrays:
         return tuple(arrays.zeros((rows, p.shape[1], TAIL, p.shape[3]), p.dtype) for p in pool)

@@ -5,8 +5,10 @@ holder of the old array never sees the new values, and MLX reuses the buffer whe
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 
 def slice1(array: mx.array, start: int, size: int) -> mx.array:
@@ -49,6 +51,13 @@ def extend(array: mx.array, size: int) -> mx.array:
     return mx.concatenate([array, more])
 
 
+class HostArray(NamedTuple):
+    """Numbers as the host and the device have them: CUDA graphs take the host's, without MLX."""
+
+    host: np.ndarray
+    array: mx.array
+
+
 class ArrayCache:
     """Host integers as arrays, made again only when they change: a decode step repeats most of them, and making a small
     array costs 60 us on CUDA."""
@@ -56,6 +65,7 @@ class ArrayCache:
     def __init__(self):
         self._last: dict[object, tuple[list, mx.array]] = {}
         self._numbers: dict[int, mx.array] = {}
+        self._host: dict[object, tuple[list, HostArray]] = {}
 
     def __call__(self, name: object, value: list, make: Callable[[list], mx.array] = mx.array) -> mx.array:
         last = self._last.get(name)
@@ -73,19 +83,33 @@ class ArrayCache:
         """Zeros shared by all layers of this shape, for the last number of rows; never written."""
         return self(("zeros", shape[1:], dtype), list(shape), lambda shape: mx.zeros(shape, dtype))
 
-    def with_step(self, name: object, value: list[list[int]], at: int, steps: int) -> tuple[mx.array, mx.array]:
-        """value [R, k] with the step as one more column: for all steps, made at once, and for step `at`."""
+    def with_host(self, name: object, value: list, make: Callable[[list], np.ndarray]) -> HostArray:
+        """As the host and the device have it; the same object until the value changes."""
+        last = self._host.get(name)
+        if last is None or last[0] != value:
+            numbers = make(value)
+            self._host[name] = last = (value, HostArray(numbers, mx.array(numbers)))
+        return last[1]
 
-        def make(value: list) -> mx.array:
-            return mx.array([[[*row, n] for row in value] for n in range(steps)])
 
-        every = self(name, value, make)
-        return every, every[at : at + 1].reshape(every.shape[1:])  # a view; [at] would be a launch
+def pad_table(ids: list[list[int]], rows: int, width: int) -> np.ndarray:
+    """Ragged lists as int32 [rows, width], padded with 0, the dummy block."""
+    table = np.zeros((rows, width), np.int32)
+    for row, own in zip(table, ids):
+        row[: len(own)] = own
+    return table
 
 
-def pad_table(ids: list[list[int]], rows: int, width: int) -> list[list[int]]:
-    """Ragged lists as [rows, width], padded with 0, the dummy block."""
-    return [r + [0] * (width - len(r)) for r in ids] + [[0] * width] * (rows - len(ids))
+def repeat_with_step(rows: list[list[int]], steps: int) -> np.ndarray:
+    """rows [R, k] as int32 [steps, R, k + 1]: for every step, with its number as one more column."""
+    every = np.empty((steps, len(rows), len(rows[0]) + 1), np.int32)
+    every[:, :, :-1], every[:, :, -1] = rows, np.arange(steps)[:, None]
+    return every
+
+
+def at_step(every: mx.array, step: int) -> mx.array:
+    """every[step], as a view: an index would be a launch."""
+    return every[step : step + 1].reshape(every.shape[1:])
 
 
 def bucket(n: int) -> int:

@@ -110,19 +110,22 @@ class Driver:
         self("cuLaunchKernel", self.function(self._copies), *blocks, *threads, 0, self.stream, pointers, None)
         self("cuEventRecord", table.event, self.stream)
 
-    def upload(self, to: int, numbers: np.ndarray) -> None:
-        """From the host. What was uploaded before must have been used: there is one staging buffer."""
-        if self._staging is None or self._staging.size < numbers.nbytes:
-            self._free(self._staging)
-            self._staging = Slot(self, numbers.nbytes)
-        ctypes.memmove(self._staging.host, numbers.ctypes.data, numbers.nbytes)
-        self(
-            "cuMemcpyHtoDAsync_v2",
-            ctypes.c_uint64(to),
-            self._staging.host,
-            ctypes.c_size_t(numbers.nbytes),
-            self.stream,
-        )
+    def upload(self, copies: Sequence[tuple[int, np.ndarray]]) -> None:
+        """Numbers of the host to where they are wanted. There is one staging buffer: this waits until what was uploaded
+        before has left it."""
+        size = sum(numbers.nbytes for _, numbers in copies)
+        staging = self._staging
+        if staging is None or staging.size < size:
+            self._free(staging)
+            staging = self._staging = Slot(self, 2 * size)
+        self("cuEventSynchronize", staging.event)
+        at = staging.host.value or 0
+        for to, numbers in copies:
+            ctypes.memmove(at, np.ascontiguousarray(numbers).ctypes.data, numbers.nbytes)
+            given = ctypes.c_uint64(to), ctypes.c_void_p(at), ctypes.c_size_t(numbers.nbytes)
+            self("cuMemcpyHtoDAsync_v2", *given, self.stream)
+            at += numbers.nbytes
+        self("cuEventRecord", staging.event, self.stream)
 
     def fetch(self, address: int, shape: tuple[int, ...], dtype: mx.Dtype) -> "Fetched":
         """Rows of uint32 or float32 numbers, as they will be when what was launched before is done."""

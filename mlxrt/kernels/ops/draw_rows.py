@@ -9,9 +9,9 @@ import struct
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 HEADER = struct.Struct("=IfIf4I4f4I")
 TOP_K, SHARPNESS, TOP_P, MAX_GAP, SEED_LOW, SEED_HIGH, POSITION, RECENT = range(8)
@@ -93,10 +93,15 @@ def clamp(x: float) -> float:
 
 
 def pack_rows(rows: Sequence[DrawRow], width: int = 0, least: int = LISTS) -> mx.array:
+    """pack_words on the device."""
+    return mx.array(pack_words(rows, width, least))
+
+
+def pack_words(rows: Sequence[DrawRow], width: int = 0, least: int = LISTS) -> np.ndarray:
     """uint32 [R, N], with N at least `least`; up to `width`, idle rows that take the best token."""
     packed = [row.pack() for row in rows]
     longest = max(map(len, packed), default=0)
     size = max(1 << (longest - 1).bit_length(), 4 * least)  # a power of two: few shapes
     packed += [b""] * (width - len(rows))
-    numbers: Any = memoryview(array("I", b"".join(row.ljust(size, b"\0") for row in packed)))
-    return mx.array(numbers).reshape(len(packed), size // 4)
+    numbers = np.frombuffer(b"".join(row.ljust(size, b"\0") for row in packed), np.uint32)
+    return numbers.reshape(len(packed), size // 4)

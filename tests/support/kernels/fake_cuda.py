@@ -4,6 +4,7 @@ import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -54,6 +55,7 @@ class Bench:
 
     def __init__(self) -> None:
         self._queue: list[Any] = []
+        self._uploads: list[Any] = []  # kept for the copies that wait
         self.graphs = self.launched = self.flushes = 0
 
     def enter(self) -> None:
@@ -76,9 +78,10 @@ class Bench:
             for row in range(height):
                 self.copy(to + row * to_pitch, source + row * source_pitch, width)
 
-    def upload(self, to: int, numbers: np.ndarray) -> None:
-        self._staging = numbers.copy()  # one buffer: what a second upload overwrites was not to be used any more
-        self._queue.append(lambda: ctypes.memmove(to, self._staging.ctypes.data, self._staging.nbytes))
+    def upload(self, copies: Sequence[tuple[int, np.ndarray]]) -> None:
+        copied = [(to, numbers.copy()) for to, numbers in copies]
+        self._queue += [partial(ctypes.memmove, to, a.ctypes.data, a.nbytes) for to, a in copied]
+        self._uploads.append(copied)
 
     def fetch(self, address: int, shape: tuple[int, ...], dtype: mx.Dtype) -> "Fetched":
         out = Fetched(self, shape, np.uint32 if dtype == mx.uint32 else np.float32)
@@ -89,6 +92,7 @@ class Bench:
         queue, self._queue = self._queue, []
         for do in queue:
             do()
+        self._uploads.clear()
 
     def close(self) -> None:
         self.wait()
