@@ -12,6 +12,7 @@ MLX does not know when these launches are done: a caller that lets it read what 
 """
 
 import logging
+from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,8 @@ from .batch import HostTables
 
 log = logging.getLogger("mlxrt")
 
-MAX_BYTES = 1 << 30  # 32 rows of Gemma 4 26B-A4B keep 640 MB
+MAX_BYTES = 1 << 30  # of tails, and of what steps write on their way
+ALIGNMENT = 256  # bytes, of what lies in one buffer
 WARMUP_STEPS = 16  # steps of a shape before one is captured, which takes as long as several
 MAX_SOURCES = 1024  # arrays kept alive for copies: more than any number of steps in flight needs
 Live = dict[int, tuple[mx.array, ...]]
@@ -84,7 +86,7 @@ class CapturedStep:
     tokens: mx.array
     results: list[tuple[tuple[int, ...], mx.Dtype]]  # what the host reads after every step
     tail: TailBuffers
-    outputs: list[mx.array]  # what kernels write besides, kept alive
+    outputs: list[mx.array]  # where kernels write besides, kept alive
     constants: list[mx.array]
     buffers: list[
         tuple[mx.array, mx.array, mx.array]
@@ -415,14 +417,20 @@ class CudaGraphRunner:
         at = dict(zip(distinct, self._device.addresses(list(distinct.values()))))
         check_capturable(launches, outputs, used, [a for arrays in special.values() for a in arrays], own, at)
         names = {name: [at[id(a)] for a in arrays] for name, arrays in named.items()}
-        kept = {at[id(a)]: a for a in outputs if at[id(a)] not in names["written"]}
+        lasting = {address for name in ("tokens", "result", "written") for address in names[name]}
+        inside = {at[id(a)]: a.nbytes for a in outputs if at[id(a)] not in lasting}
+        addresses = [[at[id(a)] for a in (*launch.inputs, *launch.outputs)] for launch in launches]
+        offsets, size = share_memory(addresses, inside)
+        shared = mx.zeros((size,), mx.uint8)
+        [base] = self._device.addresses([shared])
+        moves = {address: base + offset for address, offset in offsets.items()}
         return CapturedStep(
             [replace(launch, inputs=[], outputs=[]) for launch in launches],  # MLX would copy a pool that is referenced
-            [[at[id(a)] for a in (*launch.inputs, *launch.outputs)] for launch in launches],
+            [[moves.get(address, address) for address in one] for one in addresses],
             result[0],
             [(a.shape, a.dtype) for a in result[1:]],
             self._find_tail(tails) or self._make_tail(first, tails, out, at),
-            list(kept.values()),
+            [shared, *result],
             list(used.values()),
             buffers,
             names,
@@ -445,6 +453,38 @@ class CudaGraphRunner:
 def count_bytes(steps: list[CapturedStep]) -> int:
     """What captured steps keep, tails that they share counted once."""
     return sum(k.nbytes for k in steps) + sum({id(k.tail): k.tail.nbytes for k in steps}.values())
+
+
+def share_memory(launches: list[list[int]], sizes: dict[int, int]) -> tuple[dict[int, int], int]:
+    """Places in one buffer for what the launches of a step write and only they read, so that it is as large as what is
+    needed at once: its layers write the same places.
+
+    `launches`: the addresses each one reads and writes; `sizes`: bytes of what is to be placed, by address. Returns the
+    offset of every address at or within one of those, and the bytes of the whole.
+    """
+    starts = sorted(sizes)
+    owners: dict[int, int] = {}  # an address -> the array it lies in
+    uses: dict[int, tuple[int, int]] = {}  # an array -> the first and the last launch with it
+    for n, addresses in enumerate(launches):
+        for address in addresses:
+            i = bisect_right(starts, address) - 1
+            if i < 0 or address >= starts[i] + sizes[starts[i]]:
+                continue
+            owners[address] = starts[i]
+            uses[starts[i]] = uses.get(starts[i], (n, n))[0], n
+    held: list[tuple[int, int, int]] = []  # offset, end, and the last launch that needs it
+    placed: dict[int, int] = {}
+    for start, (begin, last) in sorted(uses.items(), key=lambda use: use[1]):
+        held = sorted(one for one in held if one[2] >= begin)
+        at = 0
+        for offset, end, _ in held:
+            if at + sizes[start] <= offset:
+                break
+            at = max(at, -(-end // ALIGNMENT) * ALIGNMENT)
+        placed[start] = at
+        held.append((at, at + sizes[start], last))
+    total = max((placed[start] + sizes[start] for start in placed), default=1)
+    return {address: placed[start] + address - start for address, start in owners.items()}, total
 
 
 def make_copies(at: np.ndarray, pieces: np.ndarray, size: int, form: tuple[int, int, int]) -> np.ndarray:

@@ -1,5 +1,8 @@
 """Decode steps launched again without MLX give the tokens of steps that MLX launches."""
 
+from itertools import combinations
+from random import Random
+
 import mlx.core as mx
 import pytest
 
@@ -289,6 +292,28 @@ def test_what_comes_once_is_not_recorded(engines, monkeypatch):
         engine.generate([ask(prompt, 6)])  # five steps
         launched.append(device.launched)
     assert launched[:2] == [0, 0] and launched[2] >= 4
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_needed_at_once_lies_apart(seed):
+    """Launches that read and write arrays at random, some through a view within one, some arrays read again late."""
+    random = Random(seed)
+    sizes, launches, first, last = {}, [], {}, {}
+    for n in range(40):
+        made = [(len(sizes) + 1 + i) * 100_000 for i in range(random.choice((1, 1, 2)))]
+        read = random.sample(list(sizes)[-4:], min(len(sizes), random.randint(1, 3)))
+        read += random.sample(list(sizes), min(len(sizes), random.random() < 0.2))
+        sizes |= {start: random.choice((1, 8, 500, 4096, 70_000)) for start in made}
+        launches.append([*(start + random.randrange(sizes[start]) for start in read), *made, 7])  # 7 is another's
+        first |= dict.fromkeys(made, n)
+        last |= dict.fromkeys([*read, *made], n)
+    offsets, total = replay.share_memory(launches, sizes)
+    assert set(offsets) == {at for launch in launches for at in launch} - {7}
+    assert all(offsets[at] - offsets[at // 100_000 * 100_000] == at % 100_000 for at in offsets)
+    for a, b in combinations(sizes, 2):
+        if first[b] <= last[a] and first[a] <= last[b]:
+            assert offsets[a] + sizes[a] <= offsets[b] or offsets[b] + sizes[b] <= offsets[a]
+    assert total == max(offsets[start] + size for start, size in sizes.items()) < sum(sizes.values())
 
 
 def test_steps_of_as_many_rows_share_the_buffers_of_their_tails(engines):
