@@ -103,8 +103,8 @@ class StepMemory:
 
     def __init__(self, model: CausalLM, running: int, limit: int):
         """`running` rows may end in a step; MLX may hold `limit` bytes in all."""
-        self.token = step_bytes(model, 1)
-        self.logits = LOGITS_BUFFERS * 4 * model.config.vocab_size * running
+        self.token, self.running = step_bytes(model, 1), running
+        self.logits = LOGITS_BUFFERS * 4 * model.config.vocab_size  # of a row
         # Matrices dequantised, which steps of many rows multiply by: those of the layers that are launched at once.
         sizes = dequantised_bytes(model)
         ahead = LAYERS_AHEAD * sum(sizes) // max(model.config.num_hidden_layers, 1) if device.backend() == "cuda" else 0
@@ -112,9 +112,10 @@ class StepMemory:
         self.limit = limit
         self._asked, self._free = -math.inf, 0  # when the device was asked, and what was free with what MLX held then
 
-    def fit(self, tokens: int) -> tuple[int, str]:
-        """How many of these tokens a step can have now, and what is short if they are fewer."""
-        need = self.bytes_of(tokens)
+    def fit(self, tokens: int, decoding: int = 0) -> tuple[int, str]:
+        """How many of these prompt tokens a step can have now, beside `decoding` rows, and what is short if they are
+        fewer."""
+        need = self.bytes_of(tokens, decoding)
         spare = self._free - mx.get_active_memory() - need
         if time.monotonic() - self._asked < spare / FILL_RATE:
             return tokens, ""
@@ -126,14 +127,20 @@ class StepMemory:
         self._asked, self._free = time.monotonic(), mx.get_active_memory() + free
         if need <= free:
             return tokens, ""
-        fits = max((free - self.logits - self.dense) // self.token, 0)
+        fits = self.tokens_in(free - self.dense, decoding)
         if fits <= MAX_QMM_ROWS:
-            fits = min(max((free - self.logits) // self.token, 0), MAX_QMM_ROWS)
+            fits = min(self.tokens_in(free, decoding), MAX_QMM_ROWS)
         shortage = f"a step of {tokens} tokens takes {need} bytes, the device has {free} of {total} bytes free"
         return (min(fits, tokens) if fits >= min(tokens, MIN_CHUNK) else 0), shortage
 
-    def bytes_of(self, tokens: int) -> int:
-        return tokens * self.token + self.logits + (self.dense if tokens > MAX_QMM_ROWS else 0)
+    def bytes_of(self, tokens: int, decoding: int = 0) -> int:
+        rows = min(tokens + decoding, self.running)  # whose logits the step may make
+        return tokens * self.token + rows * self.logits + (self.dense if tokens > MAX_QMM_ROWS else 0)
+
+    def tokens_in(self, free: int, decoding: int) -> int:
+        """Prompt tokens of a step that takes these bytes, but for dequantised matrices."""
+        few = (free - decoding * self.logits) // (self.token + self.logits)  # each of them may end a prompt
+        return max(few if few + decoding < self.running else (free - self.running * self.logits) // self.token, 0)
 
 
 def dequantised_bytes(model: CausalLM) -> list[int]:

@@ -152,6 +152,24 @@ def test_a_prefill_step_is_as_long_as_what_is_free_allows(fake, monkeypatch):
     assert mx.get_memory_limit() == before
 
 
+def test_a_short_prompt_needs_the_logits_of_its_own_rows(fake, monkeypatch):
+    """Not those of as many rows as may run: a device with little memory left still answers."""
+    monkeypatch.setattr(planner, "FILL_RATE", math.inf)
+    step = StepMemory(KINDS["full"](), 64, fake.total)
+    before = mx.get_memory_limit()
+    try:
+        for tokens, decoding in ((20, 0), (20, 5), (63, 1), (100, 64)):
+            need = step.bytes_of(tokens, decoding)
+            assert need == tokens * step.token + min(tokens + decoding, 64) * step.logits + step.dense * (tokens > 64)
+            fake.taken = fake.memory()[1] - need + fake.taken
+            assert step.fit(tokens, decoding) == (tokens, "")
+            fits, short = step.fit(2048, decoding)
+            assert fits in (tokens, 64) and "2048 tokens" in short
+        assert step.bytes_of(20) < 20 * step.token + 64 * step.logits
+    finally:
+        mx.set_memory_limit(before)
+
+
 def test_what_is_dequantised_for_a_step(monkeypatch):
     """The largest matrix but embeddings and the head, twice; on CUDA all of several layers."""
     small = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4}
