@@ -6,6 +6,7 @@
 #include "slab.h"
 
 // Simdgroups are RG groups of rows by KS parts of k. A simdgroup makes RT tiles of 8 rows; with PAIR gates and their ups.
+// GRID_SPLITS threadgroups share k as well: each writes a y of its own, and sum_splits.metal adds them up.
 // GROUPED: y is a row of the grid, an expert, whose part of `order` names the rows of y it makes, a few at a time; each
 // reads a row of x, which C of them share.
 [[kernel]] void mlxrt_qmm(MLX_ARGUMENTS) {
@@ -15,7 +16,8 @@
     uint expert = GROUPED ? threadgroup_position_in_grid.y : 0u;
     uint row_group = sg / uint(KS);
     uint split = sg % uint(KS);
-    uint opaque_zero = threadgroup_position_in_grid.z;
+    uint grid_split = threadgroup_position_in_grid.z % uint(GRID_SPLITS);
+    uint opaque_zero = threadgroup_position_in_grid.z / uint(GRID_SPLITS);
     uint tile = threadgroup_position_in_grid.x * uint(RG) + row_group;
     const int OUT_TILES = PAIR ? RT / 2 : RT;
     const int OUTPUTS = OUT_TILES * 8;
@@ -40,6 +42,9 @@
     // copies is on its way while the slab before is multiplied, and so are the next words of the matrix.
     const int CHUNKS = MT * 4 / RG;
     const int STEP = KS * 128;
+    const int SPLIT_SIZE = (K + GRID_SPLITS * STEP - 1) / (GRID_SPLITS * STEP) * STEP;
+    uint begin_k = grid_split * uint(SPLIT_SIZE);
+    uint end_k = metal::min(begin_k + uint(SPLIT_SIZE), uint(K));
     threadgroup uint4 slab[KS * MT * 128];
     uint first_chunk = split * uint(MT * 128);
     uint thread_of_split = row_group * 32 + lane;
@@ -74,11 +79,11 @@
                 set<float>(acc[r][m], 1, 0.0f);
             }
         }
-        fetch_slab<K, RG, STEP>(x, x_offset, split * 128, thread_of_split, fetched);
-        uint k_of_lane = clamp_quarter<K>(split * 128, quarter);
+        fetch_slab<K, RG, STEP>(x, x_offset, begin_k + split * 128, thread_of_split, fetched);
+        uint k_of_lane = clamp_quarter<K>(begin_k + split * 128, quarter);
         load_row_words<K>(packed, row, k_of_lane, words);
         if (SHARED) {
-            uint own = (quarter * uint(KS) + split) * 128;
+            uint own = begin_k + (quarter * uint(KS) + split) * 128;
             load_step_scales<FORM, GROUP, K>(scales, row, own, next_step_scales);
             if (FORM == AFFINE) load_step_scales<FORM, GROUP, K>(biases, row, own, next_step_zeros);
         } else {
@@ -86,8 +91,8 @@
                 scales, biases, row, k_of_lane, scale, zero
             );
         }
-        for (uint k = 0; k < uint(K); k += uint(STEP)) {
-            if (k > 0 || GROUPED) threadgroup_barrier(mem_flags::mem_threadgroup);
+        for (uint k = begin_k; k < end_k; k += uint(STEP)) {
+            if (k > begin_k || GROUPED) threadgroup_barrier(mem_flags::mem_threadgroup);
             #pragma unroll
             for (int c = 0; c < CHUNKS; c++) {
                 slab[first_chunk + slab_index(uint(c * RG * 32) + thread_of_split)] =
@@ -102,7 +107,7 @@
             k_of_lane = clamp_quarter<K>(next, quarter);
             load_row_words<K>(packed, row, k_of_lane, next_words);
             if (SHARED) {
-                uint step = k / uint(STEP) % 4;
+                uint step = (k - begin_k) / uint(STEP) % 4;
                 if (step == 0) {
                     copy_words(step_scales, next_step_scales);
                     copy_words(step_zeros, next_step_zeros);
@@ -186,7 +191,7 @@
                 value += float(bias[base + output]);
                 if (PAIR) up += float(bias[base + O + output]);
             }
-            uint out_row = GROUPED ? uint(order[begin + m]) : m;
+            uint out_row = GROUPED ? uint(order[begin + m]) : grid_split * uint(M) + m;
             if (PAIR) {
                 value = gated<ACT>(value, up);
             } else if (ACT != NO_ACTIVATION) {

@@ -119,6 +119,7 @@ def launch_grouped(gpu, x, experts, order, bounds, matrix, each, dtype, activati
         M=0,
         C=each,
         GROUPED=True,
+        GRID_SPLITS=1,
         K=matrix.width,
         O=rows,
         PAIRED=is_paired(x, matrix),

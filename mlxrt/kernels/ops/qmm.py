@@ -20,6 +20,10 @@ TILE_ROWS = 8  # rows of x in a tile
 CENTROID_BYTES = 1024  # of threadgroup memory, for the centroids of a LUT matrix
 
 QMM = Source("qmm.metal", ("x", "packed", "scales", "biases", "lut", "bias", "other", "order", "bounds"), ("y",))
+SUM_SPLITS = Source("sum_splits.metal", ("parts", "bias", "residual"), ("y",))
+SUM_SIZE = 256  # threads of a threadgroup that sums
+MAX_SPLIT_TILES = 4  # of 8 rows of x in a threadgroup, where the grid splits k
+MIN_SPLIT_WIDTHS = {1: 4096, 2: 2048, 3: 1024}  # by tiles: below, the second launch takes what the first saves
 
 
 def qmm_cases(dtype: mx.Dtype) -> Iterator[Case]:
@@ -54,6 +58,12 @@ def qmm_cases(dtype: mx.Dtype) -> Iterator[Case]:
         ("q2_k_split", 2, 32, 9, 256, 9, {"softcap": 3.0}),
         ("iq4_xs_split", 4, 32, 24, 256, 17, {"residual": True}),
         ("iq4_nl_split", 4, 32, 11, 96, 6, {}),
+        # Matrices whose k the grid splits: in whole parts, in parts of which the last is shorter, with all that may follow.
+        ("affine", 4, 64, 70, 1280, 27, {"residual": True, "bias": True}),
+        ("mxfp4", 4, 32, 66, 1120, 33, {"bias": True}),
+        ("affine", 4, 32, 24, 2304, 13, {"residual": True}),
+        ("affine", 4, 128, 37, 4224, 6, {}),
+        ("q4_k_split", 4, 32, 40, 2048, 9, {"residual": True}),
     ]
     for shape in shapes:
         case = qmv_case(dtype, *shape)
@@ -79,31 +89,49 @@ def is_faster(x, matrix, **rest) -> bool:
     return MIN_QMM_ROWS <= x.shape[0] <= MAX_QMM_ROWS and matrix.packed and x.dtype != mx.float32
 
 
-@qmm.kernel(QMM, unsupported=unsupported, is_faster=is_faster)
+@qmm.kernel(QMM, SUM_SPLITS, unsupported=unsupported, is_faster=is_faster)
 def launch(gpu, x, matrix, bias=None, activation=None, pair=False, times=None, residual=None, softcap=None):
     rows, m = matrix.rows // 2 if pair else matrix.rows, x.shape[0]
-    tiles = math.ceil(m / TILE_ROWS)
-    config = tile_config(gpu.profile, matrix.rows, matrix.width, tiles, is_paired(x, matrix))
-    other = times if times is not None else residual
+    tiles, paired = math.ceil(m / TILE_ROWS), is_paired(x, matrix)
+    splits = 1
+    if not pair and activation is None and softcap is None:  # what can follow a sum of splits
+        splits = num_grid_splits(gpu.profile, rows, matrix.width, tiles)
+    if splits > 1:
+        config = split_config(tiles, paired)
+        outputs, product = [((splits * m, rows), mx.float32)], {}
+    else:
+        config = tile_config(gpu.profile, matrix.rows, matrix.width, tiles, paired)
+        outputs, product = [((m, rows), x.dtype)], {"bias": bias, "times": times, "residual": residual}
+    other = product.get("residual") if times is None else times
     [y] = gpu(
         QMM,
-        [x, *matrix.inputs(), bias, other, None, None],
-        (math.ceil(matrix.rows / (8 * config["RT"] * config["RG"])), math.ceil(tiles / config["MT"]), 1),
+        [x, *matrix.inputs(), product.get("bias"), other, None, None],
+        (math.ceil(matrix.rows / (8 * config["RT"] * config["RG"])), math.ceil(tiles / config["MT"]), splits),
         32 * config["RG"] * config["KS"],
-        [((m, rows), x.dtype)],
+        outputs,
         T=x.dtype,
-        OUT=x.dtype,
+        OUT=outputs[0][1],
         M=m,
         C=1,
         GROUPED=False,
+        GRID_SPLITS=splits,
         K=matrix.width,
         O=rows,
-        PAIRED=is_paired(x, matrix),
+        PAIRED=paired,
         **config,
         **matrix.constants(),
-        **epilogue_constants(bias, activation, pair, times, residual, softcap),
+        **epilogue_constants(product.get("bias"), activation, pair, times, product.get("residual"), softcap),
     )
-    return y
+    return y if splits == 1 else sum_splits(gpu, y, splits, x.dtype, bias, residual)
+
+
+def sum_splits(gpu, parts, splits, dtype, bias, residual):
+    """parts [splits M, O] -> [M, O], plus the bias and the residual."""
+    m, rows = parts.shape[0] // splits, parts.shape[1]
+    groups, given = math.ceil(m * rows / SUM_SIZE), {"BIAS": bias is not None, "RES": residual is not None}
+    outputs = [((m, rows), dtype)]
+    constants = {"T": dtype, "M": m, "O": rows, "SPLITS": splits, "SIZE": SUM_SIZE, **given}
+    return gpu(SUM_SPLITS, [parts, bias, residual], groups, SUM_SIZE, outputs, **constants)[0]
 
 
 def is_paired(x: mx.array, matrix: QuantizedMatrix) -> bool:
@@ -152,6 +180,30 @@ def tile_config(profile: DeviceProfile, rows: int, width: int, tiles: int, paire
     while splits > 1 and qmm_memory(2, row_groups, splits, columns) > profile.threadgroup_memory:
         splits //= 2
     return make_config(columns, 2, row_groups, splits)
+
+
+def num_grid_splits(profile: DeviceProfile, rows: int, width: int, tiles: int) -> int:
+    """Threadgroups that share k, for `tiles` of 8 rows of x: each makes a y, and a second launch adds them up.
+
+    Threadgroups of 64 rows read x half as often as those of 32, which a matrix of few rows needs to fill the device;
+    with k in several parts there are enough of them. On an H200, 4 bit, us with and without, both launches: 32 rows of x:
+    4096 x 12288 22.7, 33.3, 6144 x 4096 13.5, 18.8, 4096 x 4096 10.6, 13.6, 1024 x 2048 4.7, 7.3; 64: 4096 x 12288 38.6,
+    50.3, 6144 x 4096 22.2, 37.9; 16: 4096 x 12288 17.9, 20.6; 8: 16.0, 16.9, 10240 x 4096 13.1, 16.2.
+    """
+    columns = min(tiles, MAX_SPLIT_TILES)
+    config = split_config(tiles, True)
+    groups, steps = math.ceil(rows / (16 * config["RG"])), math.ceil(width / (128 * config["KS"]))
+    if rows >= profile.scale(12288) or width < MIN_SPLIT_WIDTHS[min(columns, 3)]:
+        return 1
+    most = min(profile.scale(528 if columns > 2 else 656) // (groups * math.ceil(tiles / columns)), steps // 2)
+    splits = max(n for n in (1, 2, 3, 4, 8) if n <= max(most, 1))
+    return math.ceil(steps / math.ceil(steps / splits))  # none is empty
+
+
+def split_config(tiles: int, paired: bool) -> dict[str, int]:
+    """tile_config where the grid splits k."""
+    groups, splits = (2, 2) if tiles == 1 else (4, 1)
+    return make_config(min(tiles, MAX_SPLIT_TILES), 2, groups, splits, 4 if paired else 1)
 
 
 def make_config(columns: int, row_tiles: int, row_groups: int, splits: int, resident: int = 1) -> dict[str, int]:
