@@ -83,18 +83,19 @@ def prefill_rate(reply: Reply, tokens: int) -> float:
     return tokens / max(row["at"][0] for row in reply["rows"])
 
 
-def warm_up(engines: list[Engine], runs: list[tuple[int, int]], vocab: int, args: argparse.Namespace) -> None:
+def warm_up(engines: list[Engine], runs: list[tuple[int, int, int]], vocab: int, args: argparse.Namespace) -> None:
     """Compile what will be timed."""
     for engine in engines:
-        for batch, length in sorted(dict(reversed(runs)).items()):
+        for batch, length in sorted({batch: length for batch, length, _ in reversed(runs)}.items()):
             engine.run(make_prompts(vocab, batch, length), 4, args.warm, -1)
 
 
-def measure(shape: str, engines: list[Engine], batch: int, length: int, copy: float, args: Any) -> Iterator[dict]:
+def measure(shape: str, engines: list[Engine], run: tuple[int, int, int], copy: float, args: Any) -> Iterator[dict]:
     """One row of the table an engine."""
+    batch, length, tokens = run
     vocab = engines[0].backend.info["vocab"]
     prompts = make_prompts(vocab, batch, length)
-    timed = {engine.name: partial(engine.run, prompts, args.tokens, args.warm) for engine in engines}
+    timed = {engine.name: partial(engine.run, prompts, tokens, args.warm) for engine in engines}
     rule = StoppingRule(min_rounds=args.rounds, max_rounds=args.rounds)
     rounds: Rounds = Interleave(rule).run(timed, [decode_rate])
     decode = rounds.values(decode_rate)
@@ -107,7 +108,7 @@ def measure(shape: str, engines: list[Engine], batch: int, length: int, copy: fl
         row["values"] = {"decode": decode[name], "prefill": prefill[name]}
         text = f"{shape} {batch} x {length} {name:12} decode {row['decode']:8.1f}, prefill {row['prefill']:9.1f} tok/s"
         if batch == 1:
-            row["roofline_share"] = row["decode"] * cost.bytes_at(length + args.tokens // 2) / copy
+            row["roofline_share"] = row["decode"] * cost.bytes_at(length + tokens // 2) / copy
             text += f", {row['roofline_share']:.0%} of roofline"
         if name != OURS:
             ratios = [paired_ratio(values[OURS], values[name]) for values in (decode, prefill)]
@@ -127,10 +128,18 @@ def difference(engine: Engine, prompt: list[int], ours: list[int], theirs: list[
     return f"differs at token {i}, gap {gap:.3g}"
 
 
+def parse_run(text: str, tokens: int) -> tuple[int, int, int]:
+    """Rows, tokens of a prompt, and tokens of an answer."""
+    batch, length, *own = map(int, text.split("x"))
+    return batch, length, own[0] if own else tokens
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="+", metavar="SHAPE", help="such as qwen3-8b@4bit")
-    parser.add_argument("--runs", default="1x512", help="batch x prompt, several with commas")
+    parser.add_argument(
+        "--runs", default="1x512", help="batch x prompt, or batch x prompt x tokens"
+    )
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--before", type=Path, metavar="FOLDER", help="another checkout of mlxrt to compare with")
@@ -141,8 +150,8 @@ def main() -> None:
     parser.add_argument("--no-peer", action="store_true", help="without mlx-lm")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    runs = [(int(batch), int(length)) for batch, length in (run.split("x") for run in args.runs.split(","))]
-    context = max(length for _, length in runs) + 2 * args.tokens
+    runs = [parse_run(run, args.tokens) for run in args.runs.split(",")]
+    context = max(length + 2 * tokens for _, length, tokens in runs)
     rows = []
     with Backend("peak", {"seconds": 1.0}) as peak:
         copy = peak.info["copy_bytes_per_s"]
@@ -158,8 +167,8 @@ def main() -> None:
         started = dict(zip(args.shapes, pool.map(start, args.shapes)))
     print(f"{started[args.shapes[0]][0].backend.info['device_name']}, copy {copy / 1e9:.0f} GB/s", flush=True)
     for shape, engines in started.items():
-        for batch, length in runs:
-            rows += measure(shape, engines, batch, length, copy, args)
+        for run in runs:
+            rows += measure(shape, engines, run, copy, args)
             if args.json:
                 args.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
         for backend in {id(e.backend): e.backend for e in engines}.values():
