@@ -16,7 +16,7 @@ struct PendingWrite {
 };
 static PendingWrite pending;
 
-static void settle() {
+[[gnu::cold, gnu::noinline]] static void settle() {
   if (!pending.open) return;
   pending.open = false;
   bool same = !memcmp(pending.at, pending.before, pending.size);
@@ -84,13 +84,13 @@ static void note_read(const Region& r, u32 region, size_t i, bool atomic, u64 pc
   c.read_simd_epoch = now.simd_epoch;
   c.flags = atomic ? c.flags | READ_ATOMIC : c.flags & ~READ_ATOMIC;
 }
-static bool is_our_own(const u8* p) {  // constants in the kernel's code, simd values, attributes, the argument table
+static inline bool is_our_own(const u8* p) {  // constants in the kernel's code, simd values, attributes, the argument table
   auto within = [p](const void* low, size_t n) { return p >= (const u8*)low && p < (const u8*)low + n; };
   return ((uintptr_t)p >= code_low && (uintptr_t)p < code_high) || within(snapshot, sizeof snapshot) ||
          within(fibers.data(), fibers.size() * sizeof(Fiber)) ||
          within(entry_buffers, entry_buffer_count * sizeof(void*));
 }
-static void report_out_of_bounds(const u8* p, size_t n, bool write, u64 pc, u32 region) {
+[[gnu::cold, gnu::noinline]] static void report_out_of_bounds(const u8* p, size_t n, bool write, u64 pc, u32 region) {
   const Region* nearest = nullptr;
   long long offset = 0;
   u64 shortest = ~0ull;
@@ -106,9 +106,8 @@ static void report_out_of_bounds(const u8* p, size_t n, bool write, u64 pc, u32 
          offset >= 0 ? offset / e : -((-offset + e - 1) / e));
   if (shortest > GUARD) abort_kernel();
 }
-static void check(const void* address, size_t n, bool write, bool atomic, u64 pc) {
+[[gnu::noinline]] static void check_shared(const void* address, size_t n, bool write, bool atomic, u64 pc) {
   u8* p = (u8*)address;
-  if (!current || (p >= current->stack && p < current->stack + STACK)) return;
   if (pending.open) settle();
   stats.accesses++;
   if (p < arena || p >= arena + ARENA) {
@@ -128,10 +127,15 @@ static void check(const void* address, size_t n, bool write, bool atomic, u64 pc
   u32 sg = current->simdgroup;
   Moment now = {group_number * 1024 + current->index + 1, shared ? threadgroup_epoch : device_epoch,
                 shared ? simd_threadgroup_epoch[sg] : simd_device_epoch[sg]};
-  size_t last = (p + n - 1 - r.base) / r.element;
-  for (size_t i = (p - r.base) / r.element; i <= last; i++)
+  size_t last = r.index(p + n - 1 - r.base);
+  for (size_t i = r.index(p - r.base); i <= last; i++)
     if (write) note_write(r, number - 1, i, p, n, atomic, pc, now);
     else note_read(r, number - 1, i, atomic, pc, now);
+}
+// Most accesses are to a thread's own variables: those are let through before anything is saved or looked up.
+static inline void check(const void* address, size_t n, bool write, bool atomic, u64 pc) {
+  if (!current || (size_t)((u8*)address - current->stack) < STACK) return;
+  check_shared(address, n, write, atomic, pc);
 }
 
 static u8* take(size_t n) {
@@ -144,7 +148,8 @@ static u8* take(size_t n) {
   return arena + offset;
 }
 static u32 add_region(const char* name, size_t n, u32 element, u32 kind, bool tracked) {
-  Region r = {take(n), n, kind, element ? element : 1, name, nullptr, 0};
+  Region r = {take(n), n, kind, element ? element : 1, name, nullptr, 0, NO_SHIFT};
+  if (!(r.element & (r.element - 1))) r.shift = __builtin_ctz(r.element);
   memset(r.base - GUARD, 0xff, GUARD);
   memset(r.base + n, 0xff, GUARD);
   if (tracked) {

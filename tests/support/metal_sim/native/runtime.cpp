@@ -186,14 +186,15 @@ static void run_threadgroup(const Grid& grid, u64 number, int order, u64& random
 }
 
 extern "C" {
+static const char PREFIX[] = "threadgroup ";
 void* msim_threadgroup_memory(const char* name, size_t n, size_t element) {
-  std::string key = std::string("threadgroup ") + name;
   for (u32 i = first_threadgroup_region; i < regions.size(); i++)
-    if (regions[i].name == key) {
-      if (n != regions[i].size) report("threadgroup-memory", PC, i, "%s declared with two sizes", key.c_str());
+    if (!strcmp(regions[i].name.c_str() + sizeof PREFIX - 1, name)) {  // without a new string: every thread asks
+      if (n != regions[i].size)
+        report("threadgroup-memory", PC, i, "%s declared with two sizes", regions[i].name.c_str());
       return regions[i].base;
     }
-  u32 i = add_region(key.c_str(), n, element, THREADGROUP, checking);
+  u32 i = add_region((std::string(PREFIX) + name).c_str(), n, element, THREADGROUP, checking);
   memset(regions[i].base, 0xff, n);
   threadgroup_bytes += (n + 15) / 16 * 16;
   threadgroup_peak = std::max(threadgroup_peak, threadgroup_bytes);

@@ -31,6 +31,7 @@ struct Cell {
   u32 writer, write_epoch, write_simd_epoch, reader, read_epoch, read_simd_epoch, flags;
 };
 enum Kind { INPUT = 0, OUTPUT = 1, CONSTANT = 2, THREADGROUP = 3 };
+static const u32 NO_SHIFT = ~0u;
 struct Region {
   u8* base;
   size_t size;
@@ -38,6 +39,9 @@ struct Region {
   std::string name;
   Cell* cells;  // null: only bounds are checked
   size_t cell_count;
+  u32 shift;  // of an element of 2^shift bytes; NO_SHIFT: of another size
+  // Asked for at every access, where a division is most of the cost.
+  size_t index(size_t offset) const { return shift == NO_SHIFT ? offset / element : offset >> shift; }
 };
 
 enum Wait { RUNNING = 0, DONE, AT_SIMD_OP, AT_SIMD_BARRIER, AT_BARRIER };
@@ -77,7 +81,7 @@ struct Found {
 static std::vector<Found> findings;
 static std::unordered_map<u64, u32> seen;
 
-static std::string where() {
+[[gnu::cold, gnu::noinline]] static std::string where() {
   if (!current) return "";
   const msim_attrs& a = current->attrs;
   char b[160];
@@ -87,7 +91,7 @@ static std::string where() {
   return b;
 }
 // The same thing at the same place is one finding with a count.
-static void report(const char* kind, u64 pc, u64 key, const char* format, ...) {
+[[gnu::cold, gnu::noinline]] static void report(const char* kind, u64 pc, u64 key, const char* format, ...) {
   u64 hash = (pc * 1000003u) ^ (key * 7919u) ^ std::hash<std::string>{}(kind);
   auto it = seen.find(hash);
   if (it != seen.end()) {
