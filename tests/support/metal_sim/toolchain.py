@@ -166,12 +166,26 @@ def build(text: str, checked: bool, whole: bool, folder: Path | None = None) -> 
     object_file = source.with_suffix(".o")
     try:
         call(*compiler(), *flags(checked), *includes(headers()), *before, "-c", "-o", str(object_file), str(source))
-        call(*compiler(), "-shared", "-o", str(making), str(object_file), "-lm")  # no flags: no sanitizer's library
+        call(*linker(), "-o", str(making), str(object_file), *system_libraries())
     finally:
         source.unlink()
         object_file.unlink(missing_ok=True)
     os.replace(making, library)
     return library
+
+
+@functools.cache
+def linker() -> tuple[str, ...]:
+    """The compiler's own, asked directly: as a driver the compiler starts three programs and reads libstdc++, six times
+    the work for a kernel. Nothing brings a sanitizer's library in."""
+    return call(*compiler(), "-print-prog-name=ld").strip(), "-shared"
+
+
+@functools.cache
+def system_libraries() -> list[str]:
+    """With the compiler's own functions: on ARM atomics are calls of those."""
+    asked = ("-print-libgcc-file-name", "-print-file-name=libm.so.6", "-print-file-name=libc.so.6")
+    return [found for option in asked if os.path.exists(found := call(*compiler(), option).strip())]
 
 
 def source_line(library: Path, offset: int, file: str) -> str:
