@@ -6,12 +6,14 @@ A name is split into its words (`snake_case`, `CamelCase`); none of them may be 
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from .support.source_tree import Module, Tree
 
+pytestmark = pytest.mark.xdist_group("source")  # one worker parses the source
 ROOT = Path(__file__).resolve().parents[1]
 OLD = frozenset(
     """desk lane talk room underway ticket tickets watch hearing sealed shelf settle settled meet meets met lay
@@ -34,6 +36,7 @@ FOLDERS = ("mlxrt", "bench", "tests", "examples")
 KERNEL_WORDS = ("simdgroup", "threadgroup")
 
 
+@cache
 def words(name: str) -> set[str]:
     parts = (re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", part) for part in name.split("_"))
     return {word.lower() for part in parts for word in part}
@@ -42,7 +45,7 @@ def words(name: str) -> set[str]:
 def names(module: Module) -> Iterator[tuple[str, int]]:
     """Modules, classes, functions, attributes, parameters and constants, with their lines; tests are sentences."""
     yield from ((part, 0) for part in module.name.split("."))
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             if not node.name.startswith("test_"):
                 yield node.name, node.lineno
@@ -74,8 +77,8 @@ def kernel_source(tree: Tree) -> list[str]:
     """String literals, docstrings aside, that hold kernel source."""
     found = []
     for module in tree:
-        described = {ast.get_docstring(n, clean=False) for n in ast.walk(module.tree) if isinstance(n, DESCRIBED)}
-        for node in ast.walk(module.tree):
+        described = {ast.get_docstring(n, clean=False) for n in module.nodes if isinstance(n, DESCRIBED)}
+        for node in module.nodes:
             text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
             if text not in described and any(word in text for word in KERNEL_WORDS):
                 found.append(f"{module.name}:{node.lineno} {text.strip()[:60]!r}")

@@ -14,6 +14,7 @@ import pytest
 
 from .support.source_tree import Module, Tree
 
+pytestmark = pytest.mark.xdist_group("source")  # one worker parses the source, see test_names
 ROOT = Path(__file__).resolve().parents[1]
 
 # Which folder may import which, lower ones first: a line names only folders above it.
@@ -167,7 +168,7 @@ def is_empty(handler: ast.ExceptHandler) -> bool:
 def bad_excepts(tree: Tree) -> list[str]:
     found = []
     for module in tree:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.Call) and suppresses_all(node):
                 found.append(f"{module.name}:{node.lineno} suppresses everything")
             if not isinstance(node, ast.ExceptHandler):
@@ -185,7 +186,7 @@ def unfinished(tree: Tree) -> list[str]:
         for n, line in enumerate(module.text.splitlines(), 1):
             if re.search(r"#.*\b(TODO|FIXME|XXX|HACK)\b", line):
                 found.append(f"{module.name}:{n} says {line.strip()}")
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             stub = isinstance(node, ast.Raise) and node.exc and "NotImplementedError" in ast.unparse(node.exc)
             if stub and module.name not in ABSTRACT:
                 found.append(f"{module.name}:{node.lineno} is a stub")
@@ -197,7 +198,7 @@ def poor_names(tree: Tree) -> list[str]:
     for module in tree:
         if module.path.stem in ("utils", "util", "helpers", "helper", "common", "misc"):
             found.append(f"{module.path} is named for nothing it holds")
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ClassDef) and re.search(r"(Utils?|Impl|Helper)$", node.name):
                 found.append(f"{module.name}:{node.lineno} class {node.name}: name it for what it is")
         for f in module.functions():
@@ -247,7 +248,7 @@ def private_reads(tree: Tree) -> list[str]:
             name = i.target.rpartition(".")[2]
             if is_private(name) and i.target.startswith("mlxrt") and i.target not in tree.modules:
                 found.append(f"{module.name}:{i.line} imports {i.target}")
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own:
                 read = ast.unparse(node)
                 if read not in OTHER_LIBRARIES:
@@ -307,9 +308,7 @@ def test_layers_only_name_layers_before_them():
 
 def test_exceptions_to_the_rules_still_exist():
     """A name in these lists that nothing needs any more would hide the next fault."""
-    broad = {
-        m.place(n.lineno) for m in AROUND for n in ast.walk(m.tree) if isinstance(n, ast.ExceptHandler) and is_broad(n)
-    }
+    broad = {m.place(n.lineno) for m in AROUND for n in m.nodes if isinstance(n, ast.ExceptHandler) and is_broad(n)}
     assert set(BROAD) == broad
     assert {unit(m.name) for m in PACKAGE} - {PUBLIC_NAMES} == set(LAYERS)
 

@@ -13,6 +13,12 @@ def parse(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+@cache
+def walk(text: str) -> tuple[ast.AST, ...]:
+    """The nodes of a text, found once: the rules of the tests visit all of them a dozen times."""
+    return tuple(ast.walk(parse(text)))
+
+
 @dataclass(frozen=True)
 class Import:
     """One imported module. `late`: inside a function; `typing`: for the type checker only."""
@@ -37,6 +43,10 @@ class Module:
     def tree(self) -> ast.Module:
         return parse(self.text)
 
+    @property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        return walk(self.text)
+
     @cached_property
     def imports(self) -> list[Import]:
         return list(self._imports(self.tree, False, False))
@@ -59,7 +69,7 @@ class Module:
         return [f"{whole}.{alias.name}" for alias in node.names]
 
     def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 yield node
 
