@@ -137,9 +137,7 @@ def parse_run(text: str, tokens: int) -> tuple[int, int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="+", metavar="SHAPE", help="such as qwen3-8b@4bit")
-    parser.add_argument(
-        "--runs", default="1x512", help="batch x prompt, or batch x prompt x tokens"
-    )
+    parser.add_argument("--runs", default="1x512", help="batch x prompt, or batch x prompt x tokens")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--before", type=Path, metavar="FOLDER", help="another checkout of mlxrt to compare with")

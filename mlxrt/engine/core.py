@@ -31,7 +31,6 @@ from .kv_allocator import KVAllocator
 from .memory import (
     MlxLimits,
     StepMemory,
-    activation_bytes,
     check_buffers,
     choose_context,
     count_buffers,
@@ -106,8 +105,11 @@ class EngineCore:
         self.node_size, self.kv_tokens = sizing.node, sizing.fits
         self.context = self._context_length()
         self._mlx_limits = MlxLimits(self.memory, config)
-        step_bytes = activation_bytes(model, self.specs, self.memory.chunk, config.max_running, 0)
-        self.pools = KVPools(sizing.groups, reserve=step_bytes)
+        step = StepMemory(model, self.specs, config.max_running, self.memory.limit)
+        chunk, context = self.memory.chunk, self.context
+        self.pools = KVPools(
+            sizing.groups, lambda tokens: step.bytes_of(chunk, config.max_running, min(tokens, context))
+        )
         compiled = device.backend() != "cpu" if config.compile is None else config.compile
         check_graphs(config)
         graph_bytes = device.memory()[1] // 16 if config.memory is None else self.memory.total // 32
@@ -117,8 +119,8 @@ class EngineCore:
         reuse = config.prefix_cache and not config.deterministic
         self.prefix_cache = PrefixCache(self.pools.empty_states, self.node_size) if reuse else None
         self.allocator = KVAllocator(self.pools.empty_states, self.prefix_cache)
-        step = StepMemory(model, config.max_running, self.memory.limit) if device.backend() != "cpu" else None
-        self.scheduler = Scheduler(self.allocator, self._limits(config), fit_prefill=step.fit if step else None)
+        fit_prefill = step.fit if device.backend() != "cpu" else None
+        self.scheduler = Scheduler(self.allocator, self._limits(config), fit_prefill=fit_prefill)
         self.disk = self._open_disk(self.prefix_cache) if self.prefix_cache is not None and config.disk_cache else None
 
     def _context_length(self) -> int:

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -101,21 +101,23 @@ class StepMemory:
     MLX launches several layers at once and keeps all their buffers until they are done; it waits before the next ones
     where its limit says so."""
 
-    def __init__(self, model: CausalLM, running: int, limit: int):
+    def __init__(self, model: CausalLM, specs: list[LayerSpec | Shared], running: int, limit: int):
         """`running` rows may end in a step; MLX may hold `limit` bytes in all."""
         self.token, self.running = step_bytes(model, 1), running
         self.logits = LOGITS_BUFFERS * 4 * model.config.vocab_size  # of a row
-        # Matrices dequantised, which steps of many rows multiply by: those of the layers that are launched at once.
-        sizes = dequantised_bytes(model)
-        ahead = LAYERS_AHEAD * sum(sizes) // max(model.config.num_hidden_layers, 1) if device.backend() == "cuda" else 0
+        # Matrices dequantised, which steps of many rows multiply by: those of the layers that are launched at once. A
+        # CPU unpacks a tile at a time.
+        cuda, sizes = device.backend() == "cuda", dequantised_bytes(model) if device.backend() != "cpu" else []
+        ahead = LAYERS_AHEAD * sum(sizes) // max(model.config.num_hidden_layers, 1) if cuda else 0
         self.dense = max(2 * max(sizes, default=0), ahead)
-        self.limit = limit
+        self.gathered = KV_BUFFERS * (LAYERS_AHEAD if cuda else 1)  # times a layer's keys and values
+        self.specs, self.limit = specs, limit
         self._asked, self._free = -math.inf, 0  # when the device was asked, and what was free with what MLX held then
 
-    def fit(self, tokens: int, decoding: int = 0) -> tuple[int, str]:
+    def fit(self, tokens: int, decoding: int = 0, context: int = 0) -> tuple[int, str]:
         """How many of these prompt tokens a step can have now, beside `decoding` rows, and what is short if they are
-        fewer."""
-        need = self.bytes_of(tokens, decoding)
+        fewer. `context`: of the longest prompt, with this step."""
+        need, keys = self.bytes_of(tokens, decoding, context), self.key_bytes(tokens, context)
         spare = self._free - mx.get_active_memory() - need
         if time.monotonic() - self._asked < spare / FILL_RATE:
             return tokens, ""
@@ -127,18 +129,25 @@ class StepMemory:
         self._asked, self._free = time.monotonic(), mx.get_active_memory() + free
         if need <= free:
             return tokens, ""
-        fits = self.tokens_in(free - self.dense, decoding)
+        fits = self.tokens_in(free - keys - self.dense, decoding)
         if fits <= MAX_QMM_ROWS:
-            fits = min(self.tokens_in(free, decoding), MAX_QMM_ROWS)
+            fits = min(self.tokens_in(free - keys, decoding), MAX_QMM_ROWS)
         shortage = f"a step of {tokens} tokens takes {need} bytes, the device has {free} of {total} bytes free"
         return (min(fits, tokens) if fits >= min(tokens, MIN_CHUNK) else 0), shortage
 
-    def bytes_of(self, tokens: int, decoding: int = 0) -> int:
+    def bytes_of(self, tokens: int, decoding: int = 0, context: int = 0) -> int:
         rows = min(tokens + decoding, self.running)  # whose logits the step may make
-        return tokens * self.token + rows * self.logits + (self.dense if tokens > MAX_QMM_ROWS else 0)
+        dense = self.dense if tokens > MAX_QMM_ROWS else 0
+        return tokens * self.token + rows * self.logits + dense + self.key_bytes(tokens, context)
+
+    def key_bytes(self, tokens: int, context: int) -> int:
+        """Keys and values that attention gathers for a prompt's step, of the layers that are launched at once."""
+        return self.gathered * max(
+            (spec.gathered_bytes(context, tokens) for spec in self.specs if has_cache(spec)), default=0
+        )
 
     def tokens_in(self, free: int, decoding: int) -> int:
-        """Prompt tokens of a step that takes these bytes, but for dequantised matrices."""
+        """Prompt tokens of a step that takes these bytes, but for dequantised matrices and gathered keys."""
         few = (free - decoding * self.logits) // (self.token + self.logits)  # each of them may end a prompt
         return max(few if few + decoding < self.running else (free - self.running * self.logits) // self.token, 0)
 
@@ -151,7 +160,12 @@ def dequantised_bytes(model: CausalLM) -> list[int]:
 
 def count_kv_layers(specs: list[LayerSpec | Shared]) -> int:
     """Layers with a cache of their own."""
-    return max(1, sum(not isinstance(s, Shared) for s in specs))
+    return max(1, sum(map(has_cache, specs)))
+
+
+def has_cache(spec: LayerSpec | Shared) -> TypeGuard[LayerSpec]:
+    """Of its own."""
+    return not isinstance(spec, Shared)
 
 
 def row_count(matrix: mx.array) -> int:

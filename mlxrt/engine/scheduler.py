@@ -42,15 +42,15 @@ class Plan(NamedTuple):
 
 
 class Scheduler:
-    """`fit_prefill`: how many of so many prompt tokens, beside so many decoding rows, the device has memory for now,
-    and what is short."""
+    """`fit_prefill`: how many of so many prompt tokens, beside so many decoding rows and with prompts that end at so
+    many tokens at most, the device has memory for now, and what is short."""
 
     def __init__(
         self,
         allocator: KVAllocator,
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
-        fit_prefill: Callable[[int, int], tuple[int, str]] | None = None,
+        fit_prefill: Callable[[int, int, int], tuple[int, str]] | None = None,
     ):
         self.allocator, self.limits, self.clock = allocator, limits, clock
         self.fit_prefill = fit_prefill
@@ -225,7 +225,8 @@ class Scheduler:
     def _prefill_chunks(self, budget: int) -> tuple[list[Slice], bool]:
         chunks, checkpoint = [], False
         if self.fit_prefill is not None and budget > 0 and self.prefilling:
-            budget, short = self.fit_prefill(budget, len(self.decoding))
+            context = max(seq.length + min(seq.todo, budget) for seq in self.prefilling)
+            budget, short = self.fit_prefill(budget, len(self.decoding), context)
             self.allocator.shortage = short or self.allocator.shortage
         for seq, n in self._share_budget(budget).items():
             todo = seq.todo

@@ -111,7 +111,7 @@ def test_pools_grow_only_as_far_as_the_device_allows(fake, kind):
     model, lines = KINDS[kind](), capture_log("the KV cache stays")
     with Engine(model, EngineConfig(max_running=4, prefix_cache=False, kv_memory="64M", chunk=64)) as engine:
         allocated = engine.stats().kv_allocated
-        engine.core.pools.reserve = 0
+        engine.core.pools.reserve = lambda tokens: 0
         fake.taken = fake.memory()[1] - allocated - 4096  # one more layer and a little: no room to double
         short, long = ask(1, 20, 12), ask(2, 400, 5)
         assert engine.generate(short).tokens == truth(model, short.tokens, 12)
@@ -130,15 +130,15 @@ def test_a_prefill_step_is_as_long_as_what_is_free_allows(fake, monkeypatch):
     model, lengths = KINDS["full"](), []
     monkeypatch.setattr(planner, "FILL_RATE", math.inf)  # the other program is quick
     with Engine(model, EngineConfig(max_running=4, prefix_cache=False, kv_memory="64M", chunk=128)) as engine:
-        step, before = StepMemory(model, 4, fake.total), mx.get_memory_limit()
+        step, before = StepMemory(model, model.cache_specs(), 4, fake.total), mx.get_memory_limit()
         engine.core.scheduler.fit_prefill = step.fit  # as on a GPU
         launch = engine.core.runner.launch
         engine.core.runner.launch = lambda step: lengths.append(step.num_tokens) or launch(step)
-        engine.core.pools.reserve = 0
+        engine.core.pools.reserve = lambda tokens: 0
         engine.generate(ask(1, 120, 2))  # pools and tails are there
         long = ask(2, 120, 2)
         lengths.clear()
-        fake.taken = fake.memory()[1] - step.bytes_of(40)
+        fake.taken = fake.memory()[1] - step.bytes_of(40, 0, 120)
         assert engine.generate(long).tokens == truth(model, long.tokens, 2)
         assert 16 <= max(lengths) <= 64  # a tail was freed meanwhile
         assert mx.get_memory_limit() < mx.get_active_memory() + step.bytes_of(128)  # MLX waits before it overflows
@@ -152,10 +152,36 @@ def test_a_prefill_step_is_as_long_as_what_is_free_allows(fake, monkeypatch):
     assert mx.get_memory_limit() == before
 
 
+@pytest.mark.parametrize("kind", ["full", "window", "hybrid"])
+def test_a_step_needs_the_keys_that_its_attention_gathers(kind, fake):
+    """Of one layer with all of a prompt, or with what a window sees; a pool leaves that free when it grows."""
+    model = KINDS[kind]()
+    specs = model.cache_specs()
+    step = StepMemory(model, specs, 4, fake.total)
+    assert step.key_bytes(16, 0) == 0
+    paged = [spec for spec in specs if getattr(spec, "paged", False)]
+    seen = {spec: 320 if spec.window is None else min(320, spec.window + 16) for spec in paged}
+    expected = max(-(-n // spec.size) * spec.nbytes() for spec, n in seen.items())
+    assert step.key_bytes(16, 320) == planner.KV_BUFFERS * expected
+    assert step.bytes_of(16, 2, 320) == step.bytes_of(16, 2) + step.key_bytes(16, 320)
+    with Engine(model, EngineConfig(max_running=4, max_context=400, kv_memory="64M", chunk=16)) as engine:
+        reserve = engine.core.pools.reserve
+        assert reserve(320) - reserve(0) == step.key_bytes(16, 320)
+        assert reserve(1 << 20) == reserve(400)  # no sequence is longer
+        engine.core.scheduler.fit_prefill = step.fit
+        fake.taken = fake.memory()[1] - step.bytes_of(16, 1, 64) + fake.taken
+        with pytest.raises(mlxrt.WontFit, match=r"a step of 16 tokens takes \d+ bytes, the device has \d+ of \d+"):
+            fake.taken += step.bytes_of(16, 1, 64)
+            engine.generate(ask(1, 60, 3))
+        fake.taken = 0
+        assert engine.generate(ask(1, 60, 3)).tokens == truth(model, ask(1, 60, 3).tokens, 3)
+
+
 def test_a_short_prompt_needs_the_logits_of_its_own_rows(fake, monkeypatch):
     """Not those of as many rows as may run: a device with little memory left still answers."""
     monkeypatch.setattr(planner, "FILL_RATE", math.inf)
-    step = StepMemory(KINDS["full"](), 64, fake.total)
+    model = KINDS["full"]()
+    step = StepMemory(model, model.cache_specs(), 64, fake.total)
     before = mx.get_memory_limit()
     try:
         for tokens, decoding in ((20, 0), (20, 5), (63, 1), (100, 64)):
@@ -177,13 +203,16 @@ def test_what_is_dequantised_for_a_step(monkeypatch):
     model = find(raw)(find(raw).parse(raw))
     random_weights(model, 4, mx.bfloat16)
     layer = 64 * (4 + 2 * 2) * 32 + 4 * 32 * 64 + 3 * 64 * 192  # attention's, and the three of the MLP
-    assert StepMemory(model, 4, 1 << 40).dense == 2 * 2 * 64 * 192
+    assert not StepMemory(model, model.cache_specs(), 4, 1 << 40).dense  # a CPU unpacks a tile at a time
+    monkeypatch.setattr(device, "backend", lambda: "metal")
+    assert StepMemory(model, model.cache_specs(), 4, 1 << 40).dense == 2 * 2 * 64 * 192
     monkeypatch.setattr(device, "backend", lambda: "cuda")
-    assert StepMemory(model, 4, 1 << 40).dense == planner.LAYERS_AHEAD * 2 * layer
+    assert StepMemory(model, model.cache_specs(), 4, 1 << 40).dense == planner.LAYERS_AHEAD * 2 * layer
 
 
 def test_the_device_is_asked_as_often_as_its_memory_could_be_taken(fake, monkeypatch):
-    step, now, asked = StepMemory(KINDS["full"](), 4, fake.total), [100.0], []
+    model, now, asked = KINDS["full"](), [100.0], []
+    step = StepMemory(model, model.cache_specs(), 4, fake.total)
     monkeypatch.setattr(planner.time, "monotonic", lambda: now[0])
     memory = fake.memory
     monkeypatch.setattr(device, "memory", lambda: asked.append(now[0]) or memory())
@@ -207,7 +236,7 @@ def test_running_sequences_wait_for_each_other_where_pools_cannot_grow(fake):
     """Preempted and resumed, never failed: each fits alone."""
     model = KINDS["full"]()
     with Engine(model, EngineConfig(max_running=4, kv_memory="64M", chunk=64)) as engine:
-        engine.core.pools.reserve = 0
+        engine.core.pools.reserve = lambda tokens: 0
         fake.taken = fake.memory()[1] - engine.stats().kv_allocated - 4096
         asked = [ask(k, 50, 40) for k in range(4)]
         assert [d.tokens for d in engine.generate(asked)] == [truth(model, r.tokens, 40) for r in asked]

@@ -75,6 +75,10 @@ class LayerSpec(ABC):
     def nbytes(self) -> int:
         """Bytes of one block of one layer."""
 
+    def gathered_bytes(self, context: int, tokens: int) -> int:
+        """Of one layer, that a step with so many tokens of a prompt reads together, whose end is at `context`."""
+        return 0
+
     @abstractmethod
     def index(
         self,

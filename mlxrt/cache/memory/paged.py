@@ -213,6 +213,10 @@ class PagedKV(LayerSpec):
     def nbytes(self) -> int:
         return sum(h * self.size * d * t.size for h, d, t in self.codec.shapes(self.heads, self.dim))
 
+    def gathered_bytes(self, context: int, tokens: int) -> int:
+        seen = context if self.window is None else min(context, self.keep + self.window + tokens)
+        return -(-seen // self.size) * self.nbytes()
+
     def index(self, states, rows, prefill=False, compiled=False, arrays=None, tail=None) -> dict[str, Any]:
         arrays, width = arrays or ArrayCache(), max(len(s.blocks) for s in states)
         if compiled:  # as wide as it gets before the tail is flushed: another width is another step

@@ -5,6 +5,7 @@ Nothing here knows the decode tail: a caller that reads or writes blocks flushes
 """
 
 import logging
+from collections.abc import Callable
 from functools import partial
 
 import mlx.core as mx
@@ -19,9 +20,10 @@ log = logging.getLogger("mlxrt")
 
 
 class KVPools:
-    """`reserve`: bytes of the device that growth must leave free, for a step's activations."""
+    """`reserve`: bytes of the device that growth must leave free for a step, where a sequence may have so many
+    tokens."""
 
-    def __init__(self, groups: list[Group], reserve: int = 0):
+    def __init__(self, groups: list[Group], reserve: Callable[[int], int] = lambda tokens: 0):
         self.groups, self.reserve = groups, reserve
         self.group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self.arrays: dict[int, Arrays] = {i: groups[g].spec.pool(groups[g].pool.size) for i, g in self.group_of.items()}
@@ -60,7 +62,8 @@ class KVPools:
         pool, block = group.pool, group.nbytes(1)
         if wanted == pool.size:
             return wanted
-        need = (wanted - pool.size) * block + self._pending_bytes() + self.reserve
+        step = self.reserve(wanted * group.spec.size if group.spec.paged else 0)
+        need = (wanted - pool.size) * block + self._pending_bytes() + step
         total, free = device.memory()
         if need > free:
             device.release_cache()
