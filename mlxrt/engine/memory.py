@@ -110,7 +110,7 @@ class StepMemory:
         cuda, sizes = device.backend() == "cuda", dequantised_bytes(model) if device.backend() != "cpu" else []
         ahead = LAYERS_AHEAD * sum(sizes) // max(model.config.num_hidden_layers, 1) if cuda else 0
         self.dense = max(2 * max(sizes, default=0), ahead)
-        self.gathered = KV_BUFFERS * (LAYERS_AHEAD if cuda else 1)  # times a layer's keys and values
+        self.kv_buffers = KV_BUFFERS * (LAYERS_AHEAD if cuda else 1)  # times a layer's keys and values
         self.specs, self.limit = specs, limit
         self._asked, self._free = -math.inf, 0  # when the device was asked, and what was free with what MLX held then
 
@@ -142,7 +142,7 @@ class StepMemory:
 
     def key_bytes(self, tokens: int, context: int) -> int:
         """Keys and values that attention gathers for a prompt's step, of the layers that are launched at once."""
-        return self.gathered * max(
+        return self.kv_buffers * max(
             (spec.gathered_bytes(context, tokens) for spec in self.specs if has_cache(spec)), default=0
         )
 
