@@ -27,9 +27,12 @@ EXTRAS := $(if $(filter metal,$(BACKEND)),dev,$(BACKEND)$(COMMA)dev)
 demo: $(READY)
 	@$(BIN)/python examples/demo.py
 
-# The default model is fetched first, so that the tests that need a real one run; without network they are skipped.
+# The default model is fetched first, so that the tests that need a real one run; without network they are skipped. The
+# CPU kernels are compiled meanwhile: otherwise every process of the tests would begin with that.
+OPEN_KERNELS := from mlxrt import EngineConfig; from mlxrt.engine.cpu_kernels import open_cpu_kernels; open_cpu_kernels(EngineConfig())
 test: $(READY)
-	@$(BIN)/mlxrt pull smollm2 >/dev/null || echo "make test: no default model; the tests that need it are skipped"
+	@$(BIN)/python -c "$(OPEN_KERNELS)" & \
+	$(BIN)/mlxrt pull smollm2 >/dev/null || echo "make test: no default model; the tests that need it are skipped"; wait
 	@OMP_NUM_THREADS=1 env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -rs $(HANGS) --benchmark-disable $(PYTEST)
 
 # Every kernel in every case, dtype and thread order, in the Metal simulator (needs g++). Who notices a kernel that is
