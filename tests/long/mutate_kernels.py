@@ -120,7 +120,9 @@ def main(argv: list[str] | None = None) -> int:
         chosen = draw_sample(chosen, args.sample, args.seed)
     known = read_record(args.record)
     results = [Result(mutant, known[record_key(mutant)]) for mutant in chosen if record_key(mutant) in known]
-    todo = [mutant for mutant in chosen if record_key(mutant) not in known]
+    explained = explanations()
+    # Survivors take longest, for every case is tried: a run that is cut short has all others.
+    todo = sorted((m for m in chosen if record_key(m) not in known), key=lambda mutant: mutant.label in explained)
     used = sorted({name for mutant in todo for name in mutant.users})
     if false := [line for _, lines in each(try_whole, used, args.jobs) for line in lines]:
         print("\n".join(f"noticed without any change: {line}" for line in false))
@@ -133,7 +135,7 @@ def main(argv: list[str] | None = None) -> int:
         if by == SURVIVED or len(results) % 50 == 0:
             print(f"{len(results)} of {len(chosen)}, {by}: {mutant.label}", flush=True)
     whole = args.op is None and len(chosen) == len(all_mutants())
-    wrong = find_problems(results, explanations(), {m.label for m in all_mutants()}, whole)
+    wrong = find_problems(results, explained, {m.label for m in all_mutants()}, whole)
     tried = sum(r.by != REFUSED for r in results)
     left = sum(r.by == SURVIVED for r in results)
     print("\n".join(table(results)))
