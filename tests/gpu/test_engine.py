@@ -80,6 +80,32 @@ def test_pieces_are_copied_exactly_and_all_at_once(gpu):
     driver.close()
 
 
+def test_a_kernel_of_a_graph_waits_for_the_one_ahead_of_it(gpu):
+    """Each reads what other threadgroups of the one before wrote last, so one that does not wait reads old numbers."""
+    if gpu.library is None:
+        pytest.skip("needs CUDA")
+    n, steps = 1 << 17, 60
+    text = "uint i = blockIdx.x * blockDim.x + threadIdx.x; y[i] = x[N - 1 - i] + 1;".replace("uint", "unsigned")
+    reverse = gpu.library("reverse_and_add", ["x"], ["y"], text)
+    one, other = mx.arange(n).astype(mx.int32), mx.zeros((n,), mx.int32)
+    with gpu.library.recording() as launches:
+        mx.eval(
+            reverse(
+                inputs=[one], grid=(n, 1, 1), threadgroup=(128, 1, 1), output_shapes=[(n,)], output_dtypes=[mx.int32],
+                template=[("N", n)],
+            )
+        )  # fmt: skip
+    driver, began = Driver(gpu.library), np.array(one)
+    one, other = mx.array(began), mx.zeros((n,), mx.int32)
+    at = driver.addresses([one, other])
+    graph = driver.graph([(launches[0], at if i % 2 == 0 else at[::-1]) for i in range(steps)])
+    for _ in range(20):
+        graph.launch()
+    driver.wait()
+    assert np.array_equal(np.array(one), began + 20 * steps)
+    driver.close()
+
+
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 def test_decode_launched_ahead_allocates_no_second_cache(ahead):
     peak, pool = measure_peak(ahead)

@@ -23,6 +23,32 @@ DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 ADDRESSES, SIZES = ("to", "source"), ("width", "height", "to_pitch", "source_pitch")
 COPY = np.dtype([(name, "u8") for name in ADDRESSES] + [(name, "u4") for name in SIZES])  # as copy_pieces.cu has it
 COPY_THREADS = 256
+PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_...
+OVERLAPPING_GRAPHS = 12030  # the first CUDA whose graphs know of it
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute: a number, and a union of 64 bytes."""
+
+    _fields_ = [("id", ctypes.c_uint32), ("padding", ctypes.c_uint32), ("value", ctypes.c_uint32 * 16)]
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        ("blocks", ctypes.c_uint32 * 3),
+        ("threads", ctypes.c_uint32 * 3),
+        ("shared_bytes", ctypes.c_uint32),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("num_attributes", ctypes.c_uint32),
+    ]
+
+
+# The device may place a kernel's threadgroups while the last ones of the kernel ahead of it end. Every kernel of ours
+# waits for that one's results before it does anything (WAIT in nvrtc.py).
+OVERLAPPED = LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_uint32 * 16)(1))
 
 
 class Driver:
@@ -37,6 +63,9 @@ class Driver:
         self.enter()
         self.stream = ctypes.c_void_p()
         self("cuStreamCreate", ctypes.byref(self.stream), NON_BLOCKING)
+        version = ctypes.c_int()
+        self("cuDriverGetVersion", ctypes.byref(version))
+        self._overlaps = version.value >= OVERLAPPING_GRAPHS and library.waits
         self._functions: dict[str, ctypes.c_void_p] = {}
         self._asks = library.find(asking(), "mlxrt_addresses")
         copying = library.find(read("cuda/copy_pieces.cu"), "mlxrt_copy_pieces")
@@ -80,11 +109,13 @@ class Driver:
         functions = [self.function(launch) for launch, _ in launches]
         graph, ready = ctypes.c_void_p(), ctypes.c_void_p()
         self("cuStreamBeginCapture_v2", self.stream, RELAXED)
-        for function, (launch, addresses) in zip(functions, launches):
+        for n, (function, (launch, addresses)) in enumerate(zip(functions, launches)):
             values = (ctypes.c_uint64 * len(addresses))(*addresses)
             first = ctypes.addressof(values)
             pointers = (ctypes.c_void_p * len(addresses))(*(first + 8 * i for i in range(len(addresses))))
-            self("cuLaunchKernel", function, *launch.blocks, *launch.threads, 0, self.stream, pointers, None)
+            config = LaunchConfig(launch.blocks, launch.threads, 0, self.stream, ctypes.pointer(OVERLAPPED))
+            config.num_attributes = n > 0 and self._overlaps
+            self("cuLaunchKernelEx", ctypes.pointer(config), function, pointers, None)
         self("cuStreamEndCapture", self.stream, ctypes.byref(graph))
         try:
             self("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, ctypes.c_uint64(0))

@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,12 @@ TYPES = {
     mx.int16: "short", mx.int64: "long long", mx.bool_: "bool",
 }  # fmt: skip
 INCLUDES = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
+# Where a kernel may be placed before the one ahead of it has ended (graph.py), it waits for that one; elsewhere this is
+# nothing. Devices before Hopper have no such instruction.
+FIRST_WAITING = 90
+WAIT = f"""#if __CUDA_ARCH__ >= {10 * FIRST_WAITING}
+asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif"""
 NO_NVRTC = "NVIDIA's compiler is not here: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"
 Nvrtc = tuple[ctypes.CDLL, Path]  # the compiler, and the folder of CUDA's headers
 
@@ -72,7 +79,7 @@ def cuda_source(
         for key, value in template
     ]
     takes = [f"const {TYPES[dtype]}* {n}" for n, dtype in inputs] + [f"{TYPES[dtype]}* {n}" for n, dtype in outputs]
-    body = "\n".join([*constants, source])
+    body = "\n".join([*constants, WAIT, source])
     bounds = f"__launch_bounds__({threads}, {dict(template).get('RESIDENT', 1)})"
     return f'{INCLUDES}{header}\nextern "C" __global__ void {bounds} {name}({", ".join(takes)}) {{\n{body}\n}}\n'
 
@@ -128,6 +135,12 @@ class Library:
         self.run, self.modules = run or mx.fast.precompiled_cuda_kernel, modules
         self._ready: dict[str, tuple[str, bytes]] = {}  # by text: the kernel's name and its code
         self._record: tuple[int, list[Launch]] | None = None  # for whom: other threads launch for other engines
+
+    @property
+    def waits(self) -> bool:
+        """Whether its kernels wait for the one ahead of them."""
+        number = re.match(r"sm_(\d+)", self.architecture)
+        return number is not None and int(number[1]) >= FIRST_WAITING
 
     @contextmanager
     def recording(self) -> Iterator[list[Launch]]:
