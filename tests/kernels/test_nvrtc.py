@@ -9,7 +9,7 @@ import pytest
 
 from mlxrt.kernels import make_gpu
 from mlxrt.kernels.cuda import nvrtc as cuda_compiler
-from mlxrt.kernels.cuda.module_cache import hash_bytes
+from mlxrt.kernels.cuda.module_cache import hash_bytes, put_module, use_module_folder
 from mlxrt.kernels.cuda.nvrtc import Library, compile_cubin, cuda_source, find_nvrtc
 
 from ..support.log_lines import capture_log
@@ -93,6 +93,39 @@ def test_a_kernel_is_launched_by_its_name_where_mlx_finds_its_code(tmp_path, com
     (folder / f"{stem}.ptx").write_bytes(b"co")  # damaged
     launch(Library(tmp_path, "sm_90", run, modules=folder))
     assert (folder / f"{stem}.ptx").read_bytes() == b"code of 1"
+
+
+def test_modules_that_were_cut_off_are_compiled_anew(tmp_path):
+    """MLX writes NAME.ptx, NAME.txt, NAME.cu in this order, and takes a .ptx alone for a module without kernels."""
+    folder = tmp_path / "modules"
+    files = {
+        "whole": (b"code", b"f\tf\n", b"text"),
+        "x" * 245 + "/whole": (b"code", b"f\tf\n", b"text"),  # long names are folders
+        "empty": (b"", None, None),
+        "without_names": (b"code", None, None),
+        "y" * 245 + "/without_names": (b"code", None, None),
+        "full_disk": (b"co", b"", b""),
+        "full_disk_later": (b"code", b"f\tf\n", b""),
+        "without_code": (None, b"f\tf\n", b"text"),
+    }
+    for name, contents in files.items():
+        for suffix, content in zip((".ptx", ".txt", ".cu"), contents):
+            path = folder / (name + suffix)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if content is not None:
+                path.write_bytes(content)
+    put_module(folder, "ours", b"code")
+    said = capture_log("5 compiled modules")
+    assert use_module_folder(tmp_path, "sm_90") == folder
+    left = sorted(str(p.relative_to(folder).with_suffix("")) for p in folder.rglob("*.ptx"))
+    assert left == ["ours_" + f"{hash_bytes(b'mlxrt'):x}", "whole", "x" * 245 + "/whole"]
+    assert len(said) == 1
+    use_module_folder(tmp_path, "sm_90")
+    assert len(said) == 1
+
+
+def test_a_folder_that_is_not_there_has_nothing_to_remove(tmp_path):
+    assert use_module_folder(tmp_path, "sm_90") == tmp_path / "modules" and not (tmp_path / "modules").exists()
 
 
 def test_where_modules_cannot_be_stored_kernels_carry_their_code(tmp_path, compiler):

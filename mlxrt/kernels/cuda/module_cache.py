@@ -4,13 +4,20 @@ MLX 0.32 finds the module of a custom kernel by a hash over its whole code, at e
 which is most of what a launch costs the host. But a module that it does not have yet it first looks for in its cache
 folder, under that same hash. So the code goes into that folder, and kernels are launched with a few bytes in its place.
 Whether that works is found out by a trial (nvrtc.py); where it does not, launches carry their code.
+
+MLX writes a module in three steps, NAME.ptx, then NAME.txt with the names of its kernels, then NAME.cu, and reads
+whatever is there. A process that is killed in between, or a full disk, would leave a module that no later process can
+use ("There is no kernel named ..."), and unlike MLX's own folder ours outlives a restart of the machine.
 """
 
+import logging
 import os
 from importlib.metadata import version
 from pathlib import Path
 
 from ...cache.files import atomic_write
+
+log = logging.getLogger("mlxrt")
 
 FOLDER = "MLX_PTX_CACHE_DIR"  # read by MLX when it needs its first module
 PLACEHOLDER = b"mlxrt"  # launched in place of the code
@@ -20,7 +27,35 @@ MULTIPLIER, SEED = 0xC6A4A7935BD1E995, 0xC70F6907
 
 def use_module_folder(folder: Path, architecture: str) -> Path:
     """Where MLX keeps modules: where the user says, else in `folder`. To be called before MLX computes anything."""
-    return Path(os.environ.setdefault(FOLDER, str(folder / f"modules-{version('mlx')}-{architecture}")))
+    modules = Path(os.environ.setdefault(FOLDER, str(folder / f"modules-{version('mlx')}-{architecture}")))
+    remove_unfinished(modules)
+    return modules
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Have MLX compile anew what was cut off while it was written.
+
+    A process that is writing one at this moment loses nothing: it has the module in memory, and without the .ptx the
+    rest of it counts as not there.
+    """
+    removed = 0
+    for code in folder.rglob("*.ptx"):
+        if size(code) and size(code.with_suffix(".txt")) and size(code.with_suffix(".cu"), absent=1):
+            continue
+        try:
+            code.unlink(missing_ok=True)
+            removed += 1
+        except OSError as error:
+            log.warning(f"{code} was cut off and cannot be removed: {error.strerror or error}; MLX may fail with it")
+    if removed:
+        log.info(f"{removed} compiled modules in {folder} were cut off while they were written: MLX compiles them anew")
+
+
+def size(file: Path, absent: int = 0) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return absent
 
 
 def put_module(folder: Path, name: str, code: bytes) -> bytes:
