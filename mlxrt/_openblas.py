@@ -2,13 +2,17 @@
 
 MLX's CPU wheel carries the reference BLAS (2.5 GFLOP/s where OpenBLAS does 60). Symbols found in the process before
 MLX is imported win, so an OpenBLAS with plain names is loaded globally first: the one inside the faiss-cpu or
-cvxopt wheel, or the system's. numpy's own does not serve: its one-row products differ from its many-row ones, and a
-token must not depend on how many rows ran beside it. Imports no mlx.
+cvxopt wheel, or the system's. A token must not depend on how many rows ran beside it, so neither may a row's product:
+that decides which of OpenBLAS's kernels are used (choose_kernels), and numpy's own OpenBLAS does not serve at all.
+Imports no mlx.
 """
 
 import ctypes
 import os
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +21,11 @@ WHEELS = (("faiss", "faiss_cpu.libs"), ("cvxopt", "cvxopt.libs"))
 # Libraries the wheels' OpenBLAS needs; they sit beside it under names only the wheel's own loader path finds.
 NEEDED = ("libgomp", "libquadmath", "libgfortran")
 
+
+# OpenBLAS chooses its kernels by the processor's model, and takes one that is newer than itself for a Prescott of 2004.
+KERNELS = "OPENBLAS_CORETYPE"
+AVX512 = {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"}
+SMALL_KERNELS = 17  # from 0.3.17 on SkylakeX has others for small products, which add in another order
 
 LATE = "MLX's own (reference BLAS, slow): MLX was imported before mlxrt; import mlxrt first"
 MISSING = "MLX's own (reference BLAS, slow); pip install 'mlxrt[cpu]' brings OpenBLAS"
@@ -33,17 +42,63 @@ def preload() -> None:
     if wanted == "off":
         return
     if wanted:
-        ctypes.CDLL(wanted, ctypes.RTLD_GLOBAL)
+        load(wanted)
         return
     for package, folder in WHEELS:
         if load_from_wheel(package, folder):
             return
     for library in SYSTEM:
         try:
-            ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
+            load(library)
             return
         except OSError:
             continue
+
+
+def load(library: str) -> None:
+    """An OpenBLAS, with kernels that compute a row alike whatever is computed beside it."""
+    with environment(KERNELS, choose_kernels(library, processor_flags())):
+        ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
+
+
+def choose_kernels(library: str, flags: set[str]) -> str | None:
+    """The name of OpenBLAS's kernels to use on an x86 processor; None: those it chooses itself.
+
+    Measured with 0.3.15 and 0.3.21 (tests/test_openblas.py): those for Haswell, Zen and Prescott give a row other last
+    bits with other numbers of rows, and so do SkylakeX's from 0.3.17 on; Sandybridge's do not.
+    """
+    if "avx" not in flags:
+        return None
+    version = re.search(r"\.3\.(\d+)\.so", library)
+    if flags >= AVX512 and version and int(version[1]) < SMALL_KERNELS:
+        return "SkylakeX"
+    return "Sandybridge"
+
+
+def processor_flags() -> set[str]:
+    """What an x86 processor can do, by Linux's names; of any other processor nothing."""
+    if os.uname().machine != "x86_64":
+        return set()
+    try:
+        with open(
+            "/proc/cpuinfo", encoding="utf-8"
+        ) as lines:  # a line at a time: it is long where there are many cores
+            return next((set(line.split()) for line in lines if line.startswith("flags")), set())
+    except OSError:
+        return set()
+
+
+@contextmanager
+def environment(name: str, value: str | None) -> Iterator[None]:
+    """With a variable that nobody else sees: numpy's OpenBLAS would read it, too. One that the user set stays."""
+    if value is None or name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 def yield_to_others() -> str:
@@ -88,7 +143,7 @@ def load_from_wheel(package: str, folder: str) -> bool:
             for path in sorted(libs.glob(f"{name}*")):
                 ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
         for path in sorted(libs.glob("libopenblas*")):
-            ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+            load(str(path))
             return True
     except OSError:
         return False  # `running()` tells, and the next candidate may load

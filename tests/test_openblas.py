@@ -1,11 +1,25 @@
 """The BLAS under MLX on a CPU: a row's product must not depend on how many rows there are."""
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from mlxrt import _openblas as blas
+
+WHEEL, DEBIAN = "/x/libopenblaso-r0-d77a1985.3.15.so", "libopenblas.so.0"
+AVX2 = {"sse2", "avx", "avx2", "fma"}
+# What a new process says of OpenBLAS's kernels, of what the variable is afterwards, and of its products.
+PROGRAM = """
+import logging, os, mlxrt
+logging.basicConfig(format="%(message)s")
+from mlxrt import _openblas
+from mlxrt.engine.cpu_kernels import products_depend_on_rows
+print(_openblas.running(), os.environ.get("OPENBLAS_CORETYPE"), products_depend_on_rows(), sep="|")
+"""
 
 
 @pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="CPU only")
@@ -27,3 +41,53 @@ def test_running_names_a_library():
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the preload is for Linux")
 def test_an_openblas_is_preloaded():
     assert "OpenBLAS" in blas.running()
+
+
+@pytest.mark.parametrize(
+    "library, flags, kernels",
+    [
+        (WHEEL, AVX2 | blas.AVX512, "SkylakeX"),
+        (WHEEL, AVX2 | {"avx512f"}, "Sandybridge"),  # a Xeon Phi
+        (WHEEL, AVX2, "Sandybridge"),
+        (WHEEL.replace(".15.", ".30."), AVX2 | blas.AVX512, "Sandybridge"),
+        (DEBIAN, AVX2 | blas.AVX512, "Sandybridge"),  # of any version
+        (WHEEL, {"sse2"}, None),
+        (WHEEL, set(), None),  # not x86
+    ],
+)
+def test_kernels_are_chosen_that_compute_a_row_alike(library, flags, kernels):
+    assert blas.choose_kernels(library, flags) == kernels
+
+
+def ask(**environment):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={k: v for k, v in os.environ.items() if k != blas.KERNELS} | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[1],
+    )
+    return done.stdout.strip().split("|")
+
+
+@pytest.mark.skipif("avx" not in blas.processor_flags(), reason="x86 only")
+def test_the_choice_is_ours_alone_and_the_users_goes_first():
+    running, left, depends = ask()
+    assert ("SkylakeX" in running or "Sandybridge" in running) and (left, depends) == ("None", "False")
+    running, left, depends = ask(OPENBLAS_CORETYPE="Prescott")
+    assert "Prescott" in running and (left, depends) == ("Prescott", "True")
+
+
+@pytest.mark.skipif("avx" not in blas.processor_flags(), reason="x86 only")
+def test_a_blas_whose_products_depend_on_rows_is_warned_of():
+    program = PROGRAM + 'mlxrt.load("shape:smollm2-135m@4bit", max_context=64)'
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {blas.KERNELS: "Prescott"},
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[1],
+    )
+    assert done.stderr.count("other last bits with other numbers of rows") == 1

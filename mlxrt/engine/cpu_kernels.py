@@ -6,6 +6,8 @@ import platform
 from functools import lru_cache
 from pathlib import Path
 
+import mlx.core as mx
+
 from .. import _openblas as blas
 from ..config import EngineConfig
 from ..errors import BadRequest
@@ -16,6 +18,10 @@ from ..weights.source.cache_dir import cache_root
 
 log = logging.getLogger("mlxrt")
 
+ROWS_DIFFER = (
+    "BLAS: {} gives a row of a product other last bits with other numbers of rows, so a token may depend on what is"
+    " computed beside it, with `deterministic` too; OPENBLAS_CORETYPE=Sandybridge, or MLXRT_BLAS=off (slow), does not"
+)
 NO_BYTES = "cpu_activations int8 does not apply: this processor has no dot products of bytes that mlxrt uses ({})"
 
 
@@ -52,6 +58,17 @@ def locate(folder: Path, activations: str) -> Path | None:
     except BuildError as error:
         log.warning(f"no CPU kernels for packed weights: {error}")
         return None
+
+
+@lru_cache(maxsize=1)
+def products_depend_on_rows() -> bool:
+    """Whether a row's product has other last bits beside other rows: then a token depends on its batch."""
+    for inner, outer in ((100, 37), (576, 48)):
+        x, w = (mx.random.normal((n, inner), key=mx.random.key(n)) for n in (70, outer))
+        whole = x @ w.T
+        if any(not mx.array_equal(x[:n] @ w.T, whole[:n]).item() for n in (1, 2, 3, 8, 17, 64)):
+            return True
+    return False
 
 
 def choose_threads() -> int:

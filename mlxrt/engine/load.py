@@ -28,7 +28,7 @@ from ..weights.random_models import Shape, random_weights
 from ..weights.source.cache_dir import cache_root
 from ..weights.source.resolve import ResolvedModel, resolve
 from .check_config import check_config
-from .cpu_kernels import open_cpu_kernels
+from .cpu_kernels import ROWS_DIFFER, open_cpu_kernels, products_depend_on_rows
 from .engine import Engine, Source, encode_text, refuse_beyond_context
 from .load_plan import (
     DTYPES,
@@ -105,6 +105,8 @@ class OpenModel:
     def load(self, on_event: Callable[[EngineEvent], None] | None = None) -> Engine:
         if device.backend() == "cpu" and blas.slow():
             log.warning(f"BLAS: {blas.running()}")
+        elif device.backend() == "cpu" and products_depend_on_rows():
+            log.warning(ROWS_DIFFER.format(blas.running()))
         if device.backend() == "cpu" and not self.config.deterministic and (limited := blas.yield_to_others()):
             log.info(limited)
         if device.backend() == "cuda":  # before MLX computes anything
