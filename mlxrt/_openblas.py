@@ -28,6 +28,7 @@ AVX512 = {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"}
 SMALL_KERNELS = 17  # from 0.3.17 on SkylakeX has others for small products, which add in another order
 
 LATE = "MLX's own (reference BLAS, slow): MLX was imported before mlxrt; import mlxrt first"
+OFF = "MLX's own (reference BLAS, slow): MLXRT_BLAS is off"
 MISSING = "MLX's own (reference BLAS, slow); pip install 'mlxrt[cpu]' brings OpenBLAS"
 
 
@@ -161,7 +162,7 @@ class Location(ctypes.Structure):
 
 def slow() -> bool:
     """Whether matmuls crawl for want of a BLAS."""
-    return running() in (LATE, MISSING)
+    return running() in (LATE, MISSING, OFF)
 
 
 def running() -> str:
@@ -172,6 +173,8 @@ def running() -> str:
         program = ctypes.CDLL(None)
         function, dladdr = program.cblas_sgemm, program.dladdr
     except (AttributeError, OSError):
+        if os.environ.get("MLXRT_BLAS") == "off":
+            return OFF
         return LATE if any(find_spec(package) for package, _ in WHEELS) else MISSING
     found = Location()
     if not dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(found)) or not found.file:

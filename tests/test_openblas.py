@@ -79,6 +79,12 @@ def test_the_choice_is_ours_alone_and_the_users_goes_first():
     assert "Prescott" in running and (left, depends) == ("Prescott", "True")
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the preload is for Linux")
+def test_without_it_products_are_right_and_slow():
+    running, _, depends = ask(MLXRT_BLAS="off")
+    assert (running, depends) == (blas.OFF, "False")
+
+
 @pytest.mark.skipif("avx" not in blas.processor_flags(), reason="x86 only")
 def test_a_blas_whose_products_depend_on_rows_is_warned_of():
     program = PROGRAM + 'mlxrt.load("shape:smollm2-135m@4bit", max_context=64)'
