@@ -6,7 +6,8 @@ import pytest
 
 from mlxrt.kernels import OPS
 
-from ..long.mutate_kernels import Result, all_mutants, explanations, find_problems
+from ..long import mutate_kernels
+from ..long.mutate_kernels import RECORD, Result, all_mutants, explanations, find_problems, main, read_record
 from ..support.kernels.mutants import Mutant, Piece, functions, mutants, pieces, together
 from ..support.kernels.try_mutant import REFUSED, SURVIVED, alarms, hunt
 
@@ -112,3 +113,40 @@ def test_a_kernel_that_is_wrong_as_it_is_gives_the_alarm(monkeypatch, tmp_path):
     wrong = replace(op, reference=lambda **arguments: 2 * op.reference(**arguments), name="doubled")
     monkeypatch.setitem(OPS, "doubled", wrong)
     assert alarms("doubled", tmp_path)
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """Mutants that a run tries, all of them noticed; nothing is compiled."""
+    found = []
+
+    def each(function, things, jobs):
+        if function is mutate_kernels.try_whole:
+            return
+        for mutant in things:
+            found.append(mutant)
+            yield mutant, "numbers"
+
+    monkeypatch.setattr(mutate_kernels, "each", each)
+    return found
+
+
+def test_a_run_tries_what_is_not_recorded_for_the_kernels_text(tried, monkeypatch, tmp_path):
+    record = tmp_path / "mutants.txt"
+    record.write_text("0123456789abcdef numbers\n")  # of a mutant that is no more
+    arguments = ["--op", "moe_combine", "--record", str(record)]
+    assert main(arguments) == 0 and len(tried) == len(read_record(record)) > 3
+    first = record.read_text()
+    tried.clear()
+    assert main(arguments) == 0 and not tried and record.read_text() == first
+    assert main([*arguments, "--fresh"]) == 0 and len(tried) == len(read_record(record))
+    tried.clear()
+    monkeypatch.setattr(mutate_kernels, "kernel_digest", lambda op: "of another text")
+    assert main(arguments) == 0 and tried
+
+
+def test_the_record_has_an_outcome_of_a_mutant_once():
+    lines = RECORD.read_text().splitlines()
+    keys = [line.partition(" ")[0] for line in lines]
+    assert lines == sorted(lines) and len(set(keys)) == len(keys)
+    assert all(len(key) == 16 for key in keys)

@@ -1,16 +1,17 @@
-"""python -m tests.long.mutate_kernels [--op X] [--sample N] [--seed S] [--part I/N] [--jobs J] [--record FILE]
+"""python -m tests.long.mutate_kernels [--op X] [--sample N] [--part I/N] [--jobs J] [--record FILE] [--fresh]
 
 Is every wrong noticed? Makes every mutant (mutants.py), runs it in the simulator (try_mutant.py), prints a table and
 the survivors. Fails under 95 %, on a survivor that survivors.toml does not explain, on an explanation that explains
-nothing any more, and before all that where a kernel as it is gets noticed. The whole takes hours: with --record the
-outcomes are appended to a file as they come, and a run goes on where the file ends; files of several parts, joined, are
-the record of the whole.
+nothing any more, and before all that where a kernel as it is gets noticed.
+
+The whole takes hours of processor time. So outcomes are kept in mutants.txt, each under a digest of its mutant and of
+the kernels it was tried in: a run tries what is not there, and a changed kernel has its own mutants tried anew. After a
+change of the simulator or of an op's cases: --fresh.
 """
 
 import argparse
 import functools
 import hashlib
-import json
 import os
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import mlxrt  # noqa: F401  before MLX
+from mlxrt.cache.files import atomic_write
 from mlxrt.kernels import OPS
 
 from ..support.kernels.mutants import RULES, Mutant, mutants, pieces, together
@@ -27,6 +29,7 @@ from ..support.kernels.try_mutant import REFUSED, SURVIVED, alarms, hunt
 from ..support.kernels.workers import each
 
 EXPLAINED = Path(__file__).with_name("survivors.toml")
+RECORD = Path(__file__).with_name("mutants.txt")
 WANTED = 0.95
 KINDS = list(dict.fromkeys(kind for kind, _ in RULES))
 
@@ -60,7 +63,8 @@ def kernel_digest(op: str) -> str:
 
 def record_key(mutant: Mutant) -> str:
     """The mutant and the kernels it was tried in: an outcome holds no longer than their text stays."""
-    return " ".join([*map(kernel_digest, mutant.users), mutant.key])
+    text = " ".join([*map(kernel_digest, mutant.users), mutant.key])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def try_one(mutant: Mutant) -> str:
@@ -99,10 +103,17 @@ def table(results: list[Result]) -> list[str]:
     return lines
 
 
-def read_record(record: Path | None) -> dict[str, str]:
+def read_record(record: Path) -> dict[str, str]:
     """What noticed each mutant tried so far, by its record_key."""
-    lines = record.read_text(encoding="utf-8").splitlines() if record and record.exists() else []
-    return dict(json.loads(line) for line in lines)
+    lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
+    return dict(line.split(" ", 1) for line in lines)  # type: ignore[misc]
+
+
+def tidy_record(record: Path, made: set[str]) -> None:
+    """Without outcomes of mutants that are no more, in an order of its own."""
+    lines = sorted(f"{key} {by}\n" for key, by in read_record(record).items() if key in made)
+    with atomic_write(record, mode=0o644) as file:
+        file.write("".join(lines).encode())
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -112,13 +123,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--part", metavar="I/N", default="1/1", help="every N-th, from the I-th on")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--record", type=Path, metavar="FILE", help="append outcomes here; skip those it has")
+    parser.add_argument("--record", type=Path, metavar="FILE", default=RECORD, help="where outcomes are kept")
+    parser.add_argument("--fresh", action="store_true", help="try again what is there")
     args = parser.parse_args(argv)
     first, step = map(int, args.part.split("/"))
     chosen = all_mutants(args.op)[first - 1 :: step]
     if args.sample is not None:
         chosen = draw_sample(chosen, args.sample, args.seed)
-    known = read_record(args.record)
+    known = {} if args.fresh else read_record(args.record)
     results = [Result(mutant, known[record_key(mutant)]) for mutant in chosen if record_key(mutant) in known]
     explained = explanations()
     # Survivors take longest, for every case is tried: a run that is cut short has all others.
@@ -129,12 +141,12 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     for mutant, by in each(try_one, todo, args.jobs):
         results.append(Result(mutant, by))
-        if args.record:
-            with args.record.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([record_key(mutant), by]) + "\n")
+        with args.record.open("a", encoding="utf-8") as file:
+            file.write(f"{record_key(mutant)} {by}\n")
         if by == SURVIVED or len(results) % 50 == 0:
             print(f"{len(results)} of {len(chosen)}, {by}: {mutant.label}", flush=True)
     whole = args.op is None and len(chosen) == len(all_mutants())
+    tidy_record(args.record, {record_key(m) for m in all_mutants()})
     wrong = find_problems(results, explained, {m.label for m in all_mutants()}, whole)
     tried = sum(r.by != REFUSED for r in results)
     left = sum(r.by == SURVIVED for r in results)
