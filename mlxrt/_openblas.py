@@ -65,15 +65,14 @@ def load(library: str) -> None:
 def choose_kernels(library: str, flags: set[str]) -> str | None:
     """The name of OpenBLAS's kernels to use on an x86 processor; None: those it chooses itself.
 
-    Measured with 0.3.15 and 0.3.21 (tests/test_openblas.py): those for Haswell, Zen and Prescott give a row other last
-    bits with other numbers of rows, and so do SkylakeX's from 0.3.17 on; Sandybridge's do not.
+    Those for Haswell, Zen and Prescott give a row other last bits with other numbers of rows, and so do SkylakeX's from
+    0.3.17 on. Nehalem's do not, where the number of outputs is even. Nor do Sandybridge's, but they leave registers so
+    that whatever MLX computes next takes up to 40 times as long (docs/decisions/0003).
     """
-    if "avx" not in flags:
-        return None
     version = re.search(r"\.3\.(\d+)\.so", library)
     if flags >= AVX512 and version and int(version[1]) < SMALL_KERNELS:
         return "SkylakeX"
-    return "Sandybridge"
+    return "Nehalem" if "sse4_2" in flags else None
 
 
 def processor_flags() -> set[str]:
