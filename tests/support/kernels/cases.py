@@ -111,6 +111,15 @@ def many_heads(dtype: mx.Dtype) -> Iterator[Case]:
         yield Case(name, {"qkv": normal(dtype, rows, width * dim)}, options)
 
 
+def even_parts(dtype: mx.Dtype) -> Iterator[Case]:
+    """Even scores: a split's sum of exponentials is as large as it has keys, and far above its largest score."""
+    table = mx.random.permutation(mx.arange(1, 65)).astype(mx.int32)[mx.arange(128) % 64][None]
+    pool, tail = (1 + normal(dtype, count, 2, slots, 64) for count, slots in ((65, 32), (1, 16)))
+    options = {"layout": QKVLayout(1, 1, 64), "scale": 0.125, "softcap": 0.01}
+    options["pages"] = Pages(pool, tail, table, mx.array([[0, 4000, 4]]))
+    yield Case("4000 keys, even scores", {"qkv": 1 + normal(dtype, 1, 3 * 64)}, options)
+
+
 def odd_parts(dtype: mx.Dtype) -> Iterator[Case]:
     """Keys in parts, of which some are empty: a short row among long ones, a window that ends in the tail. And so many
     blocks that a threadgroup does not keep the table."""
@@ -313,6 +322,14 @@ def many_slices(dtype: mx.Dtype) -> Iterator[Case]:
     yield draw_case(dtype, "many slices", x, asked)
 
 
+def best_at_edges(dtype: mx.Dtype) -> Iterator[Case]:
+    """The best tokens are the first and last ones of the parts that lanes look through."""
+    x = normal(dtype, 2, 1100)
+    for row, edge in enumerate(([0, 256, 768], [255, 511, 1023])):
+        x[row, mx.array(edge)] = mx.array([20, 21, 22]).astype(dtype)
+    yield Case("best at edges", {"x": x, "status": mx.array([[5, 0], [6, 0]], mx.uint32)}, {"n": 3})
+
+
 def empty_slices(dtype: mx.Dtype) -> Iterator[Case]:
     """A slice of the vocabulary without a token that may be chosen, as grammars make them."""
     x = mx.where(mx.arange(4100) // 2048 == 1, -mx.inf, mx.random.normal((2, 4100), key=mx.random.key(7)))
@@ -321,10 +338,10 @@ def empty_slices(dtype: mx.Dtype) -> Iterator[Case]:
 
 
 MORE = {
-    "top_logprobs": (empty_slices,),
+    "top_logprobs": (empty_slices, best_at_edges),
     "draw": (exact_shares, shares_among_equals, close_logits, odd_draws),
     "qmv": (strong_gates, wide),
-    "paged_attention": (one_norm, odd_parts),
+    "paged_attention": (one_norm, odd_parts, even_parts),
     "quantized_paged_attention": (odd_groups, odd_packed_parts),
     "qkv_attention": (one_norm_entered,),
     "argmax": (even_logits,),
