@@ -58,7 +58,7 @@ def preload() -> None:
 
 def load(library: str) -> None:
     """An OpenBLAS, with kernels that compute a row alike whatever is computed beside it."""
-    with environment(KERNELS, choose_kernels(library, processor_flags())):
+    with set_variable(KERNELS, choose_kernels(library, processor_flags())):
         ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
 
 
@@ -80,17 +80,16 @@ def processor_flags() -> set[str]:
     if os.uname().machine != "x86_64":
         return set()
     try:
-        with open(
-            "/proc/cpuinfo", encoding="utf-8"
-        ) as lines:  # a line at a time: it is long where there are many cores
+        # A line at a time: it is long where there are many cores.
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
             return next((set(line.split()) for line in lines if line.startswith("flags")), set())
     except OSError:
         return set()
 
 
 @contextmanager
-def environment(name: str, value: str | None) -> Iterator[None]:
-    """With a variable that nobody else sees: numpy's OpenBLAS would read it, too. One that the user set stays."""
+def set_variable(name: str, value: str | None) -> Iterator[None]:
+    """For a moment, so that nobody else sees it: numpy's OpenBLAS would read it, too. One that the user set stays."""
     if value is None or name in os.environ:
         yield
         return

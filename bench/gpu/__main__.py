@@ -37,12 +37,13 @@ def wait(out: Path, running: dict[str, subprocess.Popen[bytes]], end: float, mod
     good = True
     while any(process.poll() is None for process in running.values()) and time.monotonic() < end:
         if modules is not None:
-            modules.hand_on()
+            modules.share()
         time.sleep(0.5)
     for name, process in running.items():
         failed = process.poll() != 0
         if process.poll() is None:
             process.kill()
+            process.wait()
             print(f"{name} was cut off by the time limit")
         print_end(out / f"{name}.txt", name, failed)
         good &= not failed
@@ -66,12 +67,12 @@ def print_report(out: Path) -> None:
     print(f"{passed} tests passed; {len(rows)} rows of logits, {checks} checks, {wrong} wrong", flush=True)
 
 
-def open_modules() -> ModuleFolders | None:
-    """Folders of compiled modules for the tests' processes; None: this MLX keeps none."""
+def open_modules(root: Path) -> ModuleFolders | None:
+    """Folders of compiled modules for the tests' processes, in `root`; None: this MLX keeps none."""
     if device.backend() != "cuda":
         return None
     source = use_module_folder(cache_root() / "kernels", device.architecture())
-    return ModuleFolders(source, Path(tempfile.mkdtemp(prefix="modules-")), PARTS)
+    return ModuleFolders(source, root, PARTS)
 
 
 def start_tests(out: Path, long: bool, modules: ModuleFolders | None) -> dict[str, subprocess.Popen[bytes]]:
@@ -109,9 +110,11 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     end, good = time.monotonic() + args.limit, True
     if args.only != "speed":
-        modules = None if args.long else open_modules()
-        good &= wait(args.out, start_tests(args.out, args.long, modules), end, modules)
-        print_report(args.out)
+        with tempfile.TemporaryDirectory(prefix="modules-", ignore_cleanup_errors=True) as root:
+            modules = None if args.long else open_modules(Path(root))
+            good &= wait(args.out, start_tests(args.out, args.long, modules), end, modules)
+        if not args.long:
+            print_report(args.out)
     if args.only != "tests":
         for name, command in decode_runs(args.out, args.before, args.long).items():
             good &= wait(args.out, {name: start(args.out, name, *command)}, end, None)

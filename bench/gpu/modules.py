@@ -1,4 +1,4 @@
-"""MLX's compiled modules for processes side by side: each has a folder of its own, and finished modules are handed on.
+"""MLX's compiled modules for processes side by side: each has a folder of its own, and finished modules are shared.
 
 MLX compiles for minutes in a new folder. In one folder for all, a process may find a module that another is writing at
 this moment: a .ptx whose names are missing is a module without kernels to it ("There is no kernel named ...").
@@ -21,9 +21,9 @@ class ModuleFolders:
         self._known: set[str] = set()
         for folder in self._folders:
             folder.mkdir(parents=True, exist_ok=True)
-        self.hand_on()
+        self.share()
 
-    def hand_on(self) -> int:
+    def share(self) -> int:
         """Give every folder what another has finished since the last call; how many modules that were."""
         before = len(self._known)
         for folder in self._folders:

@@ -20,7 +20,8 @@ log = logging.getLogger("mlxrt")
 
 ROWS_DIFFER = (
     "BLAS: {} gives a row of a product other last bits with other numbers of rows, so a token may depend on what is"
-    " computed beside it, with `deterministic` too; OPENBLAS_CORETYPE=Nehalem, or MLXRT_BLAS=off (slow), does not"
+    " computed beside it, with `deterministic` too; on x86 Linux OPENBLAS_CORETYPE=Nehalem does not, on any Linux"
+    " MLXRT_BLAS=off (slow)"
 )
 NO_BYTES = "cpu_activations int8 does not apply: this processor has no dot products of bytes that mlxrt uses ({})"
 

@@ -35,7 +35,7 @@ def test_each_begins_with_what_there_was(folders, tmp_path):
 @pytest.mark.parametrize("name", ["new", LONG])
 def test_a_finished_module_reaches_all_and_the_source(folders, tmp_path, name):
     write(folders.parts[1], name)
-    assert folders.hand_on() == 1 and folders.hand_on() == 0
+    assert folders.share() == 1 and folders.share() == 0
     for folder in (tmp_path / "source", *folders.parts):
         assert {f"{name}{suffix}" for suffix in SUFFIXES} <= set(modules_in(folder))
 
@@ -43,20 +43,20 @@ def test_a_finished_module_reaches_all_and_the_source(folders, tmp_path, name):
 @pytest.mark.parametrize("suffixes", [(".ptx",), (".ptx", ".txt"), (".ptx", ".cu")])
 def test_a_module_that_is_being_written_waits_until_it_is_whole(folders, suffixes):
     write(folders.parts[0], "new", suffixes)
-    assert folders.hand_on() == 0 and "new.ptx" not in modules_in(folders.parts[1])
+    assert folders.share() == 0 and "new.ptx" not in modules_in(folders.parts[1])
     write(folders.parts[0], "new")
-    assert folders.hand_on() == 1
+    assert folders.share() == 1
     assert {"new.cu", "new.txt", "new.ptx"} <= set(modules_in(folders.parts[1]))
 
 
 def test_one_written_just_now_or_empty_waits(folders):
     write(folders.parts[0], "young", age=0)
     write(folders.parts[0], "empty", content="")
-    assert folders.hand_on() == 0
+    assert folders.share() == 0
 
 
 def test_what_a_process_has_itself_stays(folders):
     write(folders.parts[0], "new", content="one")
     write(folders.parts[2], "new", content="another")
-    folders.hand_on()
+    folders.share()
     assert [(part / "new.ptx").read_text() for part in folders.parts] == ["one", "one", "another"]

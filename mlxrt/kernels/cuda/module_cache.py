@@ -40,7 +40,7 @@ def remove_unfinished(folder: Path) -> None:
     """
     removed = 0
     for code in folder.rglob("*.ptx"):
-        if size(code) and size(code.with_suffix(".txt")) and size(code.with_suffix(".cu"), absent=1):
+        if read_size(code) and read_size(code.with_suffix(".txt")) and read_size(code.with_suffix(".cu"), absent=1):
             continue
         try:
             code.unlink(missing_ok=True)
@@ -51,7 +51,7 @@ def remove_unfinished(folder: Path) -> None:
         log.info(f"{removed} compiled modules in {folder} were cut off while they were written: MLX compiles them anew")
 
 
-def size(file: Path, absent: int = 0) -> int:
+def read_size(file: Path, absent: int = 0) -> int:
     try:
         return file.stat().st_size
     except OSError:
