@@ -66,8 +66,8 @@ def choose_kernels(library: str, flags: set[str]) -> str | None:
     """The name of OpenBLAS's kernels to use on an x86 processor; None: those it chooses itself.
 
     Those for Haswell, Zen and Prescott give a row other last bits with other numbers of rows, and so do SkylakeX's from
-    0.3.17 on. Nehalem's do not, where the number of outputs is even. Nor do Sandybridge's, but they leave registers so
-    that whatever MLX computes next takes up to 40 times as long (docs/decisions/0003).
+    0.3.17 on. Nehalem's do not, where the number of outputs is even and divides evenly among the threads. Nor do
+    Sandybridge's, but they leave registers so that what MLX computes next takes 40 times as long (docs/decisions/0003).
     """
     version = re.search(r"\.3\.(\d+)\.so", library)
     if flags >= AVX512 and version and int(version[1]) < SMALL_KERNELS:

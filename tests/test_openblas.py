@@ -84,6 +84,12 @@ def test_the_choice_is_ours_alone_and_the_users_goes_first():
     assert "Prescott" in running and (left, depends) == ("Prescott", "True")
 
 
+@pytest.mark.skipif("sse4_2" not in blas.processor_flags(), reason="x86 only")
+@pytest.mark.parametrize("threads, depends", [("1", "False"), ("2", "False"), ("4", "False"), ("3", "True")])
+def test_nehalems_kernels_serve_where_outputs_divide_among_threads(threads, depends):
+    assert ask(OPENBLAS_CORETYPE="Nehalem", OMP_NUM_THREADS=threads)[2] == depends
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the preload is for Linux")
 def test_without_it_products_are_right_and_slow():
     running, _, depends = ask(MLXRT_BLAS="off")
