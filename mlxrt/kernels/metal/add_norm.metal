@@ -25,11 +25,11 @@ FN void load_numbers(P p, uint at, thread float* v) {
     #pragma unroll
     for (uint n = 0; n < uint(TURNS); n++) {
         uint i = (n * SIZE + tid) * EACH;
-        if (i < uint(K)) {
-            load_numbers<T, EACH>(x, row * K + i, v[n]);
-            #pragma unroll
-            for (int c = 0; c < EACH; c++) squares += v[n][c] * v[n][c];
-        }
+        #pragma unroll
+        for (int c = 0; c < EACH; c++) v[n][c] = 0.0f;
+        if (i < uint(K)) load_numbers<T, EACH>(x, row * K + i, v[n]);
+        #pragma unroll
+        for (int c = 0; c < EACH; c++) squares += v[n][c] * v[n][c];
     }
     squares = simd_sum(squares);
     if (lane == 0) partial[sg] = squares;

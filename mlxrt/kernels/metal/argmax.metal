@@ -37,26 +37,22 @@
     }
     float group_best = simd_max(best_value);
     uint group_index = simd_min(best_value == group_best ? best_index : 0xffffffffu);
-    uint group_nan = 1 - simd_min(1 - nan_seen);
+    uint group_nan = simd_max(nan_seen);
     if (lane == 0) {
         best_values[sg] = group_best;
         best_indices[sg] = group_index;
         has_nan[sg] = group_nan;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (tid == 0) {
-        uint any_nan = 0;
-        for (int group = 0; group < 32; group++) {
-            any_nan |= has_nan[group];
-            if (best_values[group] > group_best
-                || (best_values[group] == group_best && best_indices[group] < group_index)) {
-                group_best = best_values[group];
-                group_index = best_indices[group];
-            }
+    if (sg == 0) {
+        float row_best = simd_max(best_values[lane]);
+        uint row_index = simd_min(best_values[lane] == row_best ? best_indices[lane] : 0xffffffffu);
+        uint any_nan = simd_max(has_nan[lane]);
+        bool finite = any_nan == 0 && row_best > -infinity && row_best < infinity;
+        if (lane == 0) {
+            tokens[row] = finite ? row_index : 0;
+            status[2 * row] = finite ? row_index : 0;
+            status[2 * row + 1] = finite ? 0 : 1;
         }
-        bool finite = any_nan == 0 && group_best > -infinity && group_best < infinity;
-        tokens[row] = finite ? group_index : 0;
-        status[2 * row] = finite ? group_index : 0;
-        status[2 * row + 1] = finite ? 0 : 1;
     }
 }

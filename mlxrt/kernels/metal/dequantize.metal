@@ -7,7 +7,7 @@
     const int LUT_SIZE = lut_size<FORM, BITS>();
     threadgroup float lut_shared[LUT_SIZE];
     load_lut<FORM, LUT_SIZE, THREADS>(lut, t, &lut_shared[0]);
-    if (LUT_SIZE > 1) threadgroup_barrier(mem_flags::mem_threadgroup);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
     if (i < uint(ELEMENTS / 8)) {
         float v[8];
         dequantize8<FORM, BITS, GROUP>(packed, scales, biases, &lut_shared[0], i, v);

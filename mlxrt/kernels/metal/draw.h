@@ -20,6 +20,7 @@
 #define SLICE 2048                // tokens of a threadgroup that works on a part of a row
 #define PART 256                  // tokens of a simdgroup of it
 #define BINS 256                  // of a slice's histogram
+#define SMALLEST_WIDTH 1e-30f     // of all bins, where all logits are alike
 #define LOWEST_KEY 0x007fffffu    // of -inf
 #define INFINITE_KEY 0xff800000u  // of inf
 #define LAST_GAP 41.0f  // a token that many powers of two less likely than the best weighs nothing
@@ -140,7 +141,7 @@ FN bool is_in_bins(float at, uint first, uint last) {
 // No logit of a bin that weighs anything is above this, and none below the other: a bin more on both sides, rounding cannot lead
 // farther.
 FN float bin_ceiling(float peak, uint bin, float scale) {
-    return scale > 0.0f ? peak - float(metal::max(bin, 1u) - 1) / scale : peak;
+    return peak - float(metal::max(bin, 1u) - 1) / scale;
 }
 
 FN float bin_floor(float peak, uint bin, float scale) {

@@ -13,7 +13,7 @@
     float peak = key_logit(best.key);
     bool drawn = sharpness > 0.0f;
     float width = metal::min(peak - key_logit(best.lowest), LAST_GAP / sharpness);
-    float scale = width > 0.0f ? float(BINS - 1) / width : 0.0f;
+    float scale = float(BINS - 1) / metal::max(width, SMALLEST_WIDTH);
     if (slice == 0 && tid == 0) scales[row] = scale;
     atomic_store_explicit(&low[tid], 0u, memory_order_relaxed);
     atomic_store_explicit(&high[tid], 0u, memory_order_relaxed);

@@ -30,7 +30,7 @@ FN void butterfly(thread float& a, thread float& b) {
     uint sg = simdgroup_index_in_threadgroup;
     const int CHUNKS = (WIDTH + THREADS - 1) / THREADS;
     const bool EXCHANGE = MAX_BLOCK > THREADS;
-    threadgroup float shared_row[EXCHANGE ? WIDTH : 1];
+    threadgroup float shared_row[EXCHANGE ? THREADS * CHUNKS : 1];
     if (EXCHANGE) {
         float strided[CHUNKS];
         #pragma unroll
@@ -48,10 +48,7 @@ FN void butterfly(thread float& a, thread float& b) {
             }
         }
         #pragma unroll
-        for (int j = 0; j < CHUNKS; j++) {
-            uint i = t + uint(THREADS * j);
-            if (i < uint(WIDTH)) shared_row[i] = strided[j];
-        }
+        for (int j = 0; j < CHUNKS; j++) shared_row[t + uint(THREADS * j)] = strided[j];
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }
     for (uint chunk = sg; chunk < uint(CHUNKS); chunk += uint(THREADS / 32)) {

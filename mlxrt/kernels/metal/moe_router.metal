@@ -34,7 +34,7 @@ FN uint sort_key(float f) {
     uint opaque_zero = threadgroup_position_in_grid.z;
     const int VECS = TILE / 4;
     const int ROUTER_LUT_SIZE = lut_size<RFORM, RBITS>();
-    threadgroup float logits[E];
+    threadgroup float logits[(E + RR - 1) / RR * RR];
     threadgroup float4 x_shared[VECS];
     threadgroup float x_sums[TILE / 16];
     threadgroup float partial_squares[SG];
@@ -72,8 +72,8 @@ FN uint sort_key(float f) {
         #pragma unroll
         for (int r = 0; r < RR; r++) {
             float logit = simd_sum(acc[0][r]) * inv_rms;
-            if (lane == 0 && expert + uint(r) < uint(E))
-                logits[expert + r] = RBIAS ? logit + float(router_bias[expert + r]) : logit;
+            if (lane == 0)
+                logits[expert + r] = RBIAS ? logit + float(router_bias[row[r]]) : logit;
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -81,17 +81,19 @@ FN uint sort_key(float f) {
     if (sg == 0) {
         const int PER_LANE = (E + 31) / 32;
         uint key[PER_LANE];
-        float score[PER_LANE];
+        float score[PER_LANE];  // first the logit; past the last expert one whose score is 0
         float top = -1e30f;
         float total = 0.0f;
         #pragma unroll
-        for (uint expert = lane; expert < uint(E); expert += 32)
-            top = metal::max(top, logits[expert]);
+        for (int j = 0; j < PER_LANE; j++) {
+            uint expert = lane + 32 * j;
+            score[j] = expert < uint(E) ? logits[expert] : -1e30f;
+            top = metal::max(top, score[j]);
+        }
         top = simd_max(top);
         #pragma unroll
         for (int j = 0; j < PER_LANE; j++) {
-            score[j] =
-                lane + 32 * j < uint(E) ? expert_score<SIGMOID>(logits[lane + 32 * j], top) : 0.0f;
+            score[j] = expert_score<SIGMOID>(score[j], top);
             total += score[j];
         }
         total = SIGMOID ? 1.0f : simd_sum(total);

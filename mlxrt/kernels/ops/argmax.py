@@ -15,6 +15,7 @@ CASES = [
     (1, 40, None), (3, 2500, None), (3, 1100, mx.nan), (2, 1024, mx.inf), (2, 33, -mx.inf),
     (2, 8200, None), (2, 9000, mx.nan), (2, 48, -mx.inf), (2, 2500, TIE), (2, 9000, TIE),
 ]  # fmt: skip
+ODD_TOKENS = 17, 1000  # of the first row and of the second, which another simdgroup reads
 
 
 def argmax_cases(dtype: mx.Dtype) -> Iterator[Case]:
@@ -23,10 +24,11 @@ def argmax_cases(dtype: mx.Dtype) -> Iterator[Case]:
         x = mx.random.normal((rows, vocab)).astype(dtype)
         if odd == TIE:
             x[0, 17] = x[0, 17 + (8192 if vocab % 8 == 0 else 1024)] = odd
+        elif odd == -mx.inf:
+            x[0] = mx.full((vocab,), odd)
         elif odd is not None:
-            x[0] = (
-                mx.full((vocab,), odd) if odd == -mx.inf else mx.where(mx.arange(vocab) == 17, odd, x[0]).astype(dtype)
-            )
+            for row, token in enumerate(ODD_TOKENS):
+                x[row, token] = odd
         yield Case(f"[{rows}, {vocab}]{'' if odd is None else f' with {odd}'}", {"x": x})
 
 

@@ -73,7 +73,12 @@ def unsupported(x, matrix, k, norm=None, **rest) -> str | None:
 def threadgroup_bytes(matrix: QuantizedMatrix) -> int:
     """Bytes of threadgroup memory: a row of x with its sums, the logits, the lookup table, a float per simdgroup."""
     row, lut = padded_width(matrix.width), 1 if matrix.lut is None else 1 << matrix.bits
-    return 4 * (row + row // 16 + matrix.rows + lut + SIMDGROUPS)
+    return 4 * (row + row // 16 + matrix.rows + rows_at_once(matrix) - 1 + lut + SIMDGROUPS)
+
+
+def rows_at_once(matrix: QuantizedMatrix) -> int:
+    """Experts whose logits a simdgroup computes together."""
+    return 4 if matrix.rows >= 64 else 2
 
 
 def is_faster(x, **rest) -> bool:
@@ -106,7 +111,7 @@ def router_constants(matrix, k, norm, eps, bias, correction, scales, sigmoid=Fal
         "E": matrix.rows,
         "K": matrix.width,
         "C": k,
-        "RR": 4 if matrix.rows >= 64 else 2,
+        "RR": rows_at_once(matrix),
         "SG": SIMDGROUPS,
         "TILE": padded_width(matrix.width),
         "NORM": norm is not None,
