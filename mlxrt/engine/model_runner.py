@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..cache.memory import TAIL, Batch, KVPools, Shared, TailSpan
+from ..cache.memory import TAIL, Batch, KVPools, LayerView, Shared, TailSpan
 from ..cache.memory.slices import ArrayCache, bucket
 from ..kernels.cuda.graph import Driver
 from ..models import CausalLM
@@ -137,6 +137,7 @@ class ModelRunner:
         self.lm_head = mx.compile(model.logits) if self.compiled else model.logits
         self.graphs = self._open_graphs(graph_bytes) if self.compiled and graph_bytes != 0 else None
         self.waits = 0  # steps that had to wait for the device
+        self._in_flight = False  # whether a step was launched since the last wait
         self._sampled: deque[Sampled] = deque(maxlen=MAX_AHEAD + 1)  # the newest, read or not
 
     def _open_graphs(self, max_bytes: int | None) -> CudaGraphRunner | None:
@@ -321,18 +322,25 @@ class ModelRunner:
         batch, index = prefill_batch(step, self.groups, [s.start for s in step.slices], 0, len(step.slices))
         batch = batch._replace(every=every)
         views = self.open_views(batch, index, pools.arrays, self._open_prefill(index))
-        if self.model.kernels.cpu is not None:
-            self.synchronize()  # its kernels compute at once
+        begins_early = not self._in_flight and self.model.kernels.cpu is None
+        if begins_early or self.model.kernels.cpu is not None:
+            self.synchronize()  # CPU kernels compute at once
+        if begins_early:
+            self._submit_while_building(views)
         pools.arrays = {}  # what is held twice when it is written is copied, all of it
         try:
             hidden = self.model(tokens, [views[i] for i in self.kv_layer])
         finally:
             pools.arrays = {i: view.pool for i, view in views.items()}
+            for view in views.values():
+                view.on_write = None  # they would keep each other, and the pools, alive
         finite = None if every or any(s.samples for s in step.slices) else views[max(views)].finite()
         finite = all_finite(hidden) if finite is None else finite
         del views  # they hold every layer's keys and values, gathered
-        self.synchronize()  # it writes the pools in place: nothing else may be reading them
+        if not begins_early:
+            self.synchronize()  # it writes the pools in place: nothing else may be reading them
         mx.async_eval(pools.arrays)
+        self._in_flight = True
         if every or hidden.shape[0] == len(step.slices):
             return hidden, finite
         ends, n = [], 0
@@ -340,6 +348,22 @@ class ModelRunner:
             n += s.stop - s.start
             ends.append(n - 1)
         return hidden[mx.array(ends)], finite
+
+    def _submit_while_building(self, views: dict[int, LayerView]) -> None:
+        """Have an idle device begin with the first layers of a prompt while later ones are built, which takes the host
+        a third of a millisecond each. What 1, 2, 4, 8 ... layers write is submitted when the next one writes; what they
+        have gathered would be kept until the step is built otherwise."""
+        layers, shared = sorted(views), {i for n, i in enumerate(self.kv_layer) if i != n}
+
+        def submit(count: int) -> None:
+            mx.async_eval([views[i].pool for i in layers[:count]])
+            for i in set(layers[:count]) - shared:
+                views[i].release()
+
+        count = 1
+        while count < len(layers):
+            views[layers[count]].on_write = partial(submit, count)
+            count *= 2
 
     def _open_prefill(self, index: list[dict]) -> dict[int, tuple]:
         """What a prefill step reads of the pools before it writes them, by layer. It is computed by the time the step
@@ -369,6 +393,7 @@ class ModelRunner:
             t.index.append(step_of_tail(t.draws, t.used))
             host.append(t.draws["host"])
         self.tail = t  # only now: a stale block raises above and must not leave half a tail
+        self._in_flight = True
         pools = self.pools.arrays
         if not t.live:
             t.live = {
@@ -421,6 +446,7 @@ class ModelRunner:
         if self.graphs is not None:
             self.graphs.wait()
         mx.synchronize()
+        self._in_flight = False
         self.waits += 1
 
 

@@ -6,12 +6,13 @@ import mlx.core as mx
 import pytest
 
 from mlxrt import Engine, EngineConfig, Request, SamplingParams
+from mlxrt.cache.memory.paged import KVView
 from mlxrt.cache.memory.slices import bucket, extend, pad_table, update
 from mlxrt.engine import model_runner
 from mlxrt.kernels.ops import kv_codec
 from mlxrt.kernels.ops.kv_codec import QuantizedKV
 from tests.engine.test_few_states import WideHybrid
-from tests.support.ahead_memory import measure_peak
+from tests.support.ahead_memory import measure_peak, measure_prefill_peak
 from tests.support.oracle import truth, truths
 from tests.support.toy_models import CONFIG, KINDS, make
 
@@ -161,6 +162,13 @@ def test_extend_pad_table_bucket():
     assert extend(mx.ones((2, 3)), 5).tolist() == [[1, 1, 1]] * 2 + [[0, 0, 0]] * 3
     assert pad_table([[1, 2], [3]], 3, 4).tolist() == [[1, 2, 0, 0], [3, 0, 0, 0], [0, 0, 0, 0]]
     assert [bucket(n) for n in (0, 1, 2, 3, 4, 5, 9)] == [1, 1, 2, 4, 4, 8, 16]
+
+
+def test_a_prompt_that_begins_early_allocates_no_second_cache(monkeypatch):
+    released = []
+    monkeypatch.setattr(KVView, "release", lambda view: released.append(view))
+    peak, pool = measure_prefill_peak()
+    assert peak < pool / 4 and released
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])

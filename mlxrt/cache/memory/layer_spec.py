@@ -6,6 +6,7 @@ the step that reads it has finished, so a pool written by a decode step launched
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -126,10 +127,14 @@ class LayerView:
     pool: Arrays
     live: Arrays  # in a prefill step, which writes the pool itself, what `open_prefill` read
     scratch: dict = field(default_factory=dict)  # private to the kind, for this step
+    on_write: Callable[[], None] | None = None  # called when a prefill step has written the pool
 
     @property
     def positions(self) -> mx.array:
         return self.batch.positions
+
+    def release(self) -> None:
+        """Forget what only layers that share this cache could still read."""
 
     def finite(self) -> mx.array | None:
         """[N] whether what the step stored of each token is finite; None: ask the hidden states.

@@ -50,6 +50,9 @@ class KVView(LayerView):
         self.live = (tail,)
         self.scratch.clear()
 
+    def release(self):
+        self.scratch.clear()
+
     def finite(self):
         if "new" not in self.scratch:
             return None
@@ -64,6 +67,8 @@ class KVView(LayerView):
             tokens = self.batch.positions, self.batch.row, self.index
             at = self._once("slots", lambda: slot_indices(self.pool, *self.spec.slot_mapping(*tokens)))
             self.pool = write_slots(self.pool, new, at)
+            if self.on_write:
+                self.on_write()
 
     def _gather(self, rows):
         """The blocks of each array, [..., M, heads, S, width]: of row (r,), or of rows (start, count)."""

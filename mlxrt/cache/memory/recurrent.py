@@ -64,6 +64,8 @@ class RecurrentView(LayerView):
         """Keep the states after the rows and, in a prefill step, those at the checkpoints of each row in turn."""
         if self.is_prefill:
             self.pool = self.spec.write(self.pool, states, self.index)
+            if self.on_write:
+                self.on_write()
         else:
             self.live = tuple(states)
 
