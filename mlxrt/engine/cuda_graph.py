@@ -2,9 +2,10 @@
 
 MLX's host side takes 11 to 15 us for a kernel, whatever the device needs for it. A decode step whose shapes stay is the
 same kernels on the same buffers every time, but for a few integers: where its rows' tails end, which blocks they have,
-the tokens. So a step that MLX ran and that was captured is launched again without MLX: its integers are copied to where
-the kernels expect them, its tail alternates between two buffers, its tokens go from the last kernel to the first. A
-recurrent layer's state alternates likewise; where a tail begins it is the state the last one ended with.
+the tokens. So a step that MLX ran and that was captured is launched again without MLX: its graph begins by copying its
+integers to where the kernels expect them and ends by copying what the host reads, its tail alternates between two
+buffers, its tokens go from the last kernel to the first. A recurrent layer's state alternates likewise; where a tail
+begins it is the state the last one ended with.
 
 Only steps that are nothing but our kernels can be captured: every input of every kernel is a constant of the model, an
 output of another kernel, or one of the step's own arrays. Everything else is refused, and MLX launches it as before.
@@ -23,7 +24,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..cache.memory import TAIL
-from ..kernels.cuda.graph import COPY
+from ..kernels.cuda.graph import COPY, MAX_STEP_COPIES, Result
 from ..kernels.cuda.nvrtc import Launch, Library
 from ..models import CausalLM
 from .batch import HostTables
@@ -43,12 +44,18 @@ class Device(Protocol):
     """What launches graphs: kernels/cuda/graph.py, or a stand-in for it in tests."""
 
     def addresses(self, arrays: list[mx.array]) -> list[int]: ...
-    def graph(self, launches: list[tuple[Launch, list[int]]]) -> Any: ...
+    def graph(
+        self,
+        launches: list[tuple[Launch, list[int]]],
+        step: int,
+        copies: list[tuple[int, int, int]],
+        results: list[Result],
+    ) -> Any: ...
     def enter(self) -> None: ...
-    def copy(self, to: int, source: int, nbytes: int) -> None: ...
+    def copy(self, copies: list[tuple[int, int, int]]) -> None: ...
     def copy_pieces(self, copies: np.ndarray) -> None: ...
     def upload(self, copies: list[tuple[int, np.ndarray]]) -> None: ...
-    def fetch(self, address: int, shape: tuple[int, ...], dtype: mx.Dtype) -> Any: ...
+    def fetch(self, results: list[Result]) -> list[Any]: ...
     def wait(self) -> None: ...
     def close(self) -> None: ...
 
@@ -84,18 +91,25 @@ class CapturedStep:
     launches: list[Launch]
     addresses: list[list[int]]  # of each launch's inputs and outputs, as they were then
     tokens: mx.array
-    results: list[tuple[tuple[int, ...], mx.Dtype]]  # what the host reads after every step
+    results: list[Result]  # what the host reads after every step
     tail: TailBuffers
     outputs: list[mx.array]  # where kernels write besides, kept alive
     constants: list[mx.array]
     buffers: list[
         tuple[mx.array, mx.array, mx.array]
     ]  # a group's block table, where its rows' tails end, and at any step
+    sizes: list[int]  # bytes of where a group's tails end at one step
+    step: mx.array  # the number of the next step of a tail, for the device
     at: dict[str, list[int]]  # addresses of all these, and of the step's own arrays
     before_mask: int | None = None  # launches before the first that reads the mask; None: there is none
     masks: list[mx.array] = field(default_factory=list)  # the graphs' own, kept alive
     graphs: dict[int, list[Any]] = field(default_factory=dict)
     pools: list[int] = field(default_factory=list)  # their addresses when the graphs were made
+    next: int = 0  # what `step` will be when what was launched is done
+
+    @property
+    def masked(self) -> bool:
+        return self.before_mask is not None
 
     @property
     def nbytes(self) -> int:
@@ -148,7 +162,7 @@ class CudaGraphRunner:
     def __call__(self, used: int, tables: list[HostTables], tokens, batch, index, pools, live):
         key = (tokens.shape, *((where["table"].shape, where.get("variant")) for where in with_tables(index)))
         mine = self._flushed if not used else live is self._last[1]
-        if self._current is not None and mine and self._continues(key, tokens, tables):
+        if self._current is not None and mine and self._continues(key, used, tokens, tables):
             return self._launch(used)
         if not used:
             self._current = self.captured.get(key)
@@ -159,7 +173,7 @@ class CudaGraphRunner:
                 and self.max_bytes
             ):
                 return self._run_and_capture(key, tables, tokens, batch, index, pools, live)
-            if self._current is not None and self._begin(key, tables, pools, live, tokens):
+            if self._current is not None and self._begin(key, 0, tables, pools, live, tokens):
                 return self._launch(used)
         self._current = None
         self._counts[key] += 1
@@ -211,13 +225,13 @@ class CudaGraphRunner:
 
     # A tail that continues
 
-    def _continues(self, key: tuple, tokens: mx.array, tables: list[HostTables]) -> bool:
+    def _continues(self, key: tuple, used: int, tokens: mx.array, tables: list[HostTables]) -> bool:
         now, given = self._current, self._last[0]
         assert now is not None
         if self.captured.get(key) is not now:
             return False
         if any(a is not b for new, old in zip(tables, given, strict=True) for a, b in zip(new, old)):
-            self._upload_tables(now, tables)
+            self._upload_tables(now, used, tables)
         if tokens is not now.tokens:  # the host has read them already
             self._copy_tokens(now, tokens, self._device.addresses([tokens])[0])
         return True
@@ -225,53 +239,44 @@ class CudaGraphRunner:
     def _copy_tokens(self, now: CapturedStep, tokens: mx.array, at: int) -> None:
         if at != now.at["tokens"][0]:
             self._device.enter()
-            self._device.copy(now.at["tokens"][0], at, tokens.nbytes)
+            self._device.copy([(now.at["tokens"][0], at, tokens.nbytes)])
             self._sources.append(tokens)
 
-    def _upload_tables(self, now: CapturedStep, tables: list[HostTables]) -> None:
-        """The rows' block tables, and where their tails end at every step."""
+    def _upload_tables(self, now: CapturedStep, used: int, tables: list[HostTables]) -> None:
+        """The rows' block tables, where their tails end at every step, and which step is the next."""
         self._last = (tables, self._last[1])
         self._device.enter()
         places = zip(now.at["table"], now.at["steps"], strict=True)
-        self._device.upload(
-            [copy for to, own in zip(places, tables, strict=True) for copy in zip(to, own, strict=True)]
-        )
+        copies = [copy for to, own in zip(places, tables, strict=True) for copy in zip(to, own, strict=True)]
+        self._device.upload([*copies, (now.at["step"][0], np.array([used], np.uint32))])
+        now.next = used
 
     def _launch(self, used: int) -> tuple[Outputs | UnsampledStep, Live]:
         now = self._current
         assert now is not None
+        if now.next != used:
+            self._upload_tables(now, used, self._last[0])
         self._device.enter()
-        self._copy_steps(now, used)
         phase = 0 if not used else 1 + (used + 1) % 2
         if phase not in now.graphs:
             now.graphs[phase] = self._graphs(now, phase)
-        now.graphs[phase][0].launch()
+        results = now.graphs[phase][0].launch()
+        now.next += 1
         live = now.tail.pair[1 - used % 2]
         self._last = (self._last[0], live)
         self._busy, self._flushed = True, False
         self.steps += 1
-        return self._outputs(now, phase), live
+        return (self._unsampled(now, phase) if now.masked else (now.tokens, *results)), live
 
-    def _copy_steps(self, now: CapturedStep, used: int) -> None:
-        for to, source, (_, own, _) in zip(now.at["where"], now.at["steps"], now.buffers):
-            self._device.copy(to, source + used * own.nbytes, own.nbytes)
-
-    def _outputs(self, now: CapturedStep, phase: int) -> Outputs | UnsampledStep:
-        if now.before_mask is None:
-            return now.tokens, *self._fetch(now)
-
+    def _unsampled(self, now: CapturedStep, phase: int) -> UnsampledStep:
         def sample(mask: np.ndarray) -> Outputs:
             self._device.enter()
             self._device.upload([(now.at["mask"][0], mask)])
-            now.graphs[phase][1].launch()
+            results = now.graphs[phase][1].launch()
             self._busy = True
-            return now.tokens, *self._fetch(now)
+            return now.tokens, *results
 
         return UnsampledStep(sample)
-
-    def _fetch(self, now: CapturedStep) -> list[Any]:
-        """What the host reads. Reading the arrays themselves would move them away from where the kernels write."""
-        return [self._device.fetch(at, *form) for at, form in zip(now.at["result"], now.results)]
 
     def _graphs(self, now: CapturedStep, phase: int) -> list[Any]:
         """The graph of a tail's first step, of those that write the first buffer, or of those that write the second.
@@ -284,12 +289,16 @@ class CudaGraphRunner:
             to |= dict(zip(now.at[f"input {name}"], now.at[name]))
         moved = [[to.get(at, at) for at in addresses] for addresses in now.addresses]
         launches, n = list(zip(now.launches, moved)), now.before_mask
-        parts = [launches] if n is None else [launches[:n], launches[n:]]
-        return [self._device.graph(part) for part in parts]
+        begin = now.at["step"][0], list(zip(now.at["where"], now.at["steps"], now.sizes))
+        if n is None:
+            return [self._device.graph(launches, *begin, now.results)]
+        return [self._device.graph(launches[:n], *begin, []), self._device.graph(launches[n:], 0, [], now.results)]
 
     # A tail that begins
 
-    def _begin(self, key: tuple, tables: list[HostTables], pools: Live, live: Live, tokens: mx.array) -> bool:
+    def _begin(
+        self, key: tuple, used: int, tables: list[HostTables], pools: Live, live: Live, tokens: mx.array
+    ) -> bool:
         """False: the constants in the graphs have moved, as happens when they are read on the host."""
         now = self._current
         assert now is not None
@@ -306,7 +315,7 @@ class CudaGraphRunner:
             now.graphs.clear()
             now.pools = at[1:first]
         self.captured.move_to_end(key)
-        self._upload_tables(now, tables)
+        self._upload_tables(now, used, tables)
         self._copy_tokens(now, tokens, at[0])
         self._copy_states(now, states, at[first:second])
         return True
@@ -316,8 +325,9 @@ class CudaGraphRunner:
 
     def _copy_states(self, now: CapturedStep, states: list[mx.array], at: list[int]) -> None:
         """The states a tail begins with, to the first buffer."""
-        for to, source, state in zip(now.tail.at["states"], at, states, strict=True):
-            self._device.copy(to, source, state.nbytes)
+        if states:
+            sizes = [state.nbytes for state in states]
+            self._device.copy(list(zip(now.tail.at["states"], at, sizes, strict=True)))
         self._sources += states
         del self._sources[:-MAX_SOURCES]
 
@@ -351,14 +361,12 @@ class CudaGraphRunner:
             now = self._current = self.captured[key]
             launches.clear()  # they keep the pools alive
             # The next step goes on from here; one with a mask was sampled without it and is sampled again.
-            if self._begin(key, tables, pools, live, tokens if masked else now.tokens):
+            if self._begin(key, int(not masked), tables, pools, live, tokens if masked else now.tokens):
+                if masked:  # the model's part is run again
+                    return self._launch(0)
                 out = self._share_tail(now, out)
                 self._last = (self._last[0], out)
-                if masked:
-                    self._copy_steps(now, 0)
-                    now.graphs[0] = self._graphs(now, 0)
-                    self._busy, self._flushed = True, False
-                return self._outputs(now, 0), out
+                return (now.tokens, *self._device.fetch(now.results)), out
         return self._run_compiled(tokens, batch, index, pools, live) if masked else (result, out)
 
     def _share_tail(self, now: CapturedStep, out: Live) -> Live:
@@ -366,9 +374,10 @@ class CudaGraphRunner:
         written = now.tail.pair[1]
         if out is not written:
             self._device.enter()
-            for to, source, array in zip(now.tail.at["written"], now.at["written"], flatten(out), strict=True):
-                self._device.copy(to, source, array.nbytes)
-                self._sources.append(array)
+            arrays = flatten(out)
+            sizes = [array.nbytes for array in arrays]
+            self._device.copy(list(zip(now.tail.at["written"], now.at["written"], sizes, strict=True)))
+            self._sources += arrays
             self._busy, self._flushed = True, False
         return written
 
@@ -381,13 +390,11 @@ class CudaGraphRunner:
 
     def _capture(self, launches, tokens, index, pools, live, tails, result, out) -> CapturedStep:
         tables = with_tables(index)
-        buffers = [
-            (mx.zeros_like(table), mx.zeros_like(where), mx.zeros((TAIL, *where.shape), where.dtype))
-            for table, where in ((group["table"], group["where"]) for group in tables)
-        ]
         masks = [where["mask"] for where in index if "mask" in where]
-        own_masks = [mx.zeros_like(mask) for mask in masks]
-        mx.eval(buffers, masks, own_masks)
+        sizes = [(group["table"].size, group["where"].size) for group in tables]
+        buffers = [(own_buffer(table), own_buffer(where), own_buffer(TAIL * where)) for table, where in sizes]
+        step, own_masks = own_buffer(1), [mx.zeros_like(mask) for mask in masks]
+        mx.eval(buffers, step, masks, own_masks)
         outputs = [a for launch in launches for a in launch.outputs]
         fixed = {id(a) for a in self._model.constants()}
         used = {id(a): a for launch in launches for a in launch.inputs if id(a) in fixed}
@@ -406,6 +413,7 @@ class CudaGraphRunner:
             "table": [table for table, _, _ in buffers],
             "where": [where for _, where, _ in buffers],
             "steps": [steps for _, _, steps in buffers],
+            "step": [step],
             "mask": own_masks,
             "constants": list(used.values()),
         }
@@ -428,11 +436,13 @@ class CudaGraphRunner:
             [replace(launch, inputs=[], outputs=[]) for launch in launches],  # MLX would copy a pool that is referenced
             [[moves.get(address, address) for address in one] for one in addresses],
             result[0],
-            [(a.shape, a.dtype) for a in result[1:]],
+            [Result(at[id(a)], a.shape, a.dtype) for a in result[1:]],
             self._find_tail(tails) or self._make_tail(first, tails, out, at),
             [shared, *result],
             list(used.values()),
             buffers,
+            [group["where"].nbytes for group in tables],
+            step,
             names,
             next((i for i, launch in enumerate(launches) for a in launch.inputs for m in masks if a is m), None),
             own_masks,
@@ -508,6 +518,12 @@ def with_tables(index: list[dict]) -> list[dict]:
     return [where for where in index if "table" in where]
 
 
+def own_buffer(count: int) -> mx.array:
+    """Room for so many numbers. MLX keeps arrays of 8 bytes or less in memory that it shares with the host: the driver
+    uploads to it by kernels (kernels/cuda/graph.py)."""
+    return mx.zeros((max(count, ALIGNMENT // 4),), mx.uint32)
+
+
 def copied(array: mx.array) -> mx.array:
     """The same numbers in a buffer of their own."""
     return array * mx.array(1, array.dtype)
@@ -519,6 +535,8 @@ def flatten(layers: Live) -> list[mx.array]:
 
 def check_capturable(launches: list, outputs: list, constants: dict, special: list, own: dict, at: dict) -> None:
     """NotCapturable if anything a kernel reads, or the step returns, was made by something else."""
+    if len(own["where"]) > MAX_STEP_COPIES:
+        raise NotCapturable(f"{len(own['where'])} kinds of KV caches, graphs take {MAX_STEP_COPIES}")
     written = sorted((at[id(a)], at[id(a)] + a.nbytes) for a in outputs)
     given = {at[id(a)] for a in special}
     if len(given) < len(special):

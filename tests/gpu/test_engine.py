@@ -7,8 +7,8 @@ import pytest
 from bench.gpu.shapes import make_request
 from mlxrt import Engine, EngineConfig
 from mlxrt.cache.memory import paged
-from mlxrt.kernels.cuda.graph import COPY, Driver
-from tests.support.ahead_memory import measure_peak
+from mlxrt.kernels.cuda.graph import COPY, Driver, Result
+from tests.support.ahead_memory import measure_peak, measure_prefill_peak
 from tests.support.oracle import logits
 from tests.support.toy_models import KINDS
 
@@ -80,6 +80,36 @@ def test_pieces_are_copied_exactly_and_all_at_once(gpu):
     driver.close()
 
 
+def test_a_graph_has_its_steps_numbers_and_keeps_its_results(gpu):
+    """Each launch takes the next step's numbers; what it gives is there however many are launched before it is read."""
+    if gpu.library is None:
+        pytest.skip("needs CUDA")
+    steps, rows, width = 9, 3, 40
+    text = "y[threadIdx.x] = 2 * x[threadIdx.x];"
+    double = gpu.library("double", ["x"], ["y"], text)
+    x, size = mx.zeros((rows * width,), mx.uint32), rows * width
+    shapes = {"output_shapes": [(size,)], "output_dtypes": [mx.uint32], "template": [("N", size)]}
+    with gpu.library.recording() as launches:
+        mx.eval(double(inputs=[x], grid=(size, 1, 1), threadgroup=(size, 1, 1), **shapes))
+    numbers = np.arange(2000 * size, dtype=np.uint32).reshape(2000, size)
+    x, y, step = mx.zeros((size,), mx.uint32), mx.zeros((size,), mx.uint32), mx.zeros((1,), mx.uint32)
+    every, copied = mx.array(numbers), mx.zeros(numbers.shape, mx.uint32)
+    driver = Driver(gpu.library)
+    at = driver.addresses([x, y, step, every, copied])
+    graph = driver.graph(
+        [(launches[0], at[:2])], at[2], [(at[0], at[3], 4 * size)], [Result(at[1], (rows, width), mx.uint32)]
+    )
+    found = [graph.launch() for _ in range(steps)]
+    assert [one.tolist() for [one] in found] == (2 * numbers[:steps]).reshape(steps, rows, width).tolist()
+    driver.upload([(at[2], np.array([4], np.uint32))])
+    [again] = graph.launch()
+    assert again.tolist() == (2 * numbers[4]).reshape(rows, width).tolist()
+    driver.copy([(at[4], at[3], numbers.nbytes)])
+    driver.wait()
+    assert np.array_equal(np.array(copied), numbers)
+    driver.close()
+
+
 def test_a_kernel_of_a_graph_waits_for_the_one_ahead_of_it(gpu):
     """Each reads what other threadgroups of the one before wrote last, so one that does not wait reads old numbers."""
     if gpu.library is None:
@@ -104,6 +134,11 @@ def test_a_kernel_of_a_graph_waits_for_the_one_ahead_of_it(gpu):
     driver.wait()
     assert np.array_equal(np.array(one), began + 20 * steps)
     driver.close()
+
+
+def test_a_prompt_that_begins_early_allocates_no_second_cache():
+    peak, pool = measure_prefill_peak()
+    assert peak < pool / 4
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])

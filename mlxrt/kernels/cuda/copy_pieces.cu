@@ -1,4 +1,5 @@
-// A threadgroup copies a piece: `height` rows of `width` bytes, as far apart as the pitches say (COPY in graph.py).
+// Threadgroups copy pieces: each `height` rows of `width` bytes, as far apart as the pitches say (COPY in graph.py). How many
+// pieces there are stands where the first one's address would; they lie after that.
 struct Piece {
     unsigned long long to, source;
     unsigned width, height, to_pitch, source_pitch;
@@ -15,12 +16,15 @@ __device__ void copy_rows(const Piece& piece) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) NAME(const Piece* pieces) {
-    Piece piece = pieces[blockIdx.x];
-    unsigned sizes = piece.width | piece.to_pitch | piece.source_pitch;
-    if (((piece.to | piece.source | sizes) & 15) == 0) {
-        copy_rows<uint4>(piece);
-    } else {
-        copy_rows<unsigned char>(piece);
+extern "C" __global__ void __launch_bounds__(256) NAME(const Piece* table) {
+    unsigned long long count = table[0].to;
+    for (unsigned n = blockIdx.x; n < count; n += gridDim.x) {
+        Piece piece = table[1 + n];
+        unsigned sizes = piece.width | piece.to_pitch | piece.source_pitch;
+        if (((piece.to | piece.source | sizes) & 15) == 0) {
+            copy_rows<uint4>(piece);
+        } else {
+            copy_rows<unsigned char>(piece);
+        }
     }
 }

@@ -2,18 +2,24 @@
 
 As much of CUDA's driver as that needs, in the context MLX works in and on a stream of its own. Neither stream knows of
 the other: whoever goes from one to the other waits for it.
+
+Every kernel is launched as part of a graph, copies on the device too. Once a process has launched a few dozen kernels
+by themselves, also by a copy that the driver makes with one, each kernel of its graphs takes 0.35 us more for the rest
+of its life (docs/decisions/0033).
 """
 
 import ctypes
 import weakref
+from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
 from ..metal_source import read
-from .nvrtc import Launch, Library, cuda_source
+from .nvrtc import WAIT, Launch, Library, cuda_source
 
 ADDRESS_BATCH = 64  # arrays that are asked for their addresses at once
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads go on with their own work
@@ -22,7 +28,11 @@ NUMBERS: dict[mx.Dtype, Any] = {mx.uint32: ctypes.c_uint32, mx.float32: ctypes.c
 DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 ADDRESSES, SIZES = ("to", "source"), ("width", "height", "to_pitch", "source_pitch")
 COPY = np.dtype([(name, "u8") for name in ADDRESSES] + [(name, "u4") for name in SIZES])  # as copy_pieces.cu has it
-COPY_THREADS = 256
+COPY_GRID, COPY_THREADS = (256, 1, 1), (256, 1, 1)
+MAX_COPIES = 4096  # in one launch
+PIECE = 1 << 16  # bytes that one threadgroup copies
+NUM_STAGING = 4  # buffers of the host that the device may still have to read
+MAX_STEP_COPIES = 32  # as step_copies.cu has it
 PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_...
 OVERLAPPING_GRAPHS = 12030  # the first CUDA whose graphs know of it
 
@@ -51,6 +61,30 @@ class LaunchConfig(ctypes.Structure):
 OVERLAPPED = LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_uint32 * 16)(1))
 
 
+class StepCopy(ctypes.Structure):
+    """Words of 32 bits: those of this step of several that lie one after another, or the only ones."""
+
+    _fields_ = [("to", ctypes.c_uint64), ("source", ctypes.c_uint64), ("words", ctypes.c_uint64)]
+
+
+class StepCopies(ctypes.Structure):
+    """What step_copies.cu takes: the number of the step, or nothing, and what is copied."""
+
+    _fields_ = [("step", ctypes.c_uint64), ("count", ctypes.c_uint64), ("copies", StepCopy * MAX_STEP_COPIES)]
+
+
+class Result(NamedTuple):
+    """Rows of numbers that the host reads after every launch of a graph."""
+
+    address: int
+    shape: tuple[int, int]
+    dtype: mx.Dtype
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * self.shape[0] * self.shape[1]
+
+
 class Driver:
     def __init__(self, library: Library):
         if mx.default_device() != mx.Device(mx.gpu, 0):
@@ -68,11 +102,12 @@ class Driver:
         self._overlaps = version.value >= OVERLAPPING_GRAPHS and library.waits
         self._functions: dict[str, ctypes.c_void_p] = {}
         self._asks = library.find(asking(), "mlxrt_addresses")
-        copying = library.find(read("cuda/copy_pieces.cu"), "mlxrt_copy_pieces")
-        self._copies = Launch(*copying, [], [], (1, 1, 1), (COPY_THREADS, 1, 1))
-        self._copy_table: Slot | None = None
-        self._idle: list[Slot] = []
-        self._staging: Slot | None = None
+        pieces = library.find(read("cuda/copy_pieces.cu"), "mlxrt_copy_pieces")
+        self._copy_pieces = Launch(*pieces, [], [], COPY_GRID, COPY_THREADS)
+        steps = library.find(read("cuda/step_copies.cu").replace("WAIT", WAIT), "mlxrt_step_copies")
+        self._step_copies = Launch(*steps, [], [], (1, 1, 1), COPY_THREADS)
+        self._tables: deque[tuple[Slot, Graph]] = deque()  # what copy_pieces reads
+        self._uploads: deque[Slot] = deque()
 
     def __call__(self, name: str, *arguments: Any) -> None:
         if code := getattr(self._cuda, name)(*arguments):
@@ -103,129 +138,205 @@ class Driver:
             self._functions[launch.name] = function
         return self._functions[launch.name]
 
-    def graph(self, launches: Sequence[tuple[Launch, Sequence[int]]]) -> "Graph":
-        """These, one after another, each with the addresses of its inputs and outputs."""
+    def graph(
+        self,
+        launches: Sequence[tuple[Launch, Sequence[int]]],
+        step: int = 0,
+        copies: Sequence[tuple[int, int, int]] = (),
+        results: Sequence[Result] = (),
+    ) -> "Graph":
+        """These, one after another, each with the addresses of its inputs and outputs.
+
+        Before them `copies`, whose (to, source, bytes) are those of the step whose number lies at `step`: the first
+        lies at source, the next one after it. That number is one higher for the next launch. After them `results`
+        are copied to the host.
+        """
         self.enter()
-        functions = [self.function(launch) for launch, _ in launches]
+        given = [(launch, pack_addresses(addresses)) for launch, addresses in launches]
+        if copies:
+            given.insert(0, (self._step_copies, pack_copies(step, copies)))
+        slot = None
+        if results:
+            slot = Slot(self, sum(result.nbytes for result in results))
+            kept = [(to, result.address, result.nbytes) for to, result in place_results(slot, results)]
+            given.append((self._step_copies, pack_copies(0, kept)))
+        functions = [self.function(launch) for launch, _ in given]
         graph, ready = ctypes.c_void_p(), ctypes.c_void_p()
         self("cuStreamBeginCapture_v2", self.stream, RELAXED)
-        for n, (function, (launch, addresses)) in enumerate(zip(functions, launches)):
-            values = (ctypes.c_uint64 * len(addresses))(*addresses)
-            first = ctypes.addressof(values)
-            pointers = (ctypes.c_void_p * len(addresses))(*(first + 8 * i for i in range(len(addresses))))
+        for n, (function, (launch, arguments)) in enumerate(zip(functions, given)):
             config = LaunchConfig(launch.blocks, launch.threads, 0, self.stream, ctypes.pointer(OVERLAPPED))
             config.num_attributes = n > 0 and self._overlaps
+            pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
             self("cuLaunchKernelEx", ctypes.pointer(config), function, pointers, None)
         self("cuStreamEndCapture", self.stream, ctypes.byref(graph))
         try:
             self("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, ctypes.c_uint64(0))
         finally:
             self("cuGraphDestroy", graph)
-        return Graph(self, ready)
+        return Graph(self, ready, slot, results)
 
-    def copy(self, to: int, source: int, nbytes: int) -> None:
-        pointers = ctypes.c_uint64(to), ctypes.c_uint64(source)
-        self("cuMemcpyDtoDAsync_v2", *pointers, ctypes.c_size_t(nbytes), self.stream)
+    def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """(to, source, bytes) of each."""
+        self.copy_pieces(np.concatenate([cut_copy(*copy) for copy in copies]))
 
     def copy_pieces(self, copies: np.ndarray) -> None:
-        """Rectangles of bytes [pieces] of COPY, all in one launch: each by itself would take the device a microsecond.
-        The kernel reads them in the host's memory, so the ones before must have been copied: this waits for those."""
-        table = self._copy_table
-        if table is None or table.size < copies.nbytes:
-            self._free(table)
-            table = self._copy_table = Slot(self, 2 * copies.nbytes)
-        self("cuEventSynchronize", table.event)
-        ctypes.memmove(table.host, copies.ctypes.data, copies.nbytes)
-        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(table.host))
-        blocks, threads = (len(copies), 1, 1), self._copies.threads
-        self("cuLaunchKernel", self.function(self._copies), *blocks, *threads, 0, self.stream, pointers, None)
-        self("cuEventRecord", table.event, self.stream)
+        """Rectangles of bytes [pieces] of COPY, thousands in one launch: each by itself would take the device a
+        microsecond. The kernel reads the table in the host's memory."""
+        for first in range(0, len(copies), MAX_COPIES):
+            some = copies[first : first + MAX_COPIES]
+            table, graph = self._next_table()
+            count = np.zeros(1, COPY)
+            count["to"] = len(some)
+            at = table.host.value or 0
+            ctypes.memmove(at, count.ctypes.data, COPY.itemsize)
+            ctypes.memmove(at + COPY.itemsize, np.ascontiguousarray(some).ctypes.data, some.nbytes)
+            graph.launch()
+            table.record()
+
+    def _next_table(self) -> "tuple[Slot, Graph]":
+        """One that the device need not read any more."""
+        if len(self._tables) < NUM_STAGING:
+            slot = Slot(self, (1 + MAX_COPIES) * COPY.itemsize)
+            self._tables.append((slot, self.graph([(self._copy_pieces, [slot.host.value or 0])])))
+        else:
+            self._tables.rotate(-1)
+        slot, graph = self._tables[-1]
+        slot.wait()
+        return slot, graph
 
     def upload(self, copies: Sequence[tuple[int, np.ndarray]]) -> None:
-        """Numbers of the host to where they are wanted. There is one staging buffer: this waits until what was uploaded
-        before has left it."""
-        size = sum(numbers.nbytes for _, numbers in copies)
-        staging = self._staging
-        if staging is None or staging.size < size:
-            self._free(staging)
-            staging = self._staging = Slot(self, 2 * size)
-        self("cuEventSynchronize", staging.event)
+        """Numbers of the host to where they are wanted."""
+        staging = self._next_upload(sum(numbers.nbytes for _, numbers in copies))
         at = staging.host.value or 0
         for to, numbers in copies:
             ctypes.memmove(at, np.ascontiguousarray(numbers).ctypes.data, numbers.nbytes)
             given = ctypes.c_uint64(to), ctypes.c_void_p(at), ctypes.c_size_t(numbers.nbytes)
             self("cuMemcpyHtoDAsync_v2", *given, self.stream)
             at += numbers.nbytes
-        self("cuEventRecord", staging.event, self.stream)
+        staging.record()
 
-    def fetch(self, address: int, shape: tuple[int, ...], dtype: mx.Dtype) -> "Fetched":
-        """Rows of uint32 or float32 numbers, as they will be when what was launched before is done."""
-        nbytes = 4 * shape[0] * shape[1]
-        fits = next((slot for slot in self._idle if slot.size >= nbytes), None)
-        if fits is not None:
-            self._idle.remove(fits)
-        slot = fits or Slot(self, nbytes)
-        self("cuMemcpyDtoHAsync_v2", slot.host, ctypes.c_uint64(address), ctypes.c_size_t(nbytes), self.stream)
-        self("cuEventRecord", slot.event, self.stream)
-        return Fetched(self, slot, shape, NUMBERS[dtype])
+    def _next_upload(self, nbytes: int) -> "Slot":
+        """So much room that the device need not read any more."""
+        slot = self._uploads.popleft() if len(self._uploads) == NUM_STAGING else None
+        if slot is not None:
+            slot.wait()
+        if slot is None or slot.size < nbytes:
+            slot = Slot(self, 2 * nbytes)
+        self._uploads.append(slot)
+        return slot
 
-    def give_back(self, slot: "Slot") -> None:
-        self._idle.append(slot)
+    def fetch(self, results: Sequence[Result]) -> "list[Fetched]":
+        """As they will be when what was launched before is done."""
+        slot = Slot(self, sum(result.nbytes for result in results))
+        fetched = [Fetched(slot, at, result) for at, result in place_results(slot, results)]
+        for one, result in zip(fetched, results):
+            given = ctypes.c_void_p(one.at), ctypes.c_uint64(result.address), ctypes.c_size_t(result.nbytes)
+            self("cuMemcpyDtoHAsync_v2", *given, self.stream)
+        slot.record()
+        return fetched
 
     def wait(self) -> None:
         self.enter()
         self("cuStreamSynchronize", self.stream)
 
+    def release(self, name: str, what: ctypes.c_void_p) -> None:
+        """On whatever thread it is found out that nobody needs it."""
+        self.enter()
+        self(name, what)
+
     def close(self) -> None:
         """When nothing is running any more."""
-        for slot in (*self._idle, self._staging, self._copy_table):
-            self._free(slot)
-        self._idle.clear()
-        self._staging = self._copy_table = None
+        self._tables.clear()
+        self._uploads.clear()
         self("cuStreamDestroy_v2", self.stream)
-
-    def _free(self, slot: "Slot | None") -> None:
-        if slot is not None:
-            self.wait()  # the device may be using it
-            self("cuMemFreeHost", slot.host)
-            self("cuEventDestroy_v2", slot.event)
 
 
 class Graph:
     """Ready to be launched, as often as one likes: the next waits for the one before."""
 
-    def __init__(self, driver: Driver, ready: ctypes.c_void_p):
+    def __init__(
+        self, driver: Driver, ready: ctypes.c_void_p, slot: "Slot | None" = None, results: Sequence[Result] = ()
+    ):
         self._driver, self._ready = driver, ready
-        weakref.finalize(self, driver, "cuGraphExecDestroy", ready).atexit = False  # a process that ends frees it all
+        self._slot, self._results = slot, results
+        self._fetched: list[Fetched] = []
+        weakref.finalize(self, driver.release, "cuGraphExecDestroy", ready).atexit = False
 
-    def launch(self) -> None:
+    def launch(self) -> "list[Fetched]":
+        """Its results, as they will be."""
+        for fetched in self._fetched:
+            fetched.read()  # before they are overwritten
         self._driver("cuGraphLaunch", self._ready, self._driver.stream)
+        if self._slot is not None:
+            self._slot.record()
+            self._fetched = [Fetched(self._slot, at, result) for at, result in place_results(self._slot, self._results)]
+        return self._fetched
 
 
 class Slot:
-    """Memory of the host that the device writes, and when it has."""
+    """Memory of the host that the device reads or writes, and when it has."""
 
     def __init__(self, driver: Driver, size: int):
-        self.size, self.host, self.event = size, ctypes.c_void_p(), ctypes.c_void_p()
+        self.size, self.host, self._event, self._driver = size, ctypes.c_void_p(), ctypes.c_void_p(), driver
         driver("cuMemAllocHost_v2", ctypes.byref(self.host), ctypes.c_size_t(size))
-        driver("cuEventCreate", ctypes.byref(self.event), DISABLE_TIMING)
+        driver("cuEventCreate", ctypes.byref(self._event), DISABLE_TIMING)
+        weakref.finalize(self, driver.release, "cuMemFreeHost", self.host).atexit = False
+        weakref.finalize(self, driver.release, "cuEventDestroy_v2", self._event).atexit = False
+
+    def record(self) -> None:
+        """What was launched until now is the last to use it."""
+        self._driver("cuEventRecord", self._event, self._driver.stream)
+
+    def wait(self) -> None:
+        self._driver.enter()
+        self._driver("cuEventSynchronize", self._event)
 
 
 class Fetched:
-    """Rows of numbers on their way to the host; read once."""
+    """Rows of numbers on their way to the host."""
 
-    def __init__(self, driver: Driver, slot: Slot, shape: tuple[int, ...], kind: Any):
-        self._driver, self._slot, self._shape, self._kind = driver, slot, shape, kind
+    def __init__(self, slot: Slot, at: int, result: Result):
+        self.at = at
+        self._slot, self._shape, self._kind = slot, result.shape, NUMBERS[result.dtype]
+        self._numbers: list[list[Any]] | None = None
+
+    def read(self) -> None:
+        """Waits."""
+        if self._numbers is None:
+            self._slot.wait()
+            rows, width = self._shape
+            numbers = (self._kind * (rows * width)).from_address(self.at)
+            self._numbers = [list(numbers[i * width : (i + 1) * width]) for i in range(rows)]
 
     def tolist(self) -> list[list[Any]]:
         """Waits."""
-        rows, width = self._shape
-        self._driver.enter()
-        self._driver("cuEventSynchronize", self._slot.event)
-        numbers = (self._kind * (rows * width)).from_address(self._slot.host.value or 0)
-        read = [list(numbers[i * width : (i + 1) * width]) for i in range(rows)]
-        self._driver.give_back(self._slot)
-        return read
+        self.read()
+        return self._numbers or []
+
+
+def place_results(slot: Slot, results: Sequence[Result]) -> list[tuple[int, Result]]:
+    """One after another."""
+    return list(zip(accumulate((result.nbytes for result in results), initial=slot.host.value or 0), results))
+
+
+def pack_addresses(addresses: Sequence[int]) -> list[Any]:
+    """A kernel's arguments."""
+    return [ctypes.c_uint64(address) for address in addresses]
+
+
+def pack_copies(step: int, copies: Sequence[tuple[int, int, int]]) -> list[Any]:
+    """The argument of step_copies.cu. `copies`: (to, source, bytes)."""
+    packed = [StepCopy(to, source, nbytes // 4) for to, source, nbytes in copies]
+    return [StepCopies(step, len(packed), (StepCopy * MAX_STEP_COPIES)(*packed))]
+
+
+def cut_copy(to: int, source: int, nbytes: int) -> np.ndarray:
+    """Bytes that lie together, in pieces of one threadgroup each."""
+    starts = np.arange(0, nbytes, PIECE, dtype=np.uint64)
+    copies = np.zeros(len(starts), COPY)
+    copies["to"], copies["source"] = to + starts, source + starts
+    copies["width"], copies["height"] = np.minimum(nbytes - starts, PIECE), 1
+    return copies
 
 
 def asking() -> str:

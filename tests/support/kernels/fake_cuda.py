@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlxrt.kernels.cuda.graph import Result
 from mlxrt.kernels.cuda.nvrtc import Launch, Library
 
 from ..metal_sim import Simulator
@@ -65,28 +66,32 @@ class Bench:
         mx.eval(list(arrays))
         return [np.frombuffer(memoryview(a), np.uint8).ctypes.data for a in arrays]  # type: ignore[arg-type]
 
-    def graph(self, launches):
+    def graph(self, launches, step=0, copies=(), results=()):
         self.graphs += 1
-        return Graph(self, launches)
+        return Graph(self, launches, step, copies, results)
 
-    def copy(self, to: int, source: int, nbytes: int) -> None:
-        self._queue.append(lambda: ctypes.memmove(to, source, nbytes))
+    def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        for copy in copies:
+            self._queue.append(partial(ctypes.memmove, *copy))
 
     def copy_pieces(self, copies: np.ndarray) -> None:
         self.flushes += 1
         for to, source, width, height, to_pitch, source_pitch in copies.tolist():
             for row in range(height):
-                self.copy(to + row * to_pitch, source + row * source_pitch, width)
+                self.copy([(to + row * to_pitch, source + row * source_pitch, width)])
 
     def upload(self, copies: Sequence[tuple[int, np.ndarray]]) -> None:
         copied = [(to, numbers.copy()) for to, numbers in copies]
         self._queue += [partial(ctypes.memmove, to, a.ctypes.data, a.nbytes) for to, a in copied]
         self._uploads.append(copied)
 
-    def fetch(self, address: int, shape: tuple[int, ...], dtype: mx.Dtype) -> "Fetched":
-        out = Fetched(self, shape, np.uint32 if dtype == mx.uint32 else np.float32)
-        self._queue.append(lambda: ctypes.memmove(out.numbers.ctypes.data, address, out.numbers.nbytes))
-        return out
+    def fetch(self, results: Sequence[Result]) -> "list[Fetched]":
+        made = []
+        for address, shape, dtype in results:
+            out = Fetched(self, shape, np.uint32 if dtype == mx.uint32 else np.float32)
+            self._queue.append(partial(ctypes.memmove, out.numbers.ctypes.data, address, out.numbers.nbytes))
+            made.append(out)
+        return made
 
     def wait(self) -> None:
         queue, self._queue = self._queue, []
@@ -108,14 +113,21 @@ class Fetched:
 
 
 class Graph:
-    def __init__(self, device: Bench, launches):
+    def __init__(self, device: Bench, launches, step, copies, results):
         self._device, self._launches = device, launches
+        self._step, self._copies, self._results = step, copies, results
 
-    def launch(self) -> None:
+    def launch(self) -> "list[Fetched]":
         self._device.launched += 1
         self._device._queue.append(self._run)
+        return self._device.fetch(self._results)
 
     def _run(self) -> None:
+        if self._copies:
+            number = ctypes.c_uint32.from_address(self._step)
+            for to, source, nbytes in self._copies:
+                ctypes.memmove(to, source + number.value * nbytes, nbytes)
+            number.value += 1
         for launch, addresses in self._launches:
             launch.code(addresses)
 
