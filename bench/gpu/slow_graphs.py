@@ -26,6 +26,7 @@ from mlxrt.kernels.cuda.graph import Driver, Graph, Result, pack_addresses
 from mlxrt.kernels.cuda.nvrtc import Launch
 
 ONE = np.ones(1, np.uint32)
+TIME_LIMIT = 60  # seconds for each
 
 
 def actions(driver: Driver, launch: Launch) -> dict[str, Callable[[], Any]]:
@@ -99,7 +100,10 @@ def main() -> None:
     clock = Clock(model.kernels.gpu.library)
     for name in args.only or actions(clock.driver, record_step(model, 1, 64, "full")[0]):
         own = ["--here", name, "--shape", args.shape, "--layers", str(args.layers), "--times", str(args.times)]
-        subprocess.run([sys.executable, "-m", "bench.gpu.slow_graphs", *own], timeout=60)
+        try:
+            subprocess.run([sys.executable, "-m", "bench.gpu.slow_graphs", *own], timeout=TIME_LIMIT)
+        except subprocess.TimeoutExpired:
+            print(f"{name:36} did not end in {TIME_LIMIT} s", flush=True)
 
 
 if __name__ == "__main__":
