@@ -3,7 +3,7 @@
 As much of CUDA's driver as that needs, in the context MLX works in and on a stream of its own. Neither stream knows of
 the other: whoever goes from one to the other waits for it.
 
-Every kernel is launched as part of a graph, copies on the device too. Once a process has launched a few dozen kernels
+Every kernel is launched as part of a graph, copies on the device too. Once a process has launched about eight kernels
 by themselves, also by a copy that the driver makes with one, each kernel of its graphs takes 0.35 us more for the rest
 of its life (docs/decisions/0033).
 """
