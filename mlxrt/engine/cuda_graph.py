@@ -519,8 +519,8 @@ def with_tables(index: list[dict]) -> list[dict]:
 
 
 def own_buffer(count: int) -> mx.array:
-    """Room for so many numbers. MLX keeps arrays of 8 bytes or less in memory that it shares with the host: the driver
-    uploads to it by kernels (kernels/cuda/graph.py)."""
+    """Room for so many numbers. MLX keeps arrays of 8 bytes or less in memory that it shares with the host, whose pages
+    may have to move before the device reads them."""
     return mx.zeros((max(count, ALIGNMENT // 4),), mx.uint32)
 
 

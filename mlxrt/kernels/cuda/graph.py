@@ -3,9 +3,9 @@
 As much of CUDA's driver as that needs, in the context MLX works in and on a stream of its own. Neither stream knows of
 the other: whoever goes from one to the other waits for it.
 
-Every kernel is launched as part of a graph, copies on the device too. Once a process has launched about eight kernels
-by themselves, also by a copy that the driver makes with one, each kernel of its graphs takes 0.35 us more for the rest
-of its life (docs/decisions/0033).
+Every kernel is launched as part of a graph, and every copy is made by one of our kernels. Once a process has launched
+about eight kernels by themselves, also by a copy that the driver makes with one, each kernel of its graphs takes 0.35 us
+more for the rest of its life (docs/decisions/0033).
 """
 
 import ctypes
@@ -31,6 +31,7 @@ COPY = np.dtype([(name, "u8") for name in ADDRESSES] + [(name, "u4") for name in
 COPY_GRID, COPY_THREADS = (256, 1, 1), (256, 1, 1)
 MAX_COPIES = 4096  # in one launch
 PIECE = 1 << 16  # bytes that one threadgroup copies
+UPLOAD_PIECE = 1 << 12  # or reads from the host's memory, which takes it microseconds
 NUM_STAGING = 4  # buffers of the host that the device may still have to read
 MAX_STEP_COPIES = 32  # as step_copies.cu has it
 PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_...
@@ -205,14 +206,14 @@ class Driver:
         return slot, graph
 
     def upload(self, copies: Sequence[tuple[int, np.ndarray]]) -> None:
-        """Numbers of the host to where they are wanted."""
-        staging = self._next_upload(sum(numbers.nbytes for _, numbers in copies))
-        at = staging.host.value or 0
+        """Numbers of the host to where they are wanted: by a kernel, as MLX's memory may be managed by the driver."""
+        staging = self._next_upload(sum(align(numbers.nbytes) for _, numbers in copies))
+        at, pieces = staging.host.value or 0, []
         for to, numbers in copies:
             ctypes.memmove(at, np.ascontiguousarray(numbers).ctypes.data, numbers.nbytes)
-            given = ctypes.c_uint64(to), ctypes.c_void_p(at), ctypes.c_size_t(numbers.nbytes)
-            self("cuMemcpyHtoDAsync_v2", *given, self.stream)
-            at += numbers.nbytes
+            pieces.append(cut_copy(to, at, numbers.nbytes, UPLOAD_PIECE))
+            at += align(numbers.nbytes)
+        self.copy_pieces(np.concatenate(pieces))
         staging.record()
 
     def _next_upload(self, nbytes: int) -> "Slot":
@@ -228,12 +229,10 @@ class Driver:
     def fetch(self, results: Sequence[Result]) -> "list[Fetched]":
         """As they will be when what was launched before is done."""
         slot = Slot(self, sum(result.nbytes for result in results))
-        fetched = [Fetched(slot, at, result) for at, result in place_results(slot, results)]
-        for one, result in zip(fetched, results):
-            given = ctypes.c_void_p(one.at), ctypes.c_uint64(result.address), ctypes.c_size_t(result.nbytes)
-            self("cuMemcpyDtoHAsync_v2", *given, self.stream)
+        placed = place_results(slot, results)
+        self.copy([(at, result.address, result.nbytes) for at, result in placed])
         slot.record()
-        return fetched
+        return [Fetched(slot, at, result) for at, result in placed]
 
     def wait(self) -> None:
         self.enter()
@@ -330,13 +329,18 @@ def pack_copies(step: int, copies: Sequence[tuple[int, int, int]]) -> list[Any]:
     return [StepCopies(step, len(packed), (StepCopy * MAX_STEP_COPIES)(*packed))]
 
 
-def cut_copy(to: int, source: int, nbytes: int) -> np.ndarray:
+def cut_copy(to: int, source: int, nbytes: int, piece: int = PIECE) -> np.ndarray:
     """Bytes that lie together, in pieces of one threadgroup each."""
-    starts = np.arange(0, nbytes, PIECE, dtype=np.uint64)
+    starts = np.arange(0, nbytes, piece, dtype=np.uint64)
     copies = np.zeros(len(starts), COPY)
     copies["to"], copies["source"] = to + starts, source + starts
-    copies["width"], copies["height"] = np.minimum(nbytes - starts, PIECE), 1
+    copies["width"], copies["height"] = np.minimum(nbytes - starts, piece), 1
     return copies
+
+
+def align(nbytes: int) -> int:
+    """Up to the next number of bytes that copies go by."""
+    return -(-nbytes // 16) * 16
 
 
 def asking() -> str:
