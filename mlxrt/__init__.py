@@ -8,7 +8,6 @@ from . import _interrupt
 _interrupt.end_quietly()  # before anything that takes time
 
 from importlib import import_module  # noqa: E402
-from typing import Any  # noqa: E402
 
 from . import _openblas  # noqa: E402
 
@@ -49,7 +48,7 @@ HOMES = dict.fromkeys(ERRORS, "errors") | {
 __all__ = [*HOMES]  # types for checkers: __init__.pyi
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in HOMES:
         raise AttributeError(f"module 'mlxrt' has no attribute {name!r}")
     if missing_backend:

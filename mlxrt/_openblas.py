@@ -4,17 +4,15 @@ MLX's CPU wheel carries the reference BLAS (2.5 GFLOP/s where OpenBLAS does 60).
 MLX is imported win, so an OpenBLAS with plain names is loaded globally first: the one inside the faiss-cpu or
 cvxopt wheel, or the system's. A token must not depend on how many rows ran beside it, so neither may a row's product:
 that decides which of OpenBLAS's kernels are used (choose_kernels), and numpy's own OpenBLAS does not serve at all.
-Imports no mlx.
+Imports no mlx, and nothing that takes long, such as pathlib or re: it is half of what `import mlxrt` takes besides MLX.
 """
 
 import ctypes
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 
 SYSTEM = ("libopenblas.so.0", "libopenblasp.so.0", "libopenblas.so")
 WHEELS = (("faiss", "faiss_cpu.libs"), ("cvxopt", "cvxopt.libs"))
@@ -69,8 +67,8 @@ def choose_kernels(library: str, flags: set[str]) -> str | None:
     0.3.17 on. Nehalem's do not, where the number of outputs is even and divides evenly among the threads. Nor do
     Sandybridge's, but they leave registers so that what MLX computes next takes 40 times as long (docs/decisions/0003).
     """
-    version = re.search(r"\.3\.(\d+)\.so", library)
-    if flags >= AVX512 and version and int(version[1]) < SMALL_KERNELS:
+    version = os.path.basename(library).partition(".3.")[2].partition(".so")[0]
+    if flags >= AVX512 and version.isdecimal() and int(version) < SMALL_KERNELS:
         return "SkylakeX"
     return "Nehalem" if "sse4_2" in flags else None
 
@@ -112,7 +110,8 @@ def yield_to_others() -> str:
     try:
         program = ctypes.CDLL(None)
         threads, set_threads = program.openblas_get_num_threads(), program.openblas_set_num_threads
-        average, _, _, tasks, _ = Path("/proc/loadavg").read_text().split()
+        with open("/proc/loadavg", encoding="utf-8") as file:
+            average, _, _, tasks, _ = file.read().split()
     except (AttributeError, OSError, ValueError):
         return ""
     # The average of the last minute, unless less is running at this moment: a build that has just ended does not count.
@@ -136,17 +135,22 @@ def load_from_wheel(package: str, folder: str) -> bool:
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         return False
-    libs = Path(spec.origin).parent.parent / folder
+    libs = os.path.join(os.path.dirname(os.path.dirname(spec.origin)), folder)
     try:
+        libraries = [os.path.join(libs, name) for name in sorted(os.listdir(libs))]
         for name in NEEDED:
-            for path in sorted(libs.glob(f"{name}*")):
-                ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
-        for path in sorted(libs.glob("libopenblas*")):
-            load(str(path))
+            for path in find_libraries(libraries, name):
+                ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+        for path in find_libraries(libraries, "libopenblas"):
+            load(path)
             return True
     except OSError:
         return False  # `running()` tells, and the next candidate may load
     return False
+
+
+def find_libraries(paths: list[str], name: str) -> list[str]:
+    return [path for path in paths if os.path.basename(path).startswith(name)]
 
 
 class Location(ctypes.Structure):

@@ -325,12 +325,17 @@ def test_no_way_leads_to_mlx(start):
 
 
 def test_import_of_mlxrt_is_light():
-    """What `import mlxrt` brings, asked of a fresh interpreter."""
-    code = "import sys, mlxrt; print(*sorted({name.split('.')[0] for name in sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
+    """What `import mlxrt` brings, asked of a fresh interpreter, and what it brings besides MLX."""
+
+    def loaded_by(package):
+        code = f"import sys, {package}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+        return set(done.stdout.split())
+
+    loaded = loaded_by("mlxrt")
     assert {"mlxrt", "mlx"} <= loaded
     assert not loaded & {*NEVER, *HEAVY, "numpy", "argparse", "requests", "httpx"}
+    assert not loaded - loaded_by("mlx.core") & {"pathlib", "re", "typing", "urllib", "dataclasses", "logging"}
 
 
 FAULTS = {
