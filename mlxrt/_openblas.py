@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
+LOAD_FILE = "/proc/loadavg"
 SYSTEM = ("libopenblas.so.0", "libopenblasp.so.0", "libopenblas.so")
 WHEELS = (("faiss", "faiss_cpu.libs"), ("cvxopt", "cvxopt.libs"))
 # Libraries the wheels' OpenBLAS needs; they sit beside it under names only the wheel's own loader path finds.
@@ -110,7 +111,7 @@ def yield_to_others() -> str:
     try:
         program = ctypes.CDLL(None)
         threads, set_threads = program.openblas_get_num_threads(), program.openblas_set_num_threads
-        with open("/proc/loadavg", encoding="utf-8") as file:
+        with open(LOAD_FILE, encoding="utf-8") as file:
             average, _, _, tasks, _ = file.read().split()
     except (AttributeError, OSError, ValueError):
         return ""

@@ -136,7 +136,7 @@ def test_a_missing_backend_is_one_line(file, tmp_path):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="OpenBLAS is loaded on Linux only")
-def test_a_busy_machine_gets_fewer_threads(monkeypatch):
+def test_a_busy_machine_gets_fewer_threads(monkeypatch, tmp_path):
     class Blas:
         threads = 8
 
@@ -146,14 +146,15 @@ def test_a_busy_machine_gets_fewer_threads(monkeypatch):
         def openblas_set_num_threads(self, number: int) -> None:
             self.threads = number
 
-    blas = Blas()
+    blas, load_file = Blas(), tmp_path / "loadavg"
+    monkeypatch.setattr(_openblas, "LOAD_FILE", str(load_file))
     monkeypatch.setattr(_openblas.ctypes, "CDLL", lambda name: blas)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
 
     def choose(load: str, threads: int = 8) -> int:
-        monkeypatch.setattr(_openblas.Path, "read_text", lambda path: load)
+        load_file.write_text(load)
         blas.threads = threads
         said = _openblas.yield_to_others()
         assert (f"{blas.threads} of {threads} threads; OMP_NUM_THREADS sets" in said) == (blas.threads != threads)
