@@ -105,9 +105,8 @@ def attend(
 
 
 def runs_on_cpu(layout: QKVLayout, pages: Pages | QuantizedPages) -> bool:
-    """Whether the CPU's attention kernel takes them: plain float32 pages, and a layout with its RoPE."""
-    plain = isinstance(pages, Pages) and pages.pool.dtype == mx.float32
-    return plain and layout.inv_freq is not None and layout.head_dim % 16 == 0
+    """Whether the CPU's attention kernel takes them: float32 pages, plain or quantised, and a layout with its RoPE."""
+    return pages.codec.dtype == mx.float32 and layout.inv_freq is not None and layout.head_dim % 16 == 0
 
 
 class Attention(FusedModule):

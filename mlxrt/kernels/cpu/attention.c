@@ -1,6 +1,9 @@
-/* Decode attention over a paged KV cache, float32: norms of the heads, RoPE, the new token into the tail, softmax, values.
+/* Decode attention over a paged KV cache, float32 or quantised: norms of the heads, RoPE, the new token into the tail,
+ * softmax, values.
  *
- * A row's sums are taken key by key in the order of positions: they depend on nothing but the row. */
+ * A row's sums are taken key by key in the order of positions: they depend on nothing but the row. Quantised keys and values
+ * are unpacked a block at a time; a slot has, as kv_codec.py packs them, the words of the key and of the value, then the key's
+ * scales and biases, then the value's. */
 #include "calls.h"
 #include "threads.h"
 #include <math.h>
@@ -36,13 +39,22 @@ static void prepare_head(const attention_call *a, const float *from, const float
     if (a->inv_freq) rotate(to, turn, a->magnitude, a->pairs);
 }
 
-/* Keys or values of `head` from a position on that lie side by side; how many of `count` there are. NULL: positions that
- * the row does not hold. */
-static const float *run_of(const attention_call *a, int64_t row, int64_t head, int64_t position, int64_t count, int64_t *length) {
+enum { KEY, VALUE };
+
+/* A key head's first slot in a block or tail of so many; plain values have heads of their own, after those of the keys. */
+INLINE int64_t first_slot(const attention_call *a, int64_t block, int64_t head, int which, int64_t slots) {
+    const int64_t heads = a->key_bits ? a->kv_heads : 2 * a->kv_heads;
+    return (block * heads + head + (which == VALUE && !a->key_bits ? a->kv_heads : 0)) * slots;
+}
+
+/* Slots of `head` from a position on that lie side by side; how many of `count` there are. NULL: positions that the row
+ * does not hold. */
+static const uint32_t *
+run_of(const attention_call *a, int64_t row, int64_t head, int which, int64_t position, int64_t count, int64_t *length) {
     const int32_t *range = a->row_range + 3 * row;
     if (position >= range[1]) {
         *length = count;
-        return a->tail + ((row * 2 * a->kv_heads + head) * a->tail_size + position - range[1]) * a->dim;
+        return a->tail + (first_slot(a, row, head, which, a->tail_size) + position - range[1]) * a->words;
     }
     const int64_t slot = position < a->keep ? position : position - range[0];
     const int64_t tail = range[1] - position, full = a->size - slot % a->size;
@@ -51,14 +63,70 @@ static const float *run_of(const attention_call *a, int64_t row, int64_t head, i
     if (slot < 0 || slot >= a->row_blocks * a->size) return NULL;
     const int64_t block = a->table[row * a->row_blocks + slot / a->size];
     if (block < 0 || block >= a->pool_blocks) return NULL;
-    return a->pool + ((block * 2 * a->kv_heads + head) * a->size + slot % a->size) * a->dim;
+    return a->pool + (first_slot(a, block, head, which, a->size) + slot % a->size) * a->words;
 }
 
-/* The same from the t-th of `count` keys on: `kept` of the first tokens, then those from position `first` on. */
-static const float *run_from(
-    const attention_call *a, int64_t row, int64_t head, int64_t first, int64_t kept, int64_t t, int64_t count, int64_t *length
-) {
-    return t < kept ? run_of(a, row, head, t, kept - t, length) : run_of(a, row, head, first + t - kept, count - t, length);
+/* Where a head's query is: the row, the key head, and which keys it sees: `kept` of the first tokens, then those from
+ * position `first` on. */
+typedef struct {
+    int64_t row, head, first, kept, count;
+} place;
+
+INLINE void unpack_vectors(const attention_call *a, const uint32_t *slots, int64_t run, int which, const int bits, float *to) {
+    const int64_t groups = a->dim / a->group, packed = a->dim * (a->key_bits + a->value_bits) / 32;
+    const int64_t first = which == KEY ? 0 : a->dim * a->key_bits / 32, scales_at = packed + (which == KEY ? 0 : 2 * groups);
+    for (int64_t t = 0; t < run; t++, slots += a->words, to += a->dim) {
+        const uint8_t *codes = (const uint8_t *)(slots + first), *end = (const uint8_t *)(slots + a->words);
+        const uint8_t *scales = (const uint8_t *)(slots + scales_at);
+        for (int64_t g = 0, i = 0; g < groups; g++) {
+            const floats scale = all(float_at(scales, g, FLOAT32)), bias = all(float_at(scales, groups + g, FLOAT32));
+            for (int64_t stop = (g + 1) * a->group / 16; i < stop; i++) {
+                const bytes v = stored_codes(codes, bits, (int)i, end);
+                store(to + 16 * i, multiply_add(bits == 8 ? from_bytes(v) : from_codes(v, bits), scale, bias));
+            }
+        }
+    }
+}
+
+/* Keys or values of a place from the t-th on that lie side by side, as floats; quantised ones are unpacked to `own`. */
+static const float *load_run(const attention_call *a, const place *at, int which, int64_t t, int64_t *run, float *own) {
+    const int64_t position = t < at->kept ? t : at->first + t - at->kept, count = (t < at->kept ? at->kept : at->count) - t;
+    const uint32_t *slots = run_of(a, at->row, at->head, which, position, count, run);
+    if (!slots || !a->key_bits) return (const float *)slots;
+    switch (which == KEY ? a->key_bits : a->value_bits) {
+    case 2: unpack_vectors(a, slots, *run, which, 2, own); break;
+    case 3: unpack_vectors(a, slots, *run, which, 3, own); break;
+    case 4: unpack_vectors(a, slots, *run, which, 4, own); break;
+    case 6: unpack_vectors(a, slots, *run, which, 6, own); break;
+    default: unpack_vectors(a, slots, *run, which, 8, own);
+    }
+    return own;
+}
+
+/* As mx.quantize does it: a token that a prompt wrote has the same codes. */
+static void pack_vector(const float *x, int64_t dim, int64_t group, int bits, uint8_t *codes, float *scales) {
+    const float most = (float)((1 << bits) - 1);
+    memset(codes, 0, (size_t)(dim * bits / 8));
+    for (int64_t g = 0; g < dim / group; g++, x += group) {
+        float low = INFINITY, high = -INFINITY;
+        for (int64_t i = 0; i < group; i++) {
+            high = high < x[i] ? x[i] : high;
+            low = x[i] < low ? x[i] : low;
+        }
+        const int negative = fabsf(low) > fabsf(high);
+        float scale = (high - low) / most, bias = 0;
+        scale = scale < 1e-7f ? 1e-7f : scale;
+        scale = negative ? scale : -scale;
+        const float edge = negative ? low : high, steps = rintf(edge / scale);
+        if (steps != 0) scale = edge / steps, bias = edge;
+        for (int64_t i = 0, bit = g * group * bits; i < group; i++, bit += bits) {
+            const float code = rintf((x[i] - bias) / scale);
+            const unsigned c = code > 0 ? code < most ? (unsigned)code : (unsigned)most : 0, moved = c << bit % 8;
+            codes[bit / 8] |= (uint8_t)moved;
+            if (moved >> 8) codes[bit / 8 + 1] |= (uint8_t)(moved >> 8);
+        }
+        scales[g] = scale, scales[dim / group + g] = bias;
+    }
 }
 
 INLINE float dot(const float *x, const float *y, int64_t dim) {
@@ -99,6 +167,23 @@ static void softmax(const attention_call *a, float *scores, int64_t count, int64
     for (int64_t t = 0; t < count; t++) scores[t] /= total;
 }
 
+/* The new token's key and value into the tail. */
+static void write_token(const attention_call *a, const place *at, const float *in, const float *turn, float *own) {
+    const float *k = in + (a->heads + at->head) * a->dim, *v = a->tied ? k : k + a->kv_heads * a->dim;
+    const int64_t used = a->row_range[3 * at->row + 2], dim = a->dim;
+    uint32_t *slots[2];
+    for (int i = KEY; i <= VALUE; i++) slots[i] = a->tail + (first_slot(a, at->row, at->head, i, a->tail_size) + used) * a->words;
+    float *key = a->key_bits ? own : (float *)slots[KEY], *value = a->key_bits ? own + dim : (float *)slots[VALUE];
+    prepare_head(a, k, a->k_norm, turn, key);
+    memcpy(value, v, (size_t)dim * sizeof *value);
+    if (a->v_norm) norm_head(value, NULL, a->eps, dim);
+    if (!a->key_bits) return;
+    float *scales = (float *)(slots[KEY] + dim * (a->key_bits + a->value_bits) / 32);
+    pack_vector(key, dim, a->group, a->key_bits, (uint8_t *)slots[KEY], scales);
+    uint32_t *after = slots[KEY] + dim * a->key_bits / 32;
+    pack_vector(value, dim, a->group, a->value_bits, (uint8_t *)after, scales + 2 * dim / a->group);
+}
+
 /* The queries of one key head of one row. */
 static void attend_head(void *given, int index) {
     attention_job *j = given;
@@ -108,38 +193,34 @@ static void attend_head(void *given, int index) {
     const int64_t last = (int64_t)range[1] + range[2], near = a->window ? last - a->window + 1 : 0;
     const int64_t first = near > range[0] ? near : range[0], kept = first < a->keep ? first : a->keep;
     const int64_t count = kept + last - first + 1; /* the first tokens that are kept, then the window */
+    const place at = {row, kv, first, kept, count};
     const float *in = a->qkv + row * (a->heads + a->new_heads) * dim, *turn = j->turns + row * 2 * a->pairs;
     if (range[2] < 0 || range[2] >= a->tail_size || count < 1) { /* a row that idles */
         memset(a->out + (row * a->heads + kv * each) * dim, 0, (size_t)(each * dim) * sizeof(float));
         return;
     }
-    float *query = malloc((size_t)(each * (dim + count)) * sizeof *query), *scores = query + each * dim;
+    const int64_t longest = !a->key_bits ? 0 : a->size > a->tail_size ? a->size : a->tail_size; /* run */
+    float *query = malloc((size_t)(each * (dim + count) + (longest + 1) * dim) * sizeof *query);
+    float *scores = query + each * dim, *own = scores + each * count;
     if (!query) {
         j->failed = 1;
         return;
     }
-    if (a->new_heads) {
-        float *tail = a->tail + ((row * 2 * a->kv_heads + kv) * a->tail_size + range[2]) * dim;
-        const float *k = in + (a->heads + kv) * dim, *v = a->tied ? k : k + a->kv_heads * dim;
-        prepare_head(a, k, a->k_norm, turn, tail);
-        tail += a->kv_heads * a->tail_size * dim;
-        memcpy(tail, v, (size_t)dim * sizeof *tail);
-        if (a->v_norm) norm_head(tail, NULL, a->eps, dim);
-    }
+    if (a->new_heads) write_token(a, &at, in, turn, own);
     for (int64_t h = 0; h < each; h++) {
         float *q = query + h * dim;
         prepare_head(a, in + (kv * each + h) * dim, a->q_norm, turn, q);
         for (int64_t i = 0; i < dim; i++) q[i] *= a->scale;
     }
     for (int64_t t = 0, run; t < count; t += run) {
-        const float *key = run_from(a, row, kv, first, kept, t, count, &run);
+        const float *key = load_run(a, &at, KEY, t, &run, own);
         for (int64_t h = 0; h < each; h++) score_run(query + h * dim, key, run, dim, scores + h * count + t);
     }
     for (int64_t h = 0; h < each; h++) softmax(a, scores + h * count, count, kv * each + h);
     float *out = a->out + (row * a->heads + kv * each) * dim;
     memset(out, 0, (size_t)(each * dim) * sizeof *out);
     for (int64_t t = 0, run; t < count; t += run) {
-        const float *value = run_from(a, row, a->kv_heads + kv, first, kept, t, count, &run);
+        const float *value = load_run(a, &at, VALUE, t, &run, own);
         for (int64_t h = 0; value && h < each; h++) add_run(scores + h * count + t, value, run, dim, out + h * dim);
     }
     free(query);

@@ -53,15 +53,15 @@ typedef struct {
 
 typedef struct {
     const float *qkv;         /* [rows, heads + new heads, dim] */
-    const float *pool;        /* [blocks, 2 kv heads, size, dim], keys' heads first */
-    float *tail;              /* [rows, 2 kv heads, tail size, dim]; gets the new token */
+    const uint32_t *pool;     /* [blocks, 2 kv heads, size, dim] floats, keys' heads first; quantised [blocks, kv heads, size, words] */
+    uint32_t *tail;           /* [rows, .., tail size, ..] like the pool's; gets the new token */
     const int32_t *table;     /* [rows, blocks of a row] */
     const int32_t *row_range; /* [rows, 3] position of the table's first slot, of the tail's first slot, tokens in the tail */
     const float *q_norm, *k_norm, *inv_freq, *sinks; /* or NULL */
     float *out;               /* [rows, heads, dim] */
-    int64_t rows, heads, kv_heads, dim, pool_blocks, size, row_blocks, tail_size, pairs, window, keep, new_heads;
+    int64_t rows, heads, kv_heads, dim, words, pool_blocks, size, row_blocks, tail_size, pairs, window, keep, new_heads;
     float eps, magnitude, scale, softcap;
-    int32_t v_norm, tied;
+    int32_t v_norm, tied, key_bits, value_bits, group; /* the last three 0: plain */
 } attention_call;
 
 /* The first of a row's largest numbers; 0 and `bad` if it is not finite. */

@@ -68,10 +68,11 @@ class AttentionCall(ctypes.Structure):
     _fields_ = (
         *fields(ctypes.c_void_p, "qkv pool tail table row_range q_norm k_norm inv_freq sinks out"),
         *fields(
-            ctypes.c_int64, "rows heads kv_heads dim pool_blocks size row_blocks tail_size pairs window keep new_heads"
+            ctypes.c_int64,
+            "rows heads kv_heads dim words pool_blocks size row_blocks tail_size pairs window keep new_heads",
         ),
         *fields(ctypes.c_float, "eps magnitude scale softcap"),
-        *fields(ctypes.c_int32, "v_norm tied"),
+        *fields(ctypes.c_int32, "v_norm tied key_bits value_bits group"),
     )
 
 

@@ -181,24 +181,26 @@ class CpuKernels:
         softcap: float | None = None,
         sinks: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
-        """(out [R, heads * dim], the tail with the new token) of a QKVLayout and Pages, both float32."""
+        """(out [R, heads * dim], the tail with the new token) of a QKVLayout and Pages, plain or quantised, in float32."""
         table, row_range = (a if a.dtype == mx.int32 else a.astype(mx.int32) for a in (pages.table, pages.row_range))
         rows, dim, heads = qkv.shape[0], layout.head_dim, layout.num_heads
-        pool_blocks, _, size, _ = pages.pool.shape
+        raw, codec = pages.raw, pages.codec
+        pool_blocks, _, size, words = raw.pool.shape
+        bits = {name: getattr(codec, name, 0) for name in ("key_bits", "value_bits", "group")}  # plain ones have none
         call = AttentionCall(
-            rows=rows, heads=heads, kv_heads=layout.num_kv_heads, dim=dim, pool_blocks=pool_blocks, size=size,
-            row_blocks=table.shape[1], tail_size=pages.tail.shape[2],
+            rows=rows, heads=heads, kv_heads=layout.num_kv_heads, dim=dim, words=words, pool_blocks=pool_blocks,
+            size=size, row_blocks=table.shape[1], tail_size=raw.tail.shape[2], **bits,
             pairs=0 if layout.inv_freq is None else layout.inv_freq.shape[0], window=window or 0, keep=keep,
             new_heads=qkv.shape[1] // dim - heads, eps=layout.eps, magnitude=layout.magnitude, scale=scale,
             softcap=softcap or 0.0, v_norm=layout.v_norm, tied=layout.tied,
         )  # fmt: skip
-        inputs = {"qkv": qkv, "pool": pages.pool, "table": table, "row_range": row_range, "sinks": sinks}
+        inputs = {"qkv": qkv, "pool": raw.pool, "table": table, "row_range": row_range, "sinks": sinks}
         inputs |= {"q_norm": layout.q_norm, "k_norm": layout.k_norm, "inv_freq": layout.inv_freq}
         outputs = {"out": np.empty((rows, heads * dim), np.float32)}
         if not call.new_heads:
-            return self._call(call, inputs | {"tail": pages.tail}, outputs)[0], pages.tail
-        out, tail = self._call(call, inputs, outputs | {"tail": np.array(pages.tail)})
-        return out, tail
+            return self._call(call, inputs | {"tail": raw.tail}, outputs)[0], pages.tail
+        out, tail = self._call(call, inputs, outputs | {"tail": np.array(raw.tail)})
+        return out, pages.wrap_tail(tail)
 
     def embed(self, matrix: Any, tokens: mx.array, scale: float = 1.0) -> mx.array:
         """[N, width]: the rows of the matrix that the tokens name, times `scale`."""

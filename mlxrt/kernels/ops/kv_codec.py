@@ -21,6 +21,8 @@ Affine = tuple[mx.array, mx.array, mx.array]  # packed values, scales and biases
 class Codec(ABC):
     """Frozen and comparable, as the specs that hold it."""
 
+    dtype: mx.Dtype  # of keys and values as they are read
+
     @property
     @abstractmethod
     def signature(self) -> str:

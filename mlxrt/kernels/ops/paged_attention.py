@@ -213,13 +213,14 @@ def launch(gpu, qkv, layout, pages, scale, window=None, keep=0, softcap=None, si
 
 
 def cpu_unsupported(qkv, layout, pages, **rest) -> str | None:
-    if qkv.dtype != mx.float32 or pages.pool.dtype != mx.float32:
-        return f"keys are kept as {pages.pool.dtype}, activations are {qkv.dtype}"
+    if qkv.dtype != mx.float32 or pages.codec.dtype != mx.float32:
+        return f"keys are kept as {pages.codec.dtype}, activations are {qkv.dtype}"
     if layout.head_dim % 16 or layout.num_heads % layout.num_kv_heads:
         return f"{layout.num_heads} queries for {layout.num_kv_heads} keys of {layout.head_dim}"
     return None
 
 
+@quantized_paged_attention.cpu_kernel(unsupported=cpu_unsupported, cases=lambda: iter(()))
 @paged_attention.cpu_kernel(unsupported=cpu_unsupported, cases=lambda: iter(()))
 def launch_cpu(cpu, qkv, layout, pages, scale, window=None, keep=0, softcap=None, sinks=None):
     return cpu.attend(qkv, layout, pages, scale, window, keep, softcap, sinks)
