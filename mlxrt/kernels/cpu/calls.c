@@ -14,6 +14,8 @@ int mlxrt_run(const call *calls, int64_t count, int threads) {
         case ARGMAX: failed = run_argmax(c, threads); break;
         case CONCAT: failed = run_concat(c); break;
         case EXPERTS: failed = run_experts(c, threads); break;
+        case DRAW: failed = run_draw(c, threads); break;
+        case LOGPROBS: failed = run_logprobs(c, threads); break;
         default: failed = UNKNOWN_CALL;
         }
     }

@@ -6,7 +6,7 @@
 #include "packed.h"
 
 enum { NO_MEMORY = 1, UNREADABLE, UNKNOWN_CALL }; /* errors; UNREADABLE: a matrix that the library has no reader for */
-enum { MATMUL, EMBED, NORM, ATTENTION, ARGMAX, CONCAT, EXPERTS };
+enum { MATMUL, EMBED, NORM, ATTENTION, ARGMAX, CONCAT, EXPERTS, DRAW, LOGPROBS };
 enum { NO_ACTIVATION, SILU, GELU, CLAMPED, SIGMOID };
 enum { ROWS_TO_SHARE = 16 }; /* fewer are done sooner than another thread wakes up */
 
@@ -79,6 +79,26 @@ typedef struct {
     int64_t rows, a_width, b_width, c_width, d_width;
 } concat_call;
 
+/* The op draw. `table` has `words` numbers for each row, made `offset` steps ago; `newest` and `recent` are tokens since. */
+typedef struct {
+    const float *x; /* [rows, width] */
+    const uint32_t *table, *offset, *newest, *recent; /* [rows, words], [1], [rows] and [rows, recents] or NULL */
+    const uint32_t *mask; /* [rows, width / 32] a bit for each token that may be chosen, or NULL */
+    float *y; /* [rows, width] logits after penalties, bias and mask */
+    uint32_t *tokens, *status; /* as those of argmax */
+    uint32_t *after; /* [rows, recents] with the newest token; or NULL */
+    int64_t rows, width, words, recents;
+} draw_call;
+
+/* The op top_logprobs. */
+typedef struct {
+    const float *x; /* [rows, width] */
+    const uint32_t *status; /* [rows, 2] */
+    uint32_t *result; /* [rows, 2 + count] */
+    float *logprobs; /* [rows, 1 + count] */
+    int64_t rows, width, count;
+} logprobs_call;
+
 typedef struct {
     int32_t kind;
     const void *arguments;
@@ -91,6 +111,8 @@ int run_norm(const norm_call *c, int threads);
 int run_attention(const attention_call *c, int threads);
 int run_argmax(const argmax_call *c, int threads);
 int run_concat(const concat_call *c);
+int run_draw(const draw_call *c, int threads);
+int run_logprobs(const logprobs_call *c, int threads);
 
 int mlxrt_rows_together(int format); /* rows side by side that it reads a matrix as, or none */
 int mlxrt_activation_bits(void); /* of products: 8, or 32 for those of float32 */

@@ -95,13 +95,28 @@ class ExpertsCall(ctypes.Structure):
     )
 
 
+class DrawCall(ctypes.Structure):
+    kind = 7
+    _fields_ = (
+        *fields(ctypes.c_void_p, "x table offset newest recent mask y tokens status after"),
+        *fields(ctypes.c_int64, "rows width words recents"),
+    )
+
+
+class LogprobsCall(ctypes.Structure):
+    kind = 8
+    _fields_ = (*fields(ctypes.c_void_p, "x status result logprobs"), *fields(ctypes.c_int64, "rows width count"))
+
+
 class Call(ctypes.Structure):
     """`call` of calls.h: the kind and the address of one of the above."""
 
     _fields_ = (("kind", ctypes.c_int32), ("arguments", ctypes.c_void_p))
 
 
-Arguments = MatmulCall | EmbedCall | NormCall | AttentionCall | ArgmaxCall | ConcatCall | ExpertsCall
+Arguments = (
+    MatmulCall | EmbedCall | NormCall | AttentionCall | ArgmaxCall | ConcatCall | ExpertsCall | DrawCall | LogprobsCall
+)
 
 
 class CallList:

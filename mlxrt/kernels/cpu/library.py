@@ -22,8 +22,10 @@ from .calls import (
     AttentionCall,
     CallList,
     ConcatCall,
+    DrawCall,
     EmbedCall,
     ExpertsCall,
+    LogprobsCall,
     MatmulCall,
     Matrix,
     NormCall,
@@ -229,6 +231,35 @@ class CpuKernels:
         outputs = {"tokens": np.empty((rows,), np.uint32), "status": np.empty((rows, 2), np.uint32)}
         tokens, status = self._call(ArgmaxCall(rows=rows, width=width), {"x": x}, outputs)
         return tokens, status
+
+    def draw(
+        self,
+        x: mx.array,
+        rows: mx.array,
+        offset: mx.array,
+        tokens: mx.array | None = None,
+        recent: mx.array | None = None,
+        mask: mx.array | None = None,
+    ) -> tuple[mx.array, ...]:
+        """The op of this name."""
+        (r, width), recents = x.shape, 0 if recent is None else recent.shape[1]
+        call = DrawCall(rows=r, width=width, words=rows.shape[1], recents=recents)
+        inputs = {"x": x, "table": rows, "offset": offset, "mask": mask}
+        outputs = {"tokens": np.empty((r,), np.uint32), "status": np.empty((r, 2), np.uint32)}
+        outputs["y"] = np.empty((r, width), np.float32)
+        if recent is not None:
+            inputs |= {"newest": tokens, "recent": recent}
+            outputs["after"] = np.empty((r, recents), np.uint32)
+        return tuple(self._call(call, inputs, outputs))
+
+    def top_logprobs(self, x: mx.array, status: mx.array, n: int) -> tuple[mx.array, mx.array]:
+        """The op of this name."""
+        rows, width = x.shape
+        outputs = {"result": np.empty((rows, 2 + n), np.uint32), "logprobs": np.empty((rows, 1 + n), np.float32)}
+        result, logprobs = self._call(
+            LogprobsCall(rows=rows, width=width, count=n), {"x": x, "status": status}, outputs
+        )
+        return result, logprobs
 
     def concat_columns(self, **parts: mx.array | None) -> mx.array:
         """The op of this name."""

@@ -289,3 +289,12 @@ def launch(gpu, x, rows, offset, tokens=None, recent=None, mask=None, plan: Draw
     shapes = [((r,), mx.uint32), ((r, 2), mx.uint32)]
     given = [y, peaks, parts, masses, scales, rows, offset]
     return (*gpu(DRAW, given, r, 1024, shapes, **constants), y, *after)
+
+
+def cpu_unsupported(x, **_) -> str | None:
+    return None if x.dtype == mx.float32 else f"logits of {x.dtype}"
+
+
+@draw.cpu_kernel(unsupported=cpu_unsupported, cases=lambda: iter(()))
+def launch_cpu(cpu, x, rows, offset, tokens=None, recent=None, mask=None, plan: DrawPlan = EVERYTHING):
+    return cpu.draw(x, rows, offset, tokens, recent, mask)

@@ -60,3 +60,12 @@ def launch(gpu, x, status, n):
     parts, sums = gpu(SLICES, [x], (s, rows, 1), 256, shapes, T=x.dtype, V=v, S=s)
     shapes = [((rows, n + 2), mx.uint32), ((rows, n + 1), mx.float32)]
     return tuple(gpu(TOP, [x, parts, sums, status], rows, 1024, shapes, T=x.dtype, V=v, S=s, K=n))
+
+
+def cpu_unsupported(x, **_) -> str | None:
+    return None if x.dtype == mx.float32 else f"logits of {x.dtype}"
+
+
+@top_logprobs.cpu_kernel(unsupported=cpu_unsupported, cases=lambda: iter(()))
+def launch_cpu(cpu, x, status, n):
+    return cpu.top_logprobs(x, status, n)
