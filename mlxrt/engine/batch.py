@@ -9,6 +9,7 @@ from ..kernels import DrawRow, pack_words
 from .sequence import Step
 
 HostTables = tuple[np.ndarray, np.ndarray]  # a table, and what changes with every step of a tail
+RECENT = 1 << 30  # where a tail's arrays by layer have its tokens for penalties: after all layers
 HISTORY_WIDTH = 1024  # numbers of a row whose tokens are penalised, at least: a wider table is another compiled step
 
 

@@ -7,6 +7,8 @@ rows' tails end, and the pools. So a step is recorded once while it runs, and it
 Only steps that are nothing but our kernels can be recorded: every input of every call is a constant of the model, an
 output of another call, or one of the step's own arrays. Any other step runs as before. Tails are extended in place: a
 call writes the slot of the new token and reads those before it, so whoever holds an older length sees what it saw.
+Where tokens are drawn, what the draw op is told is copied with them; the tail's tokens, which penalties count, come
+back anew.
 """
 
 import logging
@@ -21,13 +23,16 @@ import numpy as np
 from ..kernels.cpu.calls import AttentionCall, CallList
 from ..kernels.cpu.library import CpuKernels, MadeCall, address_of
 from ..models import CausalLM
+from .batch import RECENT
 
 log = logging.getLogger("mlxrt")
 
 Live = dict[int, tuple[mx.array, ...]]
 Step = Callable[..., tuple[tuple[mx.array, ...], Live]]
 Index = list[dict[str, Any]]
-MAX_STEPS = 8  # recorded steps that are kept: one for every number of rows
+Key = tuple[Any, ...]
+MAX_STEPS = 8  # recorded steps that are kept: one for every number of rows and way to sample
+DRAWS = ("table", "where")  # what the draw op reads of a step's index
 
 
 class NotRecordable(Exception):
@@ -85,11 +90,15 @@ class AttentionSlot:
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """`tokens`, `ranges`: the step's own buffers, which its calls read. `outputs`: where calls write its result."""
+    """`tokens`, `ranges`, `draws`, `recent`: the step's own buffers, which its calls read. `outputs`, `after`: where
+    calls write its result, and `recent` with the newest token."""
 
     calls: CallList
     tokens: np.ndarray
     ranges: list[np.ndarray]  # of each group
+    draws: dict[str, np.ndarray]
+    recent: np.ndarray | None
+    after: np.ndarray | None
     attention: list[AttentionSlot]
     outputs: tuple[np.ndarray, ...]
     written: frozenset[int]  # layers whose tails grow
@@ -99,13 +108,19 @@ class RecordedStep:
         mx.eval(pools)  # a flush in the background still reads the tails that are about to be written
         np.copyto(self.tokens, np.array(tokens, copy=False))
         tables = []
-        for where, own in zip(index, self.ranges, strict=True):
+        for where, own in zip(index, self.ranges):
             np.copyto(own, np.array(where["where"], copy=False))
             tables.append((address_of(where["table"]), where["table"].shape[1]))
+        for name, own in self.draws.items():
+            np.copyto(own, np.array(index[-1][name], copy=False))
+        if self.recent is not None:
+            np.copyto(self.recent, np.array(live[RECENT][0], copy=False))
         after = {i: (tails.take(i, arrays[0]),) if i in self.written else arrays for i, arrays in live.items()}
         for slot in self.attention:
             slot.bind(pools[slot.layer][0], after[slot.layer][0], tables[slot.group])
         cpu.run(self.calls)
+        if self.after is not None:
+            after[RECENT] = (mx.array(self.after),)
         return tuple(mx.array(a) for a in self.outputs), after
 
 
@@ -114,20 +129,28 @@ class StepRecorder:
 
     def __init__(self, step: Step, model: CausalLM, group_of: dict[int, int], tails: Tails):
         self._step, self._model, self._group_of, self._tails = step, model, group_of, tails
-        self._recorded: dict[int, RecordedStep | None] = {}  # by the number of rows; None: not recordable
+        self._num_groups = len(set(group_of.values()))
+        self._recorded: dict[Key, RecordedStep | None] = {}  # None: not recordable
         self.replays = 0  # steps run from their records
 
     def __call__(self, tokens, batch, index: Index, pools: Live, live: Live):
-        cpu, rows = self._model.kernels.cpu, tokens.shape[0]
+        cpu = self._model.kernels.cpu
         assert cpu is not None
-        if rows not in self._recorded:
-            return self._record(cpu, tokens, batch, index, pools, live)
-        if (known := self._recorded[rows]) is None:
+        key = self._key(tokens, index)
+        if key not in self._recorded:
+            return self._record(cpu, key, tokens, batch, index, pools, live)
+        if (known := self._recorded[key]) is None:
             return self._step(tokens, batch, index, pools, live)
         self.replays += 1
         return known.run(cpu, self._tails, tokens, index, pools, live)
 
-    def _record(self, cpu: CpuKernels, tokens, batch, index: Index, pools: Live, live: Live):
+    def _key(self, tokens, index: Index) -> Key:
+        """The number of rows, and how they are sampled."""
+        if len(index) == self._num_groups:
+            return (tokens.shape[0],)
+        return tokens.shape[0], index[-1]["table"].shape[1], index[-1]["variant"]
+
+    def _record(self, cpu: CpuKernels, key: Key, tokens, batch, index: Index, pools: Live, live: Live):
         # Tails of their own, told apart by their addresses: those given may be one array of zeros.
         own = {i: tuple(mx.contiguous(mx.array(a)) for a in arrays) for i, arrays in live.items()}
         tokens = mx.contiguous(tokens)  # of a prompt's step they are a column, which a call would read from a copy
@@ -138,26 +161,38 @@ class StepRecorder:
         while len(self._recorded) >= MAX_STEPS:
             del self._recorded[next(iter(self._recorded))]
         try:
-            reader = StepReader(self._model, self._group_of, tokens, index, pools, own)
-            self._recorded[tokens.shape[0]] = reader.read(made, outputs, after)
+            draws = index[self._num_groups] if len(index) > self._num_groups else {}
+            reader = StepReader(self._model, self._group_of, tokens, index[: self._num_groups], draws, pools, own)
+            self._recorded[key] = reader.read(made, outputs, after)
         except NotRecordable as reason:
             if None not in self._recorded.values():
                 log.info("decode steps are computed call by call: MLX computes a part of them")
                 log.debug(f"decode steps: {reason}")
-            self._recorded[tokens.shape[0]] = None
+            self._recorded[key] = None
         return outputs, after
 
 
 class StepReader:
     """Reads the calls of a step that ran: tells by their addresses what every input of every call is."""
 
-    def __init__(self, model: CausalLM, group_of: dict[int, int], tokens, index: Index, pools: Live, live: Live):
+    def __init__(
+        self,
+        model: CausalLM,
+        group_of: dict[int, int],
+        tokens,
+        index: Index,
+        draws: dict[str, Any],
+        pools: Live,
+        live: Live,
+    ):
         self.group_of = group_of
         self.tokens = tokens
         self.index = index
+        self.draws = {name: draws[name] for name in DRAWS if draws}
+        self.recent = live[RECENT][0] if RECENT in live else None
         self.constants = {address_of(a): a for a in model.constants() if a.dtype in (mx.float32, mx.uint32)}
         self.pools = {address_of(arrays[0]): i for i, arrays in pools.items()}
-        self.tails = {address_of(arrays[0]): i for i, arrays in live.items()}
+        self.tails = {address_of(arrays[0]): i for i, arrays in live.items() if i != RECENT}
         self.tables = {address_of(where["table"]): g for g, where in enumerate(index)}
         self.ranges = {address_of(where["where"]): g for g, where in enumerate(index)}
         self.made: dict[int, tuple[int, np.ndarray]] = {}  # outputs of calls: bytes, and our buffer
@@ -167,8 +202,13 @@ class StepReader:
             raise NotRecordable("no kernel is used")
         tokens = np.zeros(self.tokens.shape, np.uint32)
         ranges = [np.zeros(where["where"].shape, np.int32) for where in self.index]
+        draws = {name: np.zeros(array.shape, np.uint32) for name, array in self.draws.items()}
+        recent = None if self.recent is None else np.zeros(self.recent.shape, np.uint32)
         own = {address_of(self.tokens): (self.tokens.nbytes, tokens)}
         own |= {at: (ranges[g].nbytes, ranges[g]) for at, g in self.ranges.items()}
+        own |= {address_of(self.draws[name]): (buffer.nbytes, buffer) for name, buffer in draws.items()}
+        if self.recent is not None and recent is not None:
+            own[address_of(self.recent)] = recent.nbytes, recent
         attention, written = [], set()
         for call in made:
             for name, array in call.inputs.items():
@@ -189,9 +229,10 @@ class StepReader:
             self.add_outputs(call)
         self.check_tails(after)
         results = tuple(self.find_output(array) for array in outputs)
-        held = (tokens, ranges, [buffer for _, buffer in self.made.values()], self.constants)
+        newer = self.find_output(after[RECENT][0]) if recent is not None else None
+        held = (tokens, ranges, draws, recent, [buffer for _, buffer in self.made.values()], self.constants)
         calls = CallList([call.arguments for call in made])
-        return RecordedStep(calls, tokens, ranges, attention, results, frozenset(written), held)
+        return RecordedStep(calls, tokens, ranges, draws, recent, newer, attention, results, frozenset(written), held)
 
     def add_outputs(self, call: MadeCall) -> None:
         for name, array in call.outputs.items():
@@ -219,5 +260,6 @@ class StepReader:
 
     def check_tails(self, after: Live) -> None:
         """Every layer's tail must be the one that its attention call wrote, or the one it was given."""
-        if any(len(arrays) != 1 or self.tails.get(address_of(arrays[0])) != i for i, arrays in after.items()):
+        layers = {i: arrays for i, arrays in after.items() if i != RECENT}
+        if any(len(arrays) != 1 or self.tails.get(address_of(arrays[0])) != i for i, arrays in layers.items()):
             raise NotRecordable("a layer keeps something besides keys and values")

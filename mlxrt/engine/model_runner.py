@@ -19,7 +19,7 @@ from ..cache.memory import TAIL, Batch, KVPools, LayerView, Shared, TailSpan
 from ..cache.memory.slices import ArrayCache, bucket
 from ..kernels.cuda.graph import Driver
 from ..models import CausalLM
-from .batch import decode_batch, draw_batch, input_tokens, prefill_batch, step_of_tail
+from .batch import RECENT, decode_batch, draw_batch, input_tokens, prefill_batch, step_of_tail
 from .cpu_step import StepRecorder, Tails
 from .cuda_graph import CudaGraphRunner, TailPieces, UnsampledStep
 from .logits import LogitsView
@@ -41,7 +41,6 @@ log = logging.getLogger("mlxrt")
 
 DecodeFn = Callable[..., tuple[tuple[mx.array, ...], dict]]
 MAX_AHEAD = 8  # steps in flight, see EngineConfig.ahead
-RECENT = 1 << 30  # where `live` has the tail's tokens for penalties: after all layers
 
 
 @dataclass(frozen=True)
@@ -231,8 +230,10 @@ class ModelRunner:
         return replace(sampled, logprobs=logprobs[0], counts=logprob_counts(seqs)) if logprobs else sampled
 
     def _samples_inside(self, step: Step) -> bool:
-        """Whether sampling is part of the decode step. On the CPU only argmax is: drawn rows are told apart."""
-        inside = is_greedy_alone if self.model.kernels.gpu is None else lambda seq: not has_callback(seq)
+        """Whether sampling is part of the decode step. Where plain MLX draws only argmax is: it parts drawn rows."""
+        kernels = self.model.kernels
+        plain = kernels.gpu is None and (kernels.cpu is None or self.model.dtype != mx.float32)
+        inside = is_greedy_alone if plain else lambda seq: not has_callback(seq)
         return step.decode and all(s.samples and inside(s.seq) for s in step.slices)
 
     def _read_pending(self, seq: Sequence, but: int = 0) -> list[int]:

@@ -38,11 +38,11 @@ def library() -> Path:
         pytest.skip(f"no CPU kernels here: {error}")
 
 
-def write_model(folder: Path, family: str) -> str:
+def write_model(folder: Path, family: str, head_dim: int = 16) -> str:
     config = CONFIG | {
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 16,
+        "head_dim": head_dim,
         "max_position_embeddings": 256,
     }
     config |= {"model_type": family, **FAMILIES[family]}
@@ -73,8 +73,8 @@ def replays(engine) -> int:
     return sum(s.replays for s in (engine.core.runner.decode_fn, engine.core.runner.sample_fn))
 
 
-def answer(folder, recorded: bool, max_kv_size: int | None = None, **params) -> list[tuple[int, ...]]:
-    with mlxrt.load(folder, max_kv_size=max_kv_size) as engine:
+def answer(folder, recorded: bool, max_kv_size: int | None = None, kv: str = "full", **params) -> list[tuple[int, ...]]:
+    with mlxrt.load(folder, max_kv_size=max_kv_size, kv=kv) as engine:
         runner = engine.core.runner
         assert isinstance(runner.sample_fn, StepRecorder) and isinstance(runner.decode_fn, StepRecorder)
         if not recorded:
@@ -101,9 +101,48 @@ def test_a_flush_that_is_late_reads_what_its_tail_held(folder, monkeypatch):
     assert answer(folder, recorded=True) == expected
 
 
-@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 5}], ids=["greedy", "drawn"])
+SAMPLING = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 1.0, "seed": 5},
+    "cut": {"temperature": 1.3, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "seed": 5},
+    "penalised": {"temperature": 1.0, "seed": 5, "repetition_penalty": 1.4, "frequency_penalty": 0.3},
+    "greedy, penalised": {"temperature": 0.0, "presence_penalty": 1.5},
+    "biased": {"temperature": 0.8, "seed": 5, "logit_bias": {3: 2.0}, "suppress": (4, 5)},
+    "log probabilities": {"temperature": 1.0, "seed": 5, "logprobs": 3},
+}
+
+
+@pytest.mark.parametrize("params", SAMPLING.values(), ids=SAMPLING)
 def test_tokens_are_those_of_steps_that_are_not_recorded(folder, params):
     assert answer(folder, True, **params) == answer(folder, False, **params)
+
+
+def test_rows_that_are_sampled_in_different_ways_are_recorded(folder):
+    """The tokens that each gets alone from plain MLX."""
+    requests = [
+        mlxrt.Request(tokens=tuple(p), params=mlxrt.SamplingParams(max_tokens=n, ignore_eos=True, **params))
+        for (p, n), params in zip(zip(PROMPTS, LENGTHS), list(SAMPLING.values())[2:])
+    ]
+    with mlxrt.load(folder, kernels="reference") as plain:
+        want = [plain.generate(request) for request in requests]
+    with mlxrt.load(folder) as engine:
+        done = engine.generate(requests)
+        assert replays(engine) > 50
+    assert [c.tokens for c in done] == [c.tokens for c in want]
+    for one, other in zip(done, want):
+        pairs = [pair for a, b in zip(one.logprobs, other.logprobs) for pair in zip(a, b)]
+        assert all(a == c and abs(b - d) < 1e-4 for (a, b), (c, d) in pairs)
+
+
+def test_rows_with_a_callback_are_sampled_beside_the_others(folder):
+    seen = []
+    params = {"max_tokens": 30, "ignore_eos": True, "temperature": 1.0, "seed": 5, "top_k": 10}
+    called = mlxrt.Request(tokens=(41, 5), params=mlxrt.SamplingParams(**params), on_logits=lambda row: seen.append(1))
+    drawn = mlxrt.Request(tokens=(7, 7, 30), params=mlxrt.SamplingParams(**params))
+    with mlxrt.load(folder) as engine:
+        alone = [engine.generate(request).tokens for request in (called, drawn)]
+        together = [c.tokens for c in engine.generate([called, drawn])]
+    assert together == alone and len(seen) == 60
 
 
 def test_a_window_with_kept_tokens_is_recorded(folder):
