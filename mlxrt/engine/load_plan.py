@@ -108,12 +108,11 @@ def uses_cpu_kernels(checkpoint: Checkpoint, config: EngineConfig, suppose: bool
 
 
 def has_labels(checkpoint: Checkpoint) -> bool:
-    """Of JANG, which may say that a matrix is rotated, or of another quantiser, whose matrices are repacked."""
-    quantization = checkpoint.config.get("quantization_config")
-    other = (
-        isinstance(quantization, dict) and "quantization" not in checkpoint.config and "quant_method" in quantization
-    )
-    return read_labels(checkpoint.config) is not None or other
+    """Of JANG, which may say that a matrix is rotated, or of another quantiser whose matrices are repacked."""
+    own = "quantization" in checkpoint.config
+    quantization = {} if own else checkpoint.config.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    return read_labels(checkpoint.config) is not None or method not in (None, "mxfp4")
 
 
 def unpacked_fits(plan: LoadPlan, config: EngineConfig) -> bool:

@@ -29,6 +29,7 @@ from ..weights.random_models import Shape, is_quantizable
 FLOATS = ("F32", "F16", "BF16")
 KEPT = ("U32", "I32", "U16", "U8", "I8", *PACKED)  # dtypes of packed tensors: loaded as they are
 AFFINE = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8}  # of them, those with scales that are cast -> bits
+PUBLISHED_MXFP4 = ("_blocks", "_scales")
 UNPACKED_BYTES = 2  # of a weight whose stored type is unpacked at load and no dtype was asked for
 
 
@@ -92,17 +93,23 @@ def checkpoint_bytes(
 def is_cpu_matrix(name: str, sizes: Mapping[str, TensorInfo]) -> bool:
     """Whether a tensor is a packed matrix that CPU kernels read, or its scales or biases."""
     info = sizes[name]
-    if info.dtype in AFFINE or info.dtype.lower() in CPU_BLOCKS:
+    if info.dtype in AFFINE or info.dtype == "MXFP4" or info.dtype.lower() in CPU_BLOCKS:
         return len(info.shape) in (2, 3)
+    if name.endswith(PUBLISHED_MXFP4):  # gpt-oss: a stack's bytes [E, out, in / 32, 16] and scales
+        stem = name.rpartition("_")[0]
+        blocks, scales = (sizes.get(stem + part) for part in PUBLISHED_MXFP4)
+        return blocks is not None and scales is not None and blocks.dtype == scales.dtype == "U8"
     stem, _, part = name.rpartition(".")
     if part not in ("weight", "scales", "biases"):
         return False
-    weight, *scales = (sizes.get(f"{stem}.{part}") for part in ("weight", "scales", "biases"))
-    if weight is None or weight.dtype != "U32" or len(weight.shape) not in (2, 3):
+    weight, scales, biases = (sizes.get(f"{stem}.{part}") for part in ("weight", "scales", "biases"))
+    if weight is None or scales is None or weight.dtype != "U32" or len(weight.shape) not in (2, 3):
         return False
-    if not all(s is not None and s.dtype in FLOATS and s.dtype == scales[0].dtype for s in scales):  # type: ignore[union-attr]
+    words, groups = weight.shape[-1], scales.shape[-1]
+    if biases is None:
+        return scales.dtype == "U8" and words == 4 * groups  # mxfp4
+    if scales.dtype not in FLOATS or biases.dtype != scales.dtype:
         return False
-    words, groups = weight.shape[-1], scales[0].shape[-1]  # type: ignore[union-attr]
     return any(32 * words == bits * groups * group for bits in CPU_BITS for group in AFFINE_GROUPS)
 
 

@@ -15,7 +15,8 @@ from mlxrt.errors import NoKernel
 from mlxrt.weights.random_models import published_configs
 from tests.support.tiny_files import CONFIG, float_weights, write_folder, write_gguf
 
-FILES = ("float32", "bfloat16", "8bit", "4bit", "Q8_0", "Q4_1", "Q4_0", "Q5_0", "F16")
+FILES = ("float32", "bfloat16", "8bit", "4bit", "mxfp4", "Q8_0", "Q4_1", "Q4_0", "Q5_0", "F16")
+QUANTIZED = {"8bit": (64, 8), "4bit": (64, 4), "mxfp4": (32, 4, "mxfp4")}
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +31,14 @@ def files(tmp_path_factory):
         arrays, config = {}, dict(CONFIG)
         for name, array in weights.items():
             value = mx.array(array).astype(mx.bfloat16 if kind == "bfloat16" else mx.float32)
-            if kind.endswith("bit") and value.ndim == 2:
-                packed = mx.quantize(value, 64, int(kind[0]))
+            if kind in QUANTIZED and value.ndim == 2:
+                packed = mx.quantize(value, *QUANTIZED[kind])
                 stem = name.removesuffix(".weight")
                 arrays |= {f"{stem}.{part}": a for part, a in zip(("weight", "scales", "biases"), packed)}
             else:
                 arrays[name] = value
-        if kind.endswith("bit"):
-            config["quantization"] = {"group_size": 64, "bits": int(kind[0])}
+        if kind in QUANTIZED:
+            config["quantization"] = dict(zip(("group_size", "bits", "mode"), QUANTIZED[kind]))
         made[kind] = write_folder(root / kind, arrays, config)
     return made
 
@@ -80,7 +81,7 @@ def test_kernels_are_not_compiled_for_a_model_that_is_refused(files, kind, unrea
         mlxrt.load(str(files[kind]), EngineConfig(max_context=20000))
 
 
-@pytest.mark.parametrize("kind", ["4bit", "Q4_1"])
+@pytest.mark.parametrize("kind", ["4bit", "mxfp4", "Q4_1"])
 def test_weights_are_planned_again_where_kernels_do_not_compile(files, kind, monkeypatch):
     packed, plain = (open_model(str(files[kind]), EngineConfig(dequantise=d)).plan for d in (False, True))
     monkeypatch.setattr(cpu_kernels, "locate", lambda *_: None)

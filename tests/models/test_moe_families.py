@@ -13,6 +13,7 @@ from mlxrt.engine.weight_size import build_skeleton, count_parameters
 from mlxrt.errors import BadCheckpoint, UnsupportedModel
 from mlxrt.models import find
 from mlxrt.models.moe import QuantizedExpertLinear
+from mlxrt.models.quantized.packed_linear import PackedExpertLinear
 from mlxrt.weights.formats.folder import FolderCheckpoint
 from mlxrt.weights.load.build import build
 from mlxrt.weights.random_models import shape_config
@@ -112,6 +113,19 @@ def test_gpt_oss_experts_stay_packed(made):
             assert module.weight.dtype == mx.uint32 and module.scales.dtype == mx.uint8
     model.fuse()
     assert off(dense_logits(model, tokens), ref) < 1e-3
+
+
+def test_published_gpt_oss_is_computed_packed(made):
+    """By CPU kernels where there are any, without being asked: dequantised experts of gpt-oss-20b would take 80 GB."""
+    tokens, ref = reference("gpt_oss")["len33.tokens"].tolist(), reference("gpt_oss")["len33.logits"]
+    folder = made("gpt_oss")
+    assert off(logits(folder, tokens), ref) < 1e-3
+    model = engine_of(folder).model
+    if model.kernels.cpu is None:
+        pytest.skip("no CPU kernels here")
+    for layer in model.model.layers:
+        experts = [module for module in layer.mlp.experts.modules() if isinstance(module, PackedExpertLinear)]
+        assert len(experts) == 2 and all(module.matrix.mode == "mxfp4" for module in experts)
 
 
 def converted(arrays):

@@ -15,6 +15,7 @@ FORMATS = {
     "q8_0": 9,
     "q4_0": 10,
     "q4_1": 11,
+    "mxfp4": 12,
 }
 ERRORS = {1: "no memory", 2: "a format that the library does not read", 3: "a call that the library does not have"}
 

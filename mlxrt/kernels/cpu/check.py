@@ -13,6 +13,7 @@ K_QUANTS = {
     "IQ2_XXS": (6, 66, 0), "IQ4_XS": (7, 136, 0), "IQ4_NL": (8, 18, 0), "Q8_0": (9, 34, 0),
     "Q4_0": (10, 18, 0), "Q4_1": (11, 20, 0),
 }  # fmt: skip
+MXFP4 = 12
 SHORT = ("IQ4_NL", "Q8_0", "Q4_0", "Q4_1")  # of 32 weights
 
 
@@ -39,6 +40,16 @@ def make_k_quant(rng, rows, width, name):
     weight = np.ascontiguousarray(blocks.reshape(rows, -1))
     values = dequantize(weight, GGMLQuantizationType[name]).astype(np.float64)
     return Matrix(weight.ctypes.data, None, None, rows, width, weight.shape[1], number, 0, 0, 0, 0), (weight,), values
+
+
+def make_mxfp4(rng, rows, width):
+    weight = rng.integers(0, 256, (rows, width // 2), dtype=np.uint8)
+    scales = rng.integers(118, 136, (rows, width // 32), dtype=np.uint8)
+    codes = np.stack((weight & 15, weight >> 4), axis=-1).reshape(rows, width)
+    numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    values = np.concatenate((numbers, -numbers))[codes] * np.exp2(scales.astype(np.float64) - 127).repeat(32, 1)
+    fields = (weight.ctypes.data, scales.ctypes.data, None, rows, width, weight.shape[1], MXFP4, 4, 32, 0, 0)
+    return Matrix(*fields), (weight, scales), values
 
 
 def interleave(made, name, together):
@@ -71,6 +82,7 @@ def check(path: str) -> str | None:
     rounds = library.mlxrt_activation_bits() == 8
     rng = np.random.default_rng(0)
     made = [(f"{b} bit group {g}", make_affine(rng, 37, 9 * g, b, g)) for b in (2, 3, 4, 5, 6, 8) for g in (32, 64)]
+    made += [(f"MXFP4 of {width}", make_mxfp4(rng, 37, width)) for width in (768, 352, 2880)]
     made += [(name, make_k_quant(rng, 37, 768, name)) for name in K_QUANTS]
     made += [(f"{name} of 352", make_k_quant(rng, 37, 352, name)) for name in SHORT]
     for name, (number, *_) in K_QUANTS.items():

@@ -35,7 +35,7 @@ INLINE int is_wide(int format, int bits) {
 
 /* The largest integer for a number of x: its digits hold it, and 32 bits its products with a group of codes. */
 INLINE float largest_integer(const matrix *a) {
-    static const float codes[] = {0, [Q2_K] = 3, [Q3_K] = 7, [Q4_K] = 15, [Q5_K] = 31, [Q6_K] = 32, [IQ2_XXS] = 43, [Q4_0] = 8, [Q4_1] = 15};
+    static const float codes[] = {0, [Q2_K] = 3, [Q3_K] = 7, [Q4_K] = 15, [Q5_K] = 31, [Q6_K] = 32, [IQ2_XXS] = 43, [Q4_0] = 8, [Q4_1] = 15, [MXFP4] = 12};
     if (DIGITS == 1) return 127;
     if (is_wide(a->format, a->bits)) return 8355000;
     const float code = a->format == AFFINE ? (float)((1 << a->bits) - 1) : codes[a->format];
@@ -54,7 +54,7 @@ INLINE void split_group(const matrix *a, const float *x, int C, int8_t *digits, 
     for (int d = DIGITS - 1; d >= 0; d--) {
         bytes split[2];
         for (int k = 0; k < chunks; k++) split[k] = take_digit(q + 4 * k);
-        if (a->format == AFFINE && a->bits == 4) { /* a byte of the matrix has codes 2i and 2i + 1 */
+        if (is_stream(a->format) && a->bits == 4) { /* a byte of the matrix has codes 2i and 2i + 1 */
             const bytes even = even_bytes(split[0], split[1]), odd = odd_bytes(split[0], split[1]);
             split[0] = even, split[1] = odd;
         }
@@ -158,7 +158,8 @@ INLINE four_floats block_floats(const span s[4], int format, int interleaved, in
 /* Codes of 32 weights as signed bytes, in the order of the digits. */
 INLINE void open_block(const span *s, int format, int bits, int b, const uint8_t *end, bytes to[2]) {
     UNROLL for (int k = 0; k < 2; k++) {
-        if (format != AFFINE) to[k] = to_bytes(block_codes(s->at, format, 2 * b + k) - (uint8_t)code_offset(format));
+        if (format == MXFP4) to[k] = to_bytes(look_up_codes(e2m1_values, bits_at(s->at + 16 * b, 4 * k, 15)) - (uint8_t)code_offset(format));
+        else if (format != AFFINE) to[k] = to_bytes(block_codes(s->at, format, 2 * b + k) - (uint8_t)code_offset(format));
         else if (bits == 4) to[k] = to_bytes(bits_at(s->at + 16 * b, 4 * k, 15));
         else {
             to[k] = stored_codes(s->at, bits, 2 * b + k, end);
@@ -286,7 +287,7 @@ INLINE void dot_rows(const matrix *a, const int format, const int bits, const in
     } else
         for (int64_t n = 0; n < spans; n++) {
             const int64_t left = (width - 256 * n) / 32;
-            const int blocks = format != AFFINE || left > 8 ? 8 : (int)left;
+            const int blocks = !is_stream(format) || left > 8 ? 8 : (int)left;
             span s[4];
             four_floats scale[16], bias[16];
             open_four(a, format, bits, row, rows, n, blocks, s, scale, bias);

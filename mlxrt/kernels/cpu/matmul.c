@@ -141,6 +141,7 @@ FORMAT(affine8_32, AFFINE, 8, 32, FLOAT16)
 FORMAT(affine4, AFFINE, 4, 0, 0)
 FORMAT(affine8, AFFINE, 8, 0, 0)
 FORMAT(affine, AFFINE, a->bits, 0, 0)
+FORMAT(mxfp4, MXFP4, 4, 32, 0)
 #define ONE(F) FORMAT(F##_, F, 0, 0, 0)
 K_QUANTS(ONE)
 #undef ONE
@@ -209,7 +210,7 @@ SHORT_IN_LANES(ONE)
 static const reader *reader_of(const matrix *a) {
 #define AS(name) {{COLUMNS(name)}, name##_unpack}
     static const reader common[] = COMMON;
-    static const reader narrow = AS(affine4), wide = AS(affine8), other = AS(affine), k_quants[] = {
+    static const reader narrow = AS(affine4), wide = AS(affine8), other = AS(affine), by_power = AS(mxfp4), k_quants[] = {
 #define ONE(F) [F] = AS(F##_),
         K_QUANTS(ONE)
 #undef ONE
@@ -234,6 +235,7 @@ static const reader *reader_of(const matrix *a) {
     };
     if (a->interleaved) return &in_lanes[a->format];
 #endif
+    if (a->format == MXFP4) return &by_power;
     if (a->format != AFFINE) return &k_quants[a->format];
     if (a->bits != 4 && a->bits != 8) return &other;
     if (IS_COMMON(a)) return &common[a->bits == 8];
@@ -243,7 +245,8 @@ static const reader *reader_of(const matrix *a) {
 /* Whether this library reads it. What is not checked here the caller computes from the arrays' shapes. */
 static int is_readable(const matrix *a) {
     if (a->interleaved && (!mlxrt_rows_together(a->format) || a->rows % (2 * mlxrt_rows_together(a->format)))) return 0;
-    if (has_short_blocks(a->format)) return a->format <= Q4_1 && a->width % 32 == 0;
+    if (has_short_blocks(a->format)) return a->width % 32 == 0;
+    if (a->format == MXFP4) return a->bits == 4 && a->group == 32 && a->width % 32 == 0;
     if (a->format != AFFINE) return a->format >= Q2_K && a->format <= IQ4_XS && a->width % 256 == 0;
     return a->bits >= 2 && a->bits <= 8 && a->group >= 32 && a->group % 32 == 0 && a->width % a->group == 0;
 }
@@ -449,6 +452,8 @@ static matrix expert_of(const matrix *stack, int64_t e) {
     if (a.format == AFFINE) {
         const int64_t bytes = a.rows * (a.width / a.group) * (a.scale_type == FLOAT32 ? 4 : 2);
         a.scales += e * bytes, a.biases += e * bytes;
+    } else if (a.format == MXFP4) {
+        a.scales += e * a.rows * (a.width / 32);
     }
     return a;
 }

@@ -4,7 +4,8 @@
  * `group`. The others are GGUF's K-quants: blocks of 256 weights, whose scales are quantised themselves. IQ2_XXS has such
  * blocks, too; its codes are signed, and are kept 64 higher, so that they are bytes. IQ4_XS and IQ4_NL choose among sixteen
  * values, kept 128 higher; Q8_0's codes are signed bytes, kept 128 higher, too. Blocks of IQ4_NL, Q8_0, Q4_0 and Q4_1
- * are of 32 weights, and eight of them count as one here. */
+ * are of 32 weights, and eight of them count as one here. MXFP4 is MLX's layout, too: a row is a stream of four-bit codes,
+ * which choose among sixteen values, here their doubles, kept 12 higher; every 32 have a power of two, a byte, as scale. */
 #ifndef MLXRT_PACKED_H
 #define MLXRT_PACKED_H
 #include "iq2_grid.h"
@@ -12,11 +13,11 @@
 
 enum { FLOAT32, FLOAT16, BFLOAT16 };
 enum { AHEAD = 4096 }; /* bytes */
-enum { AFFINE, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ2_XXS, IQ4_XS, IQ4_NL, Q8_0, Q4_0, Q4_1 };
+enum { AFFINE, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ2_XXS, IQ4_XS, IQ4_NL, Q8_0, Q4_0, Q4_1, MXFP4 };
 
 typedef struct {
     const uint8_t *weight;
-    const uint8_t *scales, *biases; /* affine only */
+    const uint8_t *scales, *biases; /* affine only, and the scales of MXFP4 */
     int64_t rows, width, row_bytes;
     int32_t format, bits, group, scale_type;
     int32_t interleaved; /* four rows lie side by side, see dot.h; then there is a multiple of eight */
@@ -28,6 +29,8 @@ typedef struct {
     float scale[16], bias[16];
 } span;
 
+/* Whether a row is one stream of codes, whose scales lie elsewhere. */
+INLINE int is_stream(int format) { return format == AFFINE || format == MXFP4; }
 INLINE int has_groups_of_32(int format) { return format == Q4_K || format == Q5_K || format >= IQ2_XXS; }
 INLINE int chunks_of_group(const matrix *a, int format) {
     return format == AFFINE ? a->group / 16 : has_groups_of_32(format) ? 2 : 1;
@@ -39,18 +42,18 @@ INLINE int64_t groups_of_row(const matrix *a, int format) {
 }
 INLINE int groups_of_span(int format) { return has_groups_of_32(format) ? 8 : 16; }
 INLINE int block_bytes(int format) {
-    static const int sizes[] = {0, 84, 110, 144, 176, 210, 66, 136, 144, 272, 144, 160};
+    static const int sizes[] = {0, 84, 110, 144, 176, 210, 66, 136, 144, 272, 144, 160, 128};
     return sizes[format];
 }
 
 /* How much higher than signed codes the format's are; then groups have no bias of their own. */
 INLINE int code_offset(int format) {
-    static const int offsets[] = {0, [Q6_K] = 32, [IQ2_XXS] = 64, [IQ4_XS] = 128, [IQ4_NL] = 128, [Q8_0] = 128, [Q4_0] = 8, [Q4_1] = 0};
+    static const int offsets[] = {0, [Q6_K] = 32, [IQ2_XXS] = 64, [IQ4_XS] = 128, [IQ4_NL] = 128, [Q8_0] = 128, [Q4_0] = 8, [Q4_1] = 0, [MXFP4] = 12};
     return offsets[format];
 }
 
 /* Formats whose rows may end with a part of a span. */
-INLINE int has_short_blocks(int format) { return format >= IQ4_NL; }
+INLINE int has_short_blocks(int format) { return format >= IQ4_NL && format <= Q4_1; }
 
 INLINE int float_bytes(int format) { return format == Q4_1 ? 4 : 2; } /* of a short block, before its codes */
 
@@ -100,7 +103,15 @@ INLINE void read_floats(const uint8_t *p, int type, int count, float *to) {
         for (int i = 0; i < count; i++) to[i] = bfloat_to_float(half[i]);
 }
 
-/* Span s of a row; `groups` of it: all but for the last one of a row that is affine or has short blocks. */
+/* Halves of powers of two, whose exponents the bytes are: codes of MXFP4 stand for doubles. */
+INLINE void read_exponents(const uint8_t *p, int count, float *to) {
+    uint32_t bits[8];
+    for (int i = 0; i < count; i++) bits[i] = (uint32_t)p[i] << 23;
+    memcpy(to, bits, 4 * (size_t)count);
+    for (int i = 0; i < count; i++) to[i] *= 0.5f;
+}
+
+/* Span s of a row; `groups` of it: all but for the last one of a row that is a stream or has short blocks. */
 INLINE void open_span(const matrix *a, int format, int bits, int64_t row, int64_t s, int groups, span *to) {
     const uint8_t *p = a->weight + row * a->row_bytes;
     if (format == AFFINE) {
@@ -118,7 +129,16 @@ INLINE void open_span(const matrix *a, int format, int bits, int64_t row, int64_
         return;
     }
     to->at = p += s * block_bytes(format);
-    if (format == Q4_K || format == Q5_K) {
+    if (format == MXFP4) {
+        const uint8_t *scales = a->scales + row * groups_of_row(a, format) + 8 * s;
+        if (groups == 8) { /* compilers know the count: vectors */
+            read_exponents(scales, 8, to->scale);
+        } else {
+            memset(to->scale, 0, 32);
+            read_exponents(scales, groups, to->scale);
+        }
+        for (int i = 0; i < 8; i++) to->bias[i] = -12 * to->scale[i];
+    } else if (format == Q4_K || format == Q5_K) {
         open_k_scales(p + 4, float_at(p, 0, FLOAT16), float_at(p, 1, FLOAT16), to);
     } else if (format == IQ2_XXS) {
         const float d = float_at(p, 0, FLOAT16) * 0.25f;
@@ -181,7 +201,18 @@ INLINE byte_vector grid_codes(const uint8_t *p, int part) {
 
 static const byte_vector iq4_values = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 
-/* Codes of chunk i of a K-quant's span. */
+/* Doubles of MXFP4's values. */
+static const byte_vector e2m1_values = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+/* Sixteen codes of four bits, which follow each other. */
+typedef uint16_t pair_vector __attribute__((vector_size(16)));
+INLINE byte_vector follow_codes(const uint8_t *p) {
+    const byte_vector twice = {0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7};
+    const pair_vector pairs = (pair_vector)look_up_codes(load_half(p), twice);
+    return (byte_vector)((pairs & 0x000f) | (pairs >> 4 & 0x0f00));
+}
+
+/* Codes of chunk i of a span that is not affine. */
 INLINE byte_vector block_codes(const uint8_t *p, int format, int i) {
     const int half = i / 8, part = i % 2, third = i / 2 % 4;
     switch (format) {
@@ -195,6 +226,7 @@ INLINE byte_vector block_codes(const uint8_t *p, int format, int i) {
     case Q3_K: return bits_at(p + 32 + half * 32 + part * 16, 2 * third, 3) | bits_moved(p + part * 16, i / 2, 2, 1);
     case IQ4_XS: return look_up_codes(iq4_values, bits_at(p + 8 + i / 2 * 16, part * 4, 15));
     case IQ4_NL: return look_up_codes(iq4_values, bits_at(p + 2 + i / 2 * 18, part * 4, 15));
+    case MXFP4: return look_up_codes(e2m1_values, follow_codes(p + 8 * i));
     case Q4_0: return bits_at(p + 2 + i / 2 * 18, part * 4, 15);
     case Q4_1: return bits_at(p + 4 + i / 2 * 20, part * 4, 15);
     case Q8_0: return load_bytes(p + 2 + i / 2 * 34 + part * 16) + 128;
@@ -223,11 +255,13 @@ typedef struct {
     floats scale, bias;
 } group_values;
 
-INLINE int uses_table(int format, int bits) { return HAS_LOOKUP && format == AFFINE && bits == 4; }
+INLINE int uses_table(int format, int bits) { return HAS_LOOKUP && (format == MXFP4 || (format == AFFINE && bits == 4)); }
 
 INLINE group_values open_group(const span *s, int format, int bits, int g) {
+    static const float doubles[] = {0, 1, 2, 3, 4, 6, 8, 12, -0.0f, -1, -2, -3, -4, -6, -8, -12};
     group_values v = {all(s->scale[g]), all(s->bias[g])};
-    if (uses_table(format, bits)) v.scale = multiply_add(counting(), v.scale, v.bias);
+    if (uses_table(format, bits))
+        v.scale = format == MXFP4 ? multiply(load(doubles), v.scale) : multiply_add(counting(), v.scale, v.bias);
     return v;
 }
 

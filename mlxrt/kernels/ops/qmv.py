@@ -181,6 +181,8 @@ def cpu_cases() -> Iterator[Case]:
         ("affine", 4, 32, 70, 608, 40, {"bias": True, "activation": "silu", "pair": True, "residual": True}),
         ("affine", 8, 64, 67, 1088, 17, {"residual": True}),
         ("affine", 6, 128, 5, 384, 16, {}),
+        ("mxfp4", 4, 32, 37, 352, 1, {"norm": True, "eps": 1e-5, "residual": True}),
+        ("mxfp4", 4, 32, 66, 1120, 21, {"bias": True, "activation": "clamped", "pair": True}),
     ]
     for shape in shapes:
         yield qmv_case(mx.float32, *shape)

@@ -32,7 +32,8 @@ FORMS = {"affine": AFFINE, "mxfp4": MXFP4, "dense": DENSE, "lut": LUT, GROUP_LUT
 FORMS |= {K_MIN: 4, K_SIGNED: 5, K_NIBBLE: 6, K_LUT: 7}
 SUM_WIDTHS = {"affine": 32, K_MIN: 32, K_SIGNED: 16, K_NIBBLE: 16}  # neighbours in x of which kernels need the sum
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
-CPU_BITS = (2, 3, 4, 5, 6, 8)  # of affine matrices that CPU kernels read
+CPU_MODES = ("affine", "mxfp4")  # of MLX's, that CPU kernels read
+CPU_BITS = (2, 3, 4, 5, 6, 8)
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ class QuantizedMatrix:
         """Why no CPU kernel can read this matrix, or stack of them, with activations of a dtype."""
         if dtype != mx.float32:
             return f"activations are {dtype}"
-        if not self.is_stored and (self.mode != "affine" or self.bits not in CPU_BITS):
+        if not self.is_stored and (self.mode not in CPU_MODES or self.bits not in CPU_BITS):
             return f"{self.mode} weights of {self.bits} bit"
         if (self.weight.ndim > 2) != stack:
             return "a matrix alone" if stack else "a stack of matrices"
