@@ -122,7 +122,7 @@ def embed(table: nn.Module, tokens: mx.array, kernels: Kernels, dtype: mx.Dtype,
     """Rows of an embedding table, times `scale`."""
     if isinstance(table, PackedEmbedding) or (kernels.gpu is not None and isinstance(table, nn.QuantizedEmbedding)):
         return kernels.run(embed_rows, tokens=tokens, matrix=matrix_of(table), dtype=dtype, scale=scale)
-    y = table(tokens)
+    y = table(tokens).astype(dtype)  # MLX unpacks mxfp4 to bfloat16, whatever the model computes in
     return y if scale == 1.0 else y * scale  # a Python float: rounded to the dtype of the weights
 
 
