@@ -12,6 +12,7 @@ back anew.
 """
 
 import logging
+from bisect import bisect_right, insort
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -196,6 +197,7 @@ class StepReader:
         self.tables = {address_of(where["table"]): g for g, where in enumerate(index)}
         self.ranges = {address_of(where["where"]): g for g, where in enumerate(index)}
         self.made: dict[int, tuple[int, np.ndarray]] = {}  # outputs of calls: bytes, and our buffer
+        self.starts: list[int] = []  # their addresses in order
 
     def read(self, made: list[MadeCall], outputs, after: Live) -> RecordedStep:
         if not made:
@@ -215,9 +217,11 @@ class StepReader:
                 at = address_of(array)
                 if isinstance(call.arguments, AttentionCall) and name in ("pool", "table", "tail"):
                     continue
-                size, buffer = own.get(at) or self.made.get(at) or (0, None)
+                size, buffer = own.get(at) or (0, None)
                 if buffer is not None and size == array.nbytes:
                     setattr(call.arguments, name, buffer.ctypes.data)
+                elif (made_at := self.find_made(at, array.nbytes)) is not None:
+                    setattr(call.arguments, name, made_at)
                 elif at not in self.constants or self.constants[at].nbytes != array.nbytes:
                     raise NotRecordable(f"{name} of {type(call.arguments).__name__} is made by MLX")
             if isinstance(call.arguments, AttentionCall):
@@ -239,8 +243,18 @@ class StepReader:
             if name == "tail":
                 continue
             buffer = np.empty(array.shape, np.uint32 if array.dtype == mx.uint32 else np.float32)
-            self.made[address_of(array)] = array.nbytes, buffer
+            at = address_of(array)
+            self.made[at] = array.nbytes, buffer
+            insort(self.starts, at)
             setattr(call.arguments, name, buffer.ctypes.data)
+
+    def find_made(self, at: int, size: int) -> int | None:
+        """Where our buffers have what a call made at an address, or a part of it, such as some of its rows."""
+        if not (before := bisect_right(self.starts, at)):
+            return None
+        start = self.starts[before - 1]
+        made, buffer = self.made[start]
+        return buffer.ctypes.data + at - start if at + size <= start + made else None
 
     def find_slot(self, call: MadeCall) -> AttentionSlot:
         assert isinstance(call.arguments, AttentionCall)

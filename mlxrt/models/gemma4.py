@@ -184,7 +184,7 @@ class Gemma4Attention(FusedModule):
 
     def fuse(self):
         merge_qkv(self)
-        if self.kernels.gpu is not None:
+        if self.kernels.gpu is not None or self.kernels.cpu is not None:
             self.layout = replace(self.qkv_layout(), **self.rope.constants())
 
     def qkv_layout(self) -> QKVLayout:
@@ -248,7 +248,7 @@ class Router(KernelModule):
 
     def __call__(self, h):
         matrix = matrix_of(self.proj)
-        if self.kernels.gpu is not None and matrix is not None:
+        if matrix is not None and (self.kernels.gpu is not None or self.kernels.cpu is not None):
             norm = {"norm": self.scale, "eps": self.eps, "normalise": True, "scales": self.per_expert_scale}
             return self.kernels.run(moe_router, x=h, matrix=matrix, k=self.k, **norm)
         experts, weights = topk_softmax(self.proj(mx.fast.rms_norm(h, self.scale, self.eps)), self.k)
@@ -286,11 +286,10 @@ class Gemma4Decoder(GemmaDecoder):
         count, n = len(self.layers), len(tokens)
         own = embed(self.embed_tokens_per_layer, tokens, self.kernels, h.dtype, self.dim**0.5).reshape(-1, self.dim)
         seen = fused_linear(self.per_layer_model_projection, h, self.kernels).reshape(-1, self.dim)
-        together = count if self.kernels.gpu is not None and n > 1 else 1
-        both = add_rms_norm(self.per_layer_projection_norm, seen, own, self.kernels, 2**-0.5, together)
-        if together > 1 or n == 1:  # a layer's rows lie side by side: kernels would have them copied first otherwise
-            return [both[i * n : (i + 1) * n] for i in range(count)]
-        return [both.reshape(n, count, self.dim)[:, i] for i in range(count)]
+        # A layer's rows lie side by side: kernels would have them copied first otherwise.
+        groups = count if n > 1 else 1
+        both = add_rms_norm(self.per_layer_projection_norm, seen, own, self.kernels, 2**-0.5, groups)
+        return [both[i * n : (i + 1) * n] for i in range(count)]
 
     def __call__(self, tokens, views):
         h = self.embed(tokens)

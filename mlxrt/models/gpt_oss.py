@@ -12,10 +12,9 @@ from ..errors import BadCheckpoint, quote
 from ..kernels.ops.activation import clamped
 from .base import KernelModule
 from .config import config_field
-from .fused_linear import matrix_of
 from .layers import Attention, Block
 from .llama import Llama
-from .moe import MAX_QMV_TOKENS, ROUTING_KEYS, Experts, MoEConfig, topk_softmax
+from .moe import ROUTING_KEYS, Experts, MoEConfig, can_route, topk_softmax
 from .sanitize_moe import put
 
 # What a config without rope_scaling means (Hugging Face's default for this family).
@@ -78,7 +77,7 @@ class GptOssMoE(KernelModule):
         return self.router
 
     def __call__(self, x, *, norm=None, residual=None):
-        if self.kernels.gpu is not None and x.shape[0] <= MAX_QMV_TOKENS and matrix_of(self.router) is not None:
+        if can_route(self.kernels, self.router, x):
             return self.experts.route_and_run(x, self.router, self.top_k, norm=norm, residual=residual, normalise=True)
         h = x if norm is None else norm(x)
         return self.experts(h, *topk_softmax(self.router(h), self.top_k), residual=residual)

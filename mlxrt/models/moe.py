@@ -9,6 +9,7 @@ import mlx.nn as nn
 
 from ..errors import BadCheckpoint, quote
 from ..kernels import (
+    Kernels,
     QuantizedMatrix,
     moe_combine,
     moe_down,
@@ -205,7 +206,7 @@ class Experts(FusedModule):
         residual: mx.array | None = None,
     ) -> mx.array:
         """The weighted sum [N, dim] of what `experts` [N, K] make of norm(x) [N, dim]; weights [N, K]; + residual."""
-        if self.kernels.gpu is not None and self.has_kernels(x):
+        if self.has_kernels(x):
             return self.launch(x, experts, weights, norm, residual)
         x = x if norm is None else norm(x)
         if experts.size < MIN_SORTED_PAIRS:
@@ -222,15 +223,19 @@ class Experts(FusedModule):
         """Whether there are kernels for experts of this kind and so many tokens."""
         if self.kernel is None or "gate_up_proj" not in self or expert_matrix(self.down_proj) is None:
             return False
+        if self.kernels.gpu is None:  # CPU kernels read what pack_modules.py put in their place
+            return self.kernels.cpu is not None and isinstance(self.down_proj, PackedExpertLinear)
         if x.shape[0] <= MAX_QMV_TOKENS:
             return True
         # Many tokens on an H200, a layer of Qwen3-30B-A3B: 1.20 ms against 2.53 of gather_qmm's for 128, 1.26 against
         # 9.06 for 512. Not measured on a Mac, whose gather_qmm differs.
-        gpu, coded = self.kernels.gpu, isinstance(self.gate_up_proj, LUTExpertLinear | PackedExpertLinear)
-        return (coded or (gpu is not None and gpu.name == "cuda")) and self.is_grouped(x)
+        coded = isinstance(self.gate_up_proj, LUTExpertLinear | PackedExpertLinear)
+        return (coded or self.kernels.gpu.name == "cuda") and self.is_grouped(x)
 
     def is_grouped(self, x: mx.array) -> bool:
-        """Whether every expert is read once for all of its tokens."""
+        """Whether every expert is read once for all of its tokens: on a CPU always."""
+        if self.kernels.gpu is None:
+            return True
         stacks = self.gate_up_proj, self.down_proj
         return x.shape[0] >= GROUPED and not any(moe_grouped.unsupported(x, expert_matrix(m)) for m in stacks)
 
@@ -298,7 +303,7 @@ class SparseMoE(KernelModule):
         return self.gate
 
     def __call__(self, x: mx.array, *, norm: nn.RMSNorm | None = None, residual: mx.array | None = None) -> mx.array:
-        if self.kernels.gpu is not None and x.shape[0] <= MAX_QMV_TOKENS and matrix_of(self.gate) is not None:
+        if can_route(self.kernels, self.gate, x):
             around = {"norm": norm, "residual": residual, "normalise": self.normalise}
             return self.experts.route_and_run(x, self.gate, self.top_k, **around)
         h = x if norm is None else norm(x)
@@ -344,6 +349,13 @@ class SharedExpertMoE(SparseMoE):
         product = {"matrix": first, "activation": shared.activation, **norm_arguments(norm)}
         h, experts, weights = run(moe_router_gate_up, x=x, router=matrix_of(gate), k=1, sigmoid=True, **product)
         return run(moe_down, x=h, experts=experts, weights=weights, matrix=last, residual=residual)
+
+
+def can_route(kernels: Kernels, gate: nn.Module, x: mx.array) -> bool:
+    """Whether a kernel chooses the experts: on a GPU of few tokens."""
+    if matrix_of(gate) is None:
+        return False
+    return kernels.cpu is not None or (kernels.gpu is not None and x.shape[0] <= MAX_QMV_TOKENS)
 
 
 def route_tokens(owner: KernelModule, gate: nn.Module, x: mx.array, k: int, *, norm: nn.RMSNorm | None = None, **rules):

@@ -160,7 +160,7 @@ def test_every_op_agrees_with_its_reference(library):
     kernels = Kernels("auto", cpu=CpuKernels(library, threads=2))
     found = verify_cpu(kernels)
     assert {result.op for result in found} == {name for name, op in OPS.items() if op.cpu_launch}
-    assert all(result.passed and result.cases >= 6 for result in found), found
+    assert all(result.passed and result.cases >= 4 for result in found), found
 
 
 def test_a_wrong_kernel_is_disabled(library):

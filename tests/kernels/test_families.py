@@ -56,14 +56,20 @@ FAMILIES = [
 ]
 
 
+def small_sizes(name: str) -> dict[str, object]:
+    """What a shape has beside SMALL."""
+    if name == "gemma4-e2b":
+        return {"num_hidden_layers": GEMMA_LAYERS, "layer_types": SMALL["layer_types"] * 2}
+    if name == "gemma4-31b":
+        return {"num_global_key_value_heads": 1, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
+    if name == "gemma4-26b-a4b":
+        return {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "top_k_experts": 2}
+    return {"layer_types": ["linear_attention", "full_attention"]} if name.startswith("qwen3.5") else {}
+
+
 def made(name, kernels, kv="full", dtype=mx.float32, **sizes):
     raw = shape_config(name)
-    if name == "gemma4-e2b":
-        sizes |= {"num_hidden_layers": GEMMA_LAYERS, "layer_types": SMALL["layer_types"] * 2}
-    if name == "gemma4-26b-a4b":
-        sizes |= {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "top_k_experts": 2}
-    if name.startswith("qwen3.5"):
-        sizes |= {"layer_types": ["linear_attention", "full_attention"]}
+    sizes |= small_sizes(name)
     inner = raw.get("text_config", raw)
     inner |= {key: value for key, value in (SMALL | sizes).items() if inner.get(key) is not None}
     family = find(raw)

@@ -16,6 +16,9 @@ int mlxrt_run(const call *calls, int64_t count, int threads) {
         case EXPERTS: failed = run_experts(c, threads); break;
         case DRAW: failed = run_draw(c, threads); break;
         case LOGPROBS: failed = run_logprobs(c, threads); break;
+        case ROUTER: failed = run_router(c, threads); break;
+        case SORT: failed = run_sort(c); break;
+        case COMBINE: failed = run_combine(c, threads); break;
         default: failed = UNKNOWN_CALL;
         }
     }

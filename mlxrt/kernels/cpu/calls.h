@@ -6,7 +6,7 @@
 #include "packed.h"
 
 enum { NO_MEMORY = 1, UNREADABLE, UNKNOWN_CALL }; /* errors; UNREADABLE: a matrix that the library has no reader for */
-enum { MATMUL, EMBED, NORM, ATTENTION, ARGMAX, CONCAT, EXPERTS, DRAW, LOGPROBS };
+enum { MATMUL, EMBED, NORM, ATTENTION, ARGMAX, CONCAT, EXPERTS, DRAW, LOGPROBS, ROUTER, SORT, COMBINE };
 enum { NO_ACTIVATION, SILU, GELU, CLAMPED, SIGMOID };
 enum { ROWS_TO_SHARE = 16 }; /* fewer are done sooner than another thread wakes up */
 
@@ -43,11 +43,11 @@ typedef struct {
     float scale;
 } embed_call;
 
-/* y = (RMSNorm(x) + residual) * scalar * scale. */
+/* y = (RMSNorm(x) + residual) * scalar * scale; of the groups that x's rows belong to by turns, y has one after the other. */
 typedef struct {
     const float *x, *weight, *residual, *scalar; /* [rows, width], [width], like x or NULL, [1] or NULL */
     float *y;
-    int64_t rows, width;
+    int64_t rows, width, groups;
     float eps, scale;
 } norm_call;
 
@@ -99,6 +99,32 @@ typedef struct {
     int64_t rows, width, count;
 } logprobs_call;
 
+/* The op moe_router. */
+typedef struct {
+    const matrix *a; /* may be plain */
+    const float *x;  /* [rows, width] */
+    const float *norm, *bias, *correction, *scales; /* or NULL */
+    uint32_t *experts; /* [rows, k] */
+    float *weights;    /* [rows, k] */
+    int64_t rows, k;
+    float eps;
+    int32_t sigmoid, normalise;
+} router_call;
+
+/* The op moe_sort. */
+typedef struct {
+    const uint32_t *experts; /* [pairs] */
+    uint32_t *order, *bounds; /* [pairs], [count + 1] */
+    int64_t pairs, count;
+} sort_call;
+
+/* The op moe_combine. */
+typedef struct {
+    const float *parts, *weights, *residual; /* [rows * k, width], [rows, k], [rows, width] or NULL */
+    float *y;                                /* [rows, width] */
+    int64_t rows, k, width;
+} combine_call;
+
 typedef struct {
     int32_t kind;
     const void *arguments;
@@ -112,6 +138,9 @@ int run_attention(const attention_call *c, int threads);
 int run_argmax(const argmax_call *c, int threads);
 int run_concat(const concat_call *c);
 int run_draw(const draw_call *c, int threads);
+int run_router(const router_call *c, int threads);
+int run_sort(const sort_call *c);
+int run_combine(const combine_call *c, int threads);
 int run_logprobs(const logprobs_call *c, int threads);
 
 int mlxrt_rows_together(int format); /* rows side by side that it reads a matrix as, or none */

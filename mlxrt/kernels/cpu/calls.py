@@ -16,6 +16,7 @@ FORMATS = {
     "q4_0": 10,
     "q4_1": 11,
     "mxfp4": 12,
+    "dense": 13,  # float32, of routers
 }
 ERRORS = {1: "no memory", 2: "a format that the library does not read", 3: "a call that the library does not have"}
 
@@ -59,7 +60,7 @@ class NormCall(ctypes.Structure):
     kind = 2
     _fields_ = (
         *fields(ctypes.c_void_p, "x weight residual scalar y"),
-        *fields(ctypes.c_int64, "rows width"),
+        *fields(ctypes.c_int64, "rows width groups"),
         *fields(ctypes.c_float, "eps scale"),
     )
 
@@ -109,6 +110,26 @@ class LogprobsCall(ctypes.Structure):
     _fields_ = (*fields(ctypes.c_void_p, "x status result logprobs"), *fields(ctypes.c_int64, "rows width count"))
 
 
+class RouterCall(ctypes.Structure):
+    kind = 9
+    _fields_ = (
+        *fields(ctypes.c_void_p, "matrix x norm bias correction scales experts weights"),
+        *fields(ctypes.c_int64, "rows k"),
+        *fields(ctypes.c_float, "eps"),
+        *fields(ctypes.c_int32, "sigmoid normalise"),
+    )
+
+
+class SortCall(ctypes.Structure):
+    kind = 10
+    _fields_ = (*fields(ctypes.c_void_p, "experts order bounds"), *fields(ctypes.c_int64, "pairs count"))
+
+
+class CombineCall(ctypes.Structure):
+    kind = 11
+    _fields_ = (*fields(ctypes.c_void_p, "parts weights residual y"), *fields(ctypes.c_int64, "rows k width"))
+
+
 class Call(ctypes.Structure):
     """`call` of calls.h: the kind and the address of one of the above."""
 
@@ -117,7 +138,8 @@ class Call(ctypes.Structure):
 
 Arguments = (
     MatmulCall | EmbedCall | NormCall | AttentionCall | ArgmaxCall | ConcatCall | ExpertsCall | DrawCall | LogprobsCall
-)
+    | RouterCall | SortCall | CombineCall
+)  # fmt: skip
 
 
 class CallList:

@@ -21,6 +21,7 @@ from .calls import (
     Arguments,
     AttentionCall,
     CallList,
+    CombineCall,
     ConcatCall,
     DrawCall,
     EmbedCall,
@@ -29,6 +30,8 @@ from .calls import (
     MatmulCall,
     Matrix,
     NormCall,
+    RouterCall,
+    SortCall,
     open_library,
 )
 
@@ -172,6 +175,43 @@ class CpuKernels:
         inputs = {"x": x, "order": order, "bounds": bounds, "bias": bias}
         return self._call(call, inputs, {"y": np.empty((pairs, outputs), np.float32)})[0]
 
+    def route(
+        self,
+        x: mx.array,
+        matrix: Any,
+        k: int,
+        norm: mx.array | None = None,
+        eps: float = 0.0,
+        bias: mx.array | None = None,
+        sigmoid: bool = False,
+        normalise: bool = False,
+        correction: mx.array | None = None,
+        scales: mx.array | None = None,
+    ) -> tuple[mx.array, mx.array]:
+        """The op moe_router."""
+        rows = x.shape[0]
+        call = RouterCall(
+            matrix=self.pin(matrix).address, rows=rows, k=k, eps=eps, sigmoid=sigmoid, normalise=normalise
+        )
+        inputs = {"x": x, "norm": norm, "bias": bias, "correction": correction, "scales": scales}
+        outputs = {"experts": np.empty((rows, k), np.uint32), "weights": np.empty((rows, k), np.float32)}
+        experts, weights = self._call(call, inputs, outputs)
+        return experts, weights
+
+    def sort_pairs(self, experts: mx.array, count: int) -> tuple[mx.array, mx.array]:
+        """The op moe_sort."""
+        outputs = {"order": np.empty((experts.size,), np.uint32), "bounds": np.empty((count + 1,), np.uint32)}
+        order, bounds = self._call(SortCall(pairs=experts.size, count=count), {"experts": experts}, outputs)
+        return order, bounds
+
+    def combine(self, parts: mx.array, weights: mx.array, residual: mx.array | None = None) -> mx.array:
+        """The op moe_combine."""
+        (rows, k), width = weights.shape, parts.shape[1]
+        inputs = {"parts": parts, "weights": weights, "residual": residual}
+        return self._call(CombineCall(rows=rows, k=k, width=width), inputs, {"y": np.empty((rows, width), np.float32)})[
+            0
+        ]
+
     def attend(
         self,
         qkv: mx.array,
@@ -217,11 +257,12 @@ class CpuKernels:
         eps: float,
         residual: mx.array | None = None,
         scalar: mx.array | float | None = None,
+        groups: int = 1,
     ) -> mx.array:
         """The op of this name."""
         held = scalar if isinstance(scalar, mx.array) else None
         scale = 1.0 if scalar is None or isinstance(scalar, mx.array) else scalar
-        call = NormCall(rows=x.shape[0], width=x.shape[1], eps=eps, scale=scale)
+        call = NormCall(rows=x.shape[0], width=x.shape[1], groups=groups, eps=eps, scale=scale)
         inputs = {"x": x, "weight": weight, "residual": residual, "scalar": held}
         return self._call(call, inputs, {"y": np.empty(x.shape, np.float32)})[0]
 

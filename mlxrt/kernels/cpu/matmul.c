@@ -417,7 +417,7 @@ static const float *prepare_columns(const matmul_call *c, int threads, float *ow
     const float *x = c->x;
     if (c->norm) {
         float *to = splits_columns(a) ? own + c->columns * column_size(a) : own;
-        run_norm(&(norm_call){c->x, c->norm, NULL, NULL, to, c->columns, a->width, c->eps, 1}, threads);
+        run_norm(&(norm_call){c->x, c->norm, NULL, NULL, to, c->columns, a->width, 1, c->eps, 1}, threads);
         x = to;
     }
     if (!changes_columns(a)) return x;
@@ -458,25 +458,70 @@ static matrix expert_of(const matrix *stack, int64_t e) {
     return a;
 }
 
-/* Expert by expert: its rows of x side by side, so that its matrix is read once for all of them. */
+typedef struct {
+    matmul_call call;
+    matrix a;
+    job j;
+} expert_job;
+
+typedef struct {
+    expert_job *experts;
+    int64_t chunks; /* of each */
+} expert_jobs;
+
+static void run_expert_chunk(void *given, int index) {
+    expert_jobs *b = given;
+    job *j = &b->experts[index / b->chunks].j;
+    if (index % b->chunks * j->chunk < j->outputs) run_chunk(j, (int)(index % b->chunks));
+}
+
+/* The experts from `first` to `end`, whose pairs are `c->order` from c->bounds[first] on: their rows of x side by side, so that
+ * a matrix is read once for all of its rows, and the matrices of all of them shared out among the threads at once. */
+static int run_some_experts(const experts_call *c, int64_t first, int64_t end, int threads, expert_job *experts, float *own) {
+    const int64_t rows = c->a->rows, width = c->a->width, outputs = c->pair ? rows / 2 : rows, from = c->bounds[first];
+    const int64_t pairs = c->bounds[end] - from;
+    float *made = own + pairs * width, *changed = made + pairs * outputs;
+    int count = 0, failed = 0;
+    for (int64_t i = 0; i < pairs; i++) memcpy(own + i * width, c->x + c->order[from + i] / c->each * width, (size_t)width * 4);
+    for (int64_t e = first; e < end; e++) {
+        const int64_t at = c->bounds[e] - from, n = c->bounds[e + 1] - c->bounds[e];
+        if (!n) continue;
+        expert_job *x = &experts[count++];
+        x->a = expert_of(c->a, e);
+        x->call = (matmul_call){&x->a, own + at * width, NULL, c->bias ? c->bias + e * rows : NULL, NULL, NULL, made + at * outputs, n, 0, 0, c->activation, c->pair};
+        x->j = (job){&x->call, &x->a, prepare_columns(&x->call, threads, changed), column_size(&x->a), n, outputs, 0, 0};
+        changed += own_floats(&x->call);
+    }
+    if (!count) return 0;
+    const int64_t tasks = (8 * threads + count - 1) / count; /* as many in all as one matrix alone is given */
+    int64_t chunk = (outputs / tasks + 15) / 16 * 16;
+    chunk = chunk < 16 ? 16 : chunk;
+    expert_jobs jobs = {experts, (outputs + chunk - 1) / chunk};
+    for (int i = 0; i < count; i++) experts[i].j.chunk = chunk;
+    parallel_for(threads, (int)(count * jobs.chunks), run_expert_chunk, &jobs);
+    for (int i = 0; i < count; i++) failed |= experts[i].j.failed;
+    for (int64_t i = 0; i < pairs; i++) memcpy(c->y + c->order[from + i] * outputs, made + i * outputs, (size_t)outputs * 4);
+    return failed ? NO_MEMORY : 0;
+}
+
+/* As many experts together as have a few pairs; one with more is shared out by itself. */
 int run_experts(const experts_call *c, int threads) {
-    const int64_t rows = c->a->rows, width = c->a->width, outputs = c->pair ? rows / 2 : rows;
-    int64_t most = 0;
+    enum { PAIRS_TOGETHER = 64 };
+    if (!is_readable(c->a)) return UNREADABLE;
+    const int64_t outputs = c->pair ? c->a->rows / 2 : c->a->rows;
+    int64_t most = PAIRS_TOGETHER;
     for (int64_t e = 0; e < c->count; e++)
         if (c->bounds[e + 1] - c->bounds[e] > most) most = c->bounds[e + 1] - c->bounds[e];
-    float *own = malloc((size_t)(most * (width + outputs) + 1) * sizeof *own), *made = own + most * width;
-    if (!own) return NO_MEMORY;
-    int failed = 0;
-    for (int64_t e = 0; e < c->count && !failed; e++) {
-        const uint32_t *pairs = c->order + c->bounds[e];
-        const int64_t n = c->bounds[e + 1] - c->bounds[e];
-        if (!n) continue;
-        for (int64_t i = 0; i < n; i++) memcpy(own + i * width, c->x + pairs[i] / c->each * width, (size_t)width * 4);
-        const matrix a = expert_of(c->a, e);
-        const float *bias = c->bias ? c->bias + e * rows : NULL;
-        failed = run_matmul(&(matmul_call){&a, own, NULL, bias, NULL, NULL, made, n, 0, 0, c->activation, c->pair}, threads);
-        for (int64_t i = 0; i < n; i++) memcpy(c->y + pairs[i] * outputs, made + i * outputs, (size_t)outputs * 4);
+    most = most < c->pairs ? most : c->pairs;
+    const matmul_call alone = {.a = c->a, .columns = 1};
+    float *own = malloc((size_t)(most * (c->a->width + outputs + own_floats(&alone)) + 1) * sizeof *own);
+    expert_job *experts = malloc((size_t)(most + 1) * sizeof *experts);
+    int failed = own && experts ? 0 : NO_MEMORY;
+    for (int64_t first = 0, end; first < c->count && !failed; first = end) {
+        for (end = first + 1; end < c->count && c->bounds[end + 1] - c->bounds[first] <= PAIRS_TOGETHER;) end++;
+        failed = run_some_experts(c, first, end, threads, experts, own);
     }
+    free(experts);
     free(own);
     return failed;
 }

@@ -5,7 +5,8 @@
  * blocks, too; its codes are signed, and are kept 64 higher, so that they are bytes. IQ4_XS and IQ4_NL choose among sixteen
  * values, kept 128 higher; Q8_0's codes are signed bytes, kept 128 higher, too. Blocks of IQ4_NL, Q8_0, Q4_0 and Q4_1
  * are of 32 weights, and eight of them count as one here. MXFP4 is MLX's layout, too: a row is a stream of four-bit codes,
- * which choose among sixteen values, here their doubles, kept 12 higher; every 32 have a power of two, a byte, as scale. */
+ * which choose among sixteen values, here their doubles, kept 12 higher; every 32 have a power of two, a byte, as scale.
+ * A plain matrix is one of float32 numbers; only routers are computed with such. */
 #ifndef MLXRT_PACKED_H
 #define MLXRT_PACKED_H
 #include "iq2_grid.h"
@@ -13,7 +14,7 @@
 
 enum { FLOAT32, FLOAT16, BFLOAT16 };
 enum { AHEAD = 4096 }; /* bytes */
-enum { AFFINE, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ2_XXS, IQ4_XS, IQ4_NL, Q8_0, Q4_0, Q4_1, MXFP4 };
+enum { AFFINE, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ2_XXS, IQ4_XS, IQ4_NL, Q8_0, Q4_0, Q4_1, MXFP4, PLAIN };
 
 typedef struct {
     const uint8_t *weight;

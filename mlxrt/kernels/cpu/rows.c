@@ -6,7 +6,7 @@
 static void norm_row(void *given, int row) {
     const norm_call *c = given;
     const float *x = c->x + row * c->width, *residual = c->residual ? c->residual + row * c->width : NULL;
-    float *y = c->y + row * c->width;
+    float *y = c->y + (row % c->groups * (c->rows / c->groups) + row / c->groups) * c->width;
     floats squares = zeros();
     for (int64_t k = 0; k < c->width; k += 16) squares = multiply_add(load(x + k), load(x + k), squares);
     const floats factor = all(1 / sqrtf(sum(squares) / (float)c->width + c->eps));

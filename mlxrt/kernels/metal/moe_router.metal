@@ -15,7 +15,7 @@ FN uint sort_key(float f) {
     return (u & 0x80000000u) != 0u ? ~u : u | 0x80000000u;
 }
 
-// RFORM, RBITS and RGROUP are the router's matrix's; STAGE_FORM is that of the matrix which needs sums of x.
+// RFORM, RBITS and RGROUP are the router's matrix's, RT what a plain one has; STAGE_FORM is that of the matrix which needs sums of x.
 [[kernel]] void mlxrt_moe_router(MLX_ARGUMENTS) {
 #if FUSE_GATE_UP
     uint pair = threadgroup_position_in_grid.y;
@@ -64,7 +64,7 @@ FN uint sort_key(float f) {
             acc[0][r] = 0.0f;
         }
         for (uint k = lane * 32; k < uint(K); k += 1024) {
-            load_dot_rows<T, RFORM, RBITS, RGROUP, K, VECS, 1, RR>(
+            load_dot_rows<RT, RFORM, RBITS, RGROUP, K, VECS, 1, RR>(
                 router_packed, router_scales, router_biases, row, k, k,
                 magic_bits<RBITS>(opaque_zero), &router_lut_shared[0], &x_shared[0], &x_sums[0], acc
             );

@@ -58,9 +58,7 @@ def launch(gpu, x, weight, eps, residual=None, scalar=None, groups=1):
     return gpu(ADD_NORM, inputs, x.shape[0], constants["SIZE"], [(x.shape, x.dtype)], **constants)[0]
 
 
-def cpu_unsupported(x, weight, residual=None, scalar=None, groups=1, **rest) -> str | None:
-    if groups > 1:
-        return f"rows of {groups} groups"
+def cpu_unsupported(x, weight, residual=None, scalar=None, **rest) -> str | None:
     given = [a for a in (x, weight, residual, scalar) if isinstance(a, mx.array)]
     if other := {a.dtype for a in given} - {mx.float32}:
         return f"arrays of {other.pop()}"
@@ -73,6 +71,8 @@ def cpu_cases() -> Iterator[Case]:
         arrays = {name: mx.random.normal((rows, width)) for name in (("x", "residual") if rows % 2 else ("x",))}
         arrays["weight"] = mx.random.normal((width,))
         yield Case(f"[{rows}, {width}]", arrays, {"eps": 1e-5, "scalar": 0.3 if rows > 2 else None})
+    arrays = {name: mx.random.normal((35, 48)) for name in ("x", "residual")} | {"weight": mx.random.normal((48,))}
+    yield Case("[35, 48] of 7 groups", arrays, {"eps": 1e-5, "groups": 7})
 
 
 @add_norm.cpu_kernel(unsupported=cpu_unsupported, cases=cpu_cases)

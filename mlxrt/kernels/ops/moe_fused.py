@@ -104,7 +104,7 @@ def launch(
     gpu, x, router, matrix, k, activation, norm=None, eps=0.0, rbias=None, bias=None, correction=None, scales=None, **rules
 ):  # fmt: skip
     n, hidden, held = x.shape[0], matrix.rows // 2, matrix.constants()
-    chosen = router_constants(router, k, norm, eps, rbias, correction, scales, **rules)
+    chosen = router_constants(x, router, k, norm, eps, rbias, correction, scales, **rules)
     each, loops = launch_config(gpu.profile, hidden * n * k, matrix)
     y, experts, weights = gpu(
         ROUTER_GATE_UP,

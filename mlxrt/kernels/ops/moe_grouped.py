@@ -49,6 +49,14 @@ def launch_sort(gpu, experts, count):
     return order, bounds
 
 
+@moe_sort.cpu_kernel(
+    unsupported=lambda experts, count: None if experts.dtype == mx.uint32 else f"experts are {experts.dtype}",
+    cases=lambda: iter(()),
+)
+def launch_sort_cpu(cpu, experts, count):
+    return cpu.sort_pairs(experts, count)
+
+
 def grouped_cases(dtype: mx.Dtype) -> Iterator[Case]:
     shapes: list[tuple[Any, ...]] = [
         (5, 2, 4, 128, 24, "affine", {"pair": True, "activation": "silu"}),
@@ -188,6 +196,16 @@ def moe_combine(parts, weights, dtype, residual=None):
     """parts [N k, O] of any float dtype, weights [N, k] -> [N, O]: each token's sum; + residual."""
     y = (parts.reshape(*weights.shape, -1) * weights[..., None]).sum(axis=1)
     return (y if residual is None else residual.astype(mx.float32) + y).astype(dtype)
+
+
+def combine_cpu_unsupported(parts, weights, dtype, residual=None) -> str | None:
+    kinds = {a.dtype for a in (parts, weights, residual) if a is not None} | {dtype}
+    return None if kinds == {mx.float32} else f"arrays of {(kinds - {mx.float32}).pop()}"
+
+
+@moe_combine.cpu_kernel(unsupported=combine_cpu_unsupported, cases=lambda: iter(()))
+def launch_combine_cpu(cpu, parts, weights, dtype, residual=None):
+    return cpu.combine(parts, weights, residual)
 
 
 @moe_combine.kernel(COMBINE)

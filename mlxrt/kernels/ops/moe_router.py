@@ -1,6 +1,7 @@
 """Which experts a token goes to, and how much of each: norm, product, scores and the choice in one launch."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import mlx.core as mx
 
@@ -31,10 +32,11 @@ def router_cases(dtype: mx.Dtype) -> Iterator[Case]:
         (2, 1, 64, 1, "affine", {"norm": True, "sigmoid": True}),  # how much of an expert that every token uses
         (1, 36, 96, 3, "lut", {"normalise": True}),
         (2, 34, 512, 4, "q6_k_split", {"norm": True, "normalise": True}),
+        (2, 37, 96, 4, "dense", {"wide": True, "norm": True, "sigmoid": True, "correction": True, "normalise": True}),
     ]
     for rows, count, width, k, mode, extra in shapes:
         mx.random.seed(count)
-        matrix = sample(mode, (count, width), dtype, 8)
+        matrix = sample(mode, (count, width), mx.float32 if extra.get("wide") else dtype, 8)
         arrays = {"x": mx.random.normal((rows, width)).astype(dtype)}
         for name, size in (("norm", width), ("bias", count), ("correction", count), ("scales", count)):
             if extra.get(name):
@@ -67,7 +69,7 @@ def unsupported(x, matrix, k, norm=None, **rest) -> str | None:
     if (need := threadgroup_bytes(matrix)) > MIN_THREADGROUP_MEMORY:
         size = f"{matrix.rows} experts of {matrix.width} elements"
         return f"{size} need {need} bytes of shared memory, every GPU has {MIN_THREADGROUP_MEMORY}"
-    return matrix.unsupported(x, norm)
+    return matrix.unsupported(x, norm, plain=mx.float32)
 
 
 def threadgroup_bytes(matrix: QuantizedMatrix) -> int:
@@ -87,7 +89,7 @@ def is_faster(x, **rest) -> bool:
 
 @moe_router.kernel(ROUTER, unsupported=unsupported, is_faster=is_faster)
 def launch(gpu, x, matrix, k, norm=None, eps=0.0, bias=None, correction=None, scales=None, **rules):
-    n, constants = x.shape[0], router_constants(matrix, k, norm, eps, bias, correction, scales, **rules)
+    n, constants = x.shape[0], router_constants(x, matrix, k, norm, eps, bias, correction, scales, **rules)
     experts, weights = gpu(
         ROUTER,
         [x, *matrix.inputs(), norm, bias, correction, scales],
@@ -101,10 +103,29 @@ def launch(gpu, x, matrix, k, norm=None, eps=0.0, bias=None, correction=None, sc
     return experts, weights
 
 
-def router_constants(matrix, k, norm, eps, bias, correction, scales, sigmoid=False, normalise=False) -> dict[str, int]:
+def cpu_unsupported(x, matrix, k, norm=None, bias=None, correction=None, scales=None, **rest) -> str | None:
+    given = [a for a in (x, norm, bias, correction, scales) if a is not None]
+    if other := {a.dtype for a in given} - {mx.float32}:
+        return f"arrays of {other.pop()}"
+    if matrix.packed:
+        return matrix.cpu_unsupported(x.dtype)
+    if matrix.weight.dtype != mx.float32 or matrix.width % 16:
+        return f"plain weights are {matrix.weight.dtype}, rows of {matrix.width} numbers"
+    return None
+
+
+@moe_router.cpu_kernel(unsupported=cpu_unsupported, cases=lambda: iter(()))
+def launch_cpu(cpu, x, matrix, k, **rules):
+    return cpu.route(x, matrix, k, **rules)
+
+
+def router_constants(
+    x, matrix, k, norm, eps, bias, correction, scales, sigmoid=False, normalise=False
+) -> dict[str, Any]:
     """The choice, as constants of a kernel."""
     held = matrix.constants()
     return {
+        "RT": x.dtype if matrix.packed else matrix.weight.dtype,
         "RFORM": held["FORM"],
         "RBITS": held["BITS"],
         "RGROUP": held["GROUP"],

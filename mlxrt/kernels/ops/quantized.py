@@ -162,14 +162,15 @@ class QuantizedMatrix:
             scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
         return mx.dequantize(self.weight, scales, biases, self.group, self.bits, self.mode, dtype=mx.float32)
 
-    def unsupported(self, x: mx.array, norm: mx.array | None = None) -> str | None:
-        """Why no kernel of ours can read this matrix with such an x, and a norm's weight for it."""
+    def unsupported(self, x: mx.array, norm: mx.array | None = None, plain: mx.Dtype | None = None) -> str | None:
+        """Why no kernel of ours can read this matrix with such an x, and a norm's weight for it; `plain`: a dtype that
+        plain weights may have beside that of x."""
         if x.dtype not in FLOATS:
             return f"activations are {x.dtype}"
         if norm is not None and norm.dtype != x.dtype:  # both are read eight at a time, as words
             return f"the norm is {norm.dtype}, activations {x.dtype}"
         if not self.packed:
-            if self.weight.dtype != x.dtype:
+            if self.weight.dtype not in (x.dtype, plain):
                 return f"plain weights are {self.weight.dtype}, activations {x.dtype}"
         elif self.mode not in FORMS:
             return f"{self.mode} weights"

@@ -1,0 +1,58 @@
+"""Published shapes made small and packed, by CPU kernels: the tokens of plain MLX, from recorded decode steps where a
+family has nothing but kernels."""
+
+from pathlib import Path
+
+import pytest
+
+import mlxrt
+from mlxrt.kernels.cpu import build
+from mlxrt.weights.random_models import published_configs
+
+from ..kernels.test_families import LAYERS, SMALL, small_sizes
+from .test_cpu_step import replays
+
+pytestmark = pytest.mark.xdist_group("cpu_kernels")  # one worker compiles the library
+
+HYBRID = {"qwen3.5-9b", "qwen3.5-35b-a3b"}  # recurrent layers are computed by MLX
+PROMPTS = [tuple((7 * i + n) % 191 for i in range(n)) for n in (21, 5, 40)]
+PARAMS = (
+    {"max_tokens": 40},
+    {"max_tokens": 12, "temperature": 1.0, "top_k": 20, "seed": 3},
+    {"max_tokens": 30, "temperature": 0.7, "seed": 4, "repetition_penalty": 1.2},
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library() -> Path:
+    try:
+        return build.find_library(Path(build.SOURCES / "__pycache__"))
+    except build.BuildError as error:
+        pytest.skip(f"no CPU kernels here: {error}")
+
+
+def requests():
+    return [
+        mlxrt.Request(tokens=tokens, params=mlxrt.SamplingParams(ignore_eos=True, **params))
+        for tokens, params in zip(PROMPTS, PARAMS)
+    ]
+
+
+@pytest.mark.parametrize("packing", ["@4bit", "@mxfp4"])
+@pytest.mark.parametrize("name", sorted(set(published_configs()) - {"smollm2-135m", "llama-3.1-8b", "gpt-oss-120b"}))
+def test_tokens_are_those_of_plain_mlx(name, packing, monkeypatch):
+    config = dict(published_configs()[name])
+    inner = config["text_config"] = dict(config["text_config"]) if "text_config" in config else config
+    inner |= {key: value for key, value in (SMALL | small_sizes(name)).items() if inner.get(key) is not None}
+    if inner is config:
+        del config["text_config"]
+    monkeypatch.setitem(published_configs(), name, config)
+    options = {"max_context": 256, "kv_memory": "64M"}
+    with mlxrt.load(f"shape:{name}{packing}", kernels="reference", **options) as plain:
+        want = [plain.generate(request).tokens for request in requests()]
+    with mlxrt.load(f"shape:{name}{packing}", **options) as engine:
+        assert [engine.generate(request).tokens for request in requests()] == want
+        assert [c.tokens for c in engine.generate(requests())] == want
+        if name not in HYBRID:
+            assert replays(engine) > 100
+        assert len(engine.model.layers if hasattr(engine.model, "layers") else engine.model.model.layers) >= LAYERS
