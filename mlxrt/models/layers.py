@@ -128,9 +128,12 @@ class Attention(FusedModule):
         self.rope = RoPE(c.rope)
 
     def fuse(self):
-        merge_qkv(self)
+        self.merge_projections()
         if self.kernels.gpu is not None or self.kernels.cpu is not None:
             self.layout = replace(self.qkv_layout(), **self.rope.constants())
+
+    def merge_projections(self) -> None:
+        merge_qkv(self)
 
     def qkv_layout(self) -> QKVLayout:
         norms = (self.q_norm.weight, self.k_norm.weight, False, self.q_norm.eps) if self.qk_norm else ()

@@ -7,11 +7,14 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import UnsupportedModel, quote
-from ..kernels import compute_qkv
+from ..kernels import concat_columns
+from ..kernels.ops.qmv import MAX_QMV_ROWS
+from .base import KernelModule
 from .config import SUPPORTED_VALUES
+from .fused_linear import fused_linear, rms_norm
 from .layers import Attention, Block
 from .llama import Llama
-from .moe import ROUTING_KEYS, Experts, MoEConfig, sigmoid_topk
+from .moe import ROUTING_KEYS, Experts, MoEConfig, can_route, sigmoid_topk
 from .rope import read_rope
 from .sanitize_moe import rename_experts, sanitize_experts
 
@@ -50,18 +53,25 @@ class MiniMaxM2Config(MoEConfig):
 
 
 class WideNormAttention(Attention):
+    """Norms of queries and keys span all heads, so they come between the products and attention."""
+
     def __init__(self, c):
         super().__init__(c)
         self.q_norm = nn.RMSNorm(self.heads * self.head_dim, eps=c.rms_norm_eps)
         self.k_norm = nn.RMSNorm(self.kv_heads * self.head_dim, eps=c.rms_norm_eps)
 
+    def merge_projections(self):
+        """None: queries and keys are rows of their own, which kernels norm."""
+
     def qkv(self, x, norm=None):
-        wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        q, k, v = mx.split(compute_qkv(super().qkv(x, norm), self.kernels), [wide, wide + narrow], axis=-1)
-        return mx.concatenate([self.q_norm(q), self.k_norm(k), v], axis=-1)
+        if norm is not None and x.shape[0] > MAX_QMV_ROWS:
+            x, norm = rms_norm(norm, x, self.kernels), None  # once for all of them
+        q, k, v = (fused_linear(self[name], x, self.kernels, norm=norm) for name in ("q_proj", "k_proj", "v_proj"))
+        q, k = rms_norm(self.q_norm, q, self.kernels), rms_norm(self.k_norm, k, self.kernels)
+        return self.kernels.run(concat_columns, a=q, b=k, c=v)
 
 
-class MiniMaxMoE(nn.Module):
+class MiniMaxMoE(KernelModule):
     """Routing is float32: the correction bias is large against the differences it decides."""
 
     def __init__(self, c):
@@ -71,10 +81,17 @@ class MiniMaxMoE(nn.Module):
         self.e_score_correction_bias = mx.zeros((c.num_experts,))
         self.experts = Experts(c.num_experts, c.hidden_size, c.intermediate_size)
 
+    @property
+    def input_linear(self) -> nn.Module:
+        return self.gate
+
     def __call__(self, x, *, norm=None, residual=None):
+        correction = self.e_score_correction_bias
+        if can_route(self.kernels, self.gate, x):
+            rules = {"sigmoid": True, "correction": correction, "normalise": True}
+            return self.experts.route_and_run(x, self.gate, self.top_k, norm=norm, residual=residual, **rules)
         h = x if norm is None else norm(x)
-        logits = self.gate(h.astype(mx.float32))
-        chosen = sigmoid_topk(logits, self.e_score_correction_bias, self.top_k, normalise=True)
+        chosen = sigmoid_topk(self.gate(h.astype(mx.float32)), correction, self.top_k, normalise=True)
         return self.experts(h, *chosen, residual=residual)
 
 

@@ -12,11 +12,12 @@ from mlxrt.engine import load as loader
 from mlxrt.engine.cuda_graph import CudaGraphRunner
 from mlxrt.engine.model_runner import ModelRunner
 from mlxrt.kernels import Kernels, argmax, make_gpu
+from mlxrt.weights.random_models import published_configs
 from tests.support.log_lines import capture_log
 from tests.support.toy_models import KINDS
 
 from ..kernels.test_engine import PROMPT, folder  # noqa: F401  a fixture
-from ..kernels.test_families import FAMILIES, answer, made
+from ..kernels.test_families import answer, made
 from ..support.kernels.fake_cuda import Bench, FakeLibrary
 from ..support.metal_sim import Simulator
 
@@ -105,7 +106,7 @@ def test_a_window_with_kept_tokens_is_nothing_but_kernels(engines, folder):  # n
     assert "paged_attention" in engine.core.runner.model.kernels.used
 
 
-@pytest.mark.parametrize("name", [*(name for name, *_ in FAMILIES), "gemma4-26b-a4b"])
+@pytest.mark.parametrize("name", sorted(published_configs()))
 def test_steps_of_these_families_are_nothing_but_kernels(name):
     with made(name, Kernels("reference")) as plain:
         expected = answer(plain, 6)
@@ -117,7 +118,7 @@ def test_steps_of_these_families_are_nothing_but_kernels(name):
     assert not said and device.launched == 2 * 5 - 1  # all but those of the first answer, and the one that was recorded
 
 
-MANY_ROWS = ["qwen3-0.6b", "qwen3-30b-a3b", "qwen3.5-35b-a3b", "gemma4-e2b", "gemma4-26b-a4b"]
+MANY_ROWS = ["qwen3-0.6b", "qwen3-30b-a3b", "qwen3.5-35b-a3b", "gemma4-e2b", "gemma4-26b-a4b", "minimax-m2"]
 
 
 @pytest.mark.parametrize("name", MANY_ROWS)
@@ -135,7 +136,9 @@ def test_steps_of_many_rows_are_nothing_but_kernels(name):
                 attach_graphs(runner, library, device)
             answers.append([[c.tokens for c in engine.generate(asked)] for _ in range(3)])
     assert answers[0] == answers[1] and not said and device.launched
-    assert {"qmm", "add_norm"} <= set(kernels.used) and ("moe_grouped" in kernels.used) == ("-a" in name)
+    assert {"qmm", "add_norm"} <= set(kernels.used) and ("moe_grouped" in kernels.used) == (
+        "-a" in name or name == "minimax-m2"
+    )
 
 
 def on_hybrids(run):
