@@ -312,4 +312,4 @@ class Completion:
 
     def __repr__(self) -> str:
         end = f"finish_reason={self.finish_reason!s}"
-        return f"Completion({show(self.text)}, {len(self.tokens)} tokens, {end}, {show(self.timings)})"
+        return f"Completion({show(self.text)}, {len(self.tokens)} tokens, {end}, {self.timings})"

@@ -217,6 +217,9 @@ async def open_call(http: HttpRequest, name: str | None, make: Callable[[AsyncEn
     async with AsyncExitStack() as leave:
         _, engine = await leave.enter_async_context(http.app.state.models.use(name))
         call = make(engine)
+        if len(call.requests) > (room := http.app.state.models.config.max_queue):  # there will never be room for it
+            text = f"{len(call.requests)} answers in one call; this server's queue holds {room} (serve --max-queue)"
+            raise Problem(400, text)
         call = replace(call, requests=[restrict(http, request) for request in call.requests])
         if http.app.state.log_prompts:
             log_prompt(http.state.request_id, call)

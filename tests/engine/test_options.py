@@ -173,6 +173,7 @@ def test_reprs_and_names_help():
         done = engine.generate([1, 2, 3], max_tokens=2)
         assert repr(done).startswith("Completion('', 2 tokens, finish_reason=length, Timings(3 prompt tokens (")
         assert repr(done).endswith(f" generated at {done.timings.decode_tps:.1f}/s, {done.timings.total_s:.2f} s))")
+        assert repr(engine.generate([1, 2, 3], max_tokens=2, temperature=1.0, seed=3)).endswith(" s, seed 3))")
         names = dir(engine)
         assert "generate" in names and all(hasattr(engine, n) for n in names if n != "tokenizer")
         assert not {"core", "exclusive", "load_state", "_submit"} & set(names)

@@ -111,6 +111,17 @@ def test_a_full_queue_is_429_and_recovers():
         assert server.post("/v1/chat/completions", GOOD).status_code == 200
 
 
+@pytest.mark.parametrize("call", ["chat/completions", "completions"])
+def test_a_call_that_no_queue_ever_has_room_for_is_400(call):
+    """Not 429, which clients would send again for good."""
+    asked = GOOD | {"n": 5} if call.startswith("chat") else {"prompt": ["a"] * 5, "max_tokens": 2}
+    with running(config=EngineConfig(chunk=16, max_queue=4)) as server:
+        refused = server.post(f"/v1/{call}", asked)
+        assert refused.status_code == 400 and "5 answers in one call" in refused.json()["error"]["message"]
+        fewer = GOOD | {"n": 4} if "n" in asked else asked | {"prompt": ["a"] * 4}
+        assert server.post(f"/v1/{call}", fewer).status_code == 200
+
+
 def test_a_failure_in_the_middle_of_a_stream_is_an_error_frame():
     with running() as server:
         server.script.append("z" * 300)
