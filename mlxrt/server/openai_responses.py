@@ -20,6 +20,8 @@ IGNORED = (
     "context_management",
 )  # fmt: skip
 
+LOGPROBS = "message.output_text.logprobs"  # what `include` calls them
+
 
 async def responses(http: HttpRequest) -> Response:
     body = await read_body(http)
@@ -51,6 +53,9 @@ def read_response(body: Fields, engine: AsyncEngine) -> Call:
         **read_reasoning(body, engine),
         **read_text_format(body),
     )
+    included = body.raw("include")
+    if body.integer("top_logprobs", 0) or (isinstance(included, list) and LOGPROBS in included):
+        raise body.fail("top_logprobs", "is not supported here; /v1/chat/completions answers with log probabilities")
     body.ignore(*IGNORED)
     stream = body.flag("stream")
     body.finish()

@@ -22,6 +22,7 @@ import mlx.core as mx
 from ...errors import BadCheckpoint, BadRequest, MlxrtError
 from ..formats.checkpoint import Checkpoint
 from ..formats.hadamard import is_rotated
+from ..formats.quantized import AFFINE_GROUPS
 from ..formats.safetensors import read_header
 from ..formats.weight_format import FLOATS
 from . import encode
@@ -76,6 +77,7 @@ def convert(
     source = open_source(checkpoint)
     recipe = Recipe(**{**vars(recipe), "experts": source.experts})
     plans = plan_tensors(source, recipe, shard_bytes)
+    report_odd_widths(plans, recipe)
     partial = folder.with_name(f"{folder.name}.partial")
     check_space(folder, stored_bytes(plans))
     learned = [plan.name for plan in plans if plan.encoding.kind == "codebook"]
@@ -111,6 +113,18 @@ def log_copies(plans: list[TensorPlan]) -> None:
     if kinds:
         listed = ", ".join(f"{count} as {kind}" for kind, count in kinds.most_common())
         log.info(f"{kinds.total()} matrices are in MLX's formats already and copied bit for bit: {listed}")
+
+
+def report_odd_widths(plans: list[TensorPlan], recipe: Recipe) -> None:
+    """Name matrices that stay float although the recipe packs them; refuse it where that is all of them."""
+    packed = sum(plan.encoding.kind != "plain" for plan in plans)
+    odd = [plan for plan in plans if plan.encoding.kind == "plain" and recipe.is_odd(plan.name, plan.shape)]
+    if not odd:
+        return
+    found = f"{odd[0].name} has rows of {odd[0].shape[-1]} numbers, no multiple of {min(AFFINE_GROUPS)}"
+    if not packed:
+        raise BadRequest(f"no matrix can be quantised: {found}")
+    log.warning(f"{len(odd)} of {len(odd) + packed} matrices stay float: {found}")
 
 
 def abandon(partial: Path, plans: list[TensorPlan], error: Exception) -> Exception:

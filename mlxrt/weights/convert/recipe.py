@@ -98,6 +98,10 @@ class Recipe:
         choose = {"mlx": self.mlx, "jang": self.jang, "jangtq": self.jangtq, "codebook": self.codebook}
         return choose[self.format](name, shape)
 
+    def is_odd(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether a matrix stays plain for its width alone."""
+        return self.choose(name, shape) == PLAIN and self.choose(name, (*shape[:-1], max(AFFINE_GROUPS))) != PLAIN
+
     def copies(self, name: str) -> bool:
         """Whether a matrix in one of MLX's formats stays as it is, bit for bit: where nothing else was asked for."""
         asked = self.bits is not None or self.group is not None or any(re.search(p, name) for p, _ in self.rules)
