@@ -133,7 +133,7 @@ def test_matrices_that_no_group_divides_are_named(moe, tmp_path):
     warned = capture_log("2 of 16 matrices stay float: ")
     written(moe, tmp_path / "out", Recipe("mlx", bits=4, group=32))  # its downs have rows of 80 numbers
     assert len(warned) == 1 and "down_proj.weight has rows of 80 numbers, no multiple of 32" in warned[0]
-    with pytest.raises(BadRequest, match="no matrix can be quantised: .* has rows of 36 numbers"):
+    with pytest.raises(BadRequest, match=r"no matrix can be quantised: .* has rows of 36 numbers"):
         written(PARITY / "mixtral", tmp_path / "none", Recipe("mlx", bits=4, group=32))
     assert not (tmp_path / "none").exists()
 
