@@ -12,12 +12,11 @@ from mlxrt.engine import load as loader
 from mlxrt.engine.cuda_graph import CudaGraphRunner
 from mlxrt.engine.model_runner import ModelRunner
 from mlxrt.kernels import Kernels, argmax, make_gpu
-from mlxrt.weights.random_models import published_configs
 from tests.support.log_lines import capture_log
 from tests.support.toy_models import KINDS
 
 from ..kernels.test_engine import PROMPT, folder  # noqa: F401  a fixture
-from ..kernels.test_families import answer, made
+from ..kernels.test_families import SHAPES, answer, made
 from ..support.kernels.fake_cuda import Bench, FakeLibrary
 from ..support.metal_sim import Simulator
 
@@ -106,7 +105,7 @@ def test_a_window_with_kept_tokens_is_nothing_but_kernels(engines, folder):  # n
     assert "paged_attention" in engine.core.runner.model.kernels.used
 
 
-@pytest.mark.parametrize("name", sorted(published_configs()))
+@pytest.mark.parametrize("name", SHAPES)
 def test_steps_of_these_families_are_nothing_but_kernels(name):
     with made(name, Kernels("reference")) as plain:
         expected = answer(plain, 6)

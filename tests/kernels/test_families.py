@@ -7,7 +7,7 @@ from mlxrt import EngineConfig, Request, SamplingParams
 from mlxrt.engine.engine import Engine, Source
 from mlxrt.kernels import Kernels, make_gpu
 from mlxrt.models import find
-from mlxrt.weights.random_models import random_weights, shape_config
+from mlxrt.weights.random_models import published_configs, random_weights, shape_config
 
 from ..support.metal_sim import Simulator
 
@@ -39,6 +39,8 @@ SMALL = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+# One of each family, but for sizes of those that are there.
+SHAPES = sorted(set(published_configs()) - {"smollm2-135m", "llama-3.1-8b", "qwen3-8b", "gpt-oss-120b"})
 PROMPT = tuple(7 * i % 191 for i in range(21))
 # Launches of a step at batch 1: of its layers, and for the embedding, the head and the choice.
 DENSE, SPARSE = {"qkv_attention", "qmv"}, {"qkv_attention", "qmv", "moe_router_gate_up", "moe_down"}
