@@ -224,7 +224,8 @@ class Experts(FusedModule):
         if self.kernel is None or "gate_up_proj" not in self or expert_matrix(self.down_proj) is None:
             return False
         if self.kernels.gpu is None:  # CPU kernels read what pack_modules.py put in their place
-            return self.kernels.cpu is not None and isinstance(self.down_proj, PackedExpertLinear)
+            stacks = self.gate_up_proj, self.down_proj
+            return self.kernels.cpu is not None and all(isinstance(m, PackedExpertLinear) for m in stacks)
         if x.shape[0] <= MAX_QMV_TOKENS:
             return True
         # Many tokens on an H200, a layer of Qwen3-30B-A3B: 1.20 ms against 2.53 of gather_qmm's for 128, 1.26 against
