@@ -10,8 +10,8 @@ import mlxrt
 from mlxrt.cache.memory import PagedKV
 from mlxrt.engine.cpu_step import StepRecorder
 from mlxrt.kernels import device
-from mlxrt.kernels.cpu import build
 
+from ..support.kernels.cpu_library import compiled_library
 from ..support.log_lines import capture_log
 from ..support.tiny_files import CONFIG, float_weights, write_folder, write_gguf
 
@@ -32,10 +32,7 @@ FAMILIES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def library() -> Path:
-    try:
-        return build.find_library(Path(build.SOURCES / "__pycache__"))
-    except build.BuildError as error:
-        pytest.skip(f"no CPU kernels here: {error}")
+    return compiled_library()
 
 
 def write_model(folder: Path, family: str, head_dim: int = 16) -> str:

@@ -15,6 +15,7 @@ from mlxrt.kernels.cpu.library import CpuKernels
 from mlxrt.kernels.ops.k_quants import K_QUANTS, SHORT_BLOCKS
 from mlxrt.kernels.testing import sample
 
+from ..support.kernels.cpu_library import compiled_library
 from ..support.log_lines import capture_log
 from ..support.tiny_files import CONFIG, float_weights, pack_weights, write_folder
 
@@ -30,10 +31,7 @@ PROMPTS = ([3, 14, 15, 9, 2, 6], [41, 5], [7, 7, 30, 1, 2, 3, 4, 8, 19, 22, 40],
 def library() -> Path:
     if not build.can_round_activations():
         pytest.skip("there are no such kernels for this processor")
-    try:
-        path = build.find_library(Path(build.SOURCES / "__pycache__"), "int8")
-    except build.BuildError as error:
-        pytest.skip(f"no CPU kernels here: {error}")
+    path = compiled_library("int8")
     if CpuKernels(path, 1).activations != "int8":
         pytest.skip("this processor has no dot products of bytes")
     return path

@@ -1,7 +1,5 @@
 """Stacks of packed matrices by the kernels in C: experts of models on a CPU."""
 
-from pathlib import Path
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ from mlx.utils import tree_flatten
 
 import mlxrt
 from mlxrt.kernels import Kernels, QuantizedMatrix
-from mlxrt.kernels.cpu import build
 from mlxrt.kernels.cpu.library import CpuKernels
 from mlxrt.kernels.ops.k_quants import INTERLEAVED, K_QUANTS
 from mlxrt.kernels.testing import sample
@@ -17,6 +14,7 @@ from mlxrt.models.quantized.packed_linear import PackedExpertLinear
 from mlxrt.weights import GgufCheckpoint
 
 from ..support.k_quant_files import write_pair
+from ..support.kernels.cpu_library import compiled_library
 from ..support.parity import list_rows
 from ..support.qwen2_moe_folder import write_qwen2_moe
 
@@ -28,10 +26,7 @@ PROMPT = (3, 14, 15, 9, 2, 6, 5, 35, 8, 9, 7, 9)
 
 @pytest.fixture(scope="module")
 def cpu() -> CpuKernels:
-    try:
-        return CpuKernels(build.find_library(Path(build.SOURCES / "__pycache__")), threads=2)
-    except build.BuildError as error:
-        pytest.skip(f"no CPU kernels here: {error}")
+    return CpuKernels(compiled_library(), threads=2)
 
 
 def as_float16(matrix: QuantizedMatrix) -> QuantizedMatrix:

@@ -19,6 +19,7 @@ from mlxrt.kernels.selftest import verify_cpu
 from mlxrt.kernels.testing import sample
 from mlxrt.models.quantized.packed_linear import PackedEmbedding, PackedLinear
 
+from ..support.kernels.cpu_library import compiled_library
 from ..support.log_lines import capture_log
 from ..support.tiny_files import CONFIG, float_weights, pack_weights, write_folder, write_gguf
 
@@ -33,10 +34,7 @@ PROMPTS = ([3, 14, 15, 9, 2, 6], [41, 5], [7, 7, 30, 1, 2, 3, 4, 8, 19, 22, 40],
 
 @pytest.fixture(scope="module")
 def library() -> Path:
-    try:
-        return build.find_library(Path(build.SOURCES / "__pycache__"))
-    except build.BuildError as error:
-        pytest.skip(f"no CPU kernels here: {error}")
+    return compiled_library()
 
 
 @pytest.fixture(scope="module")

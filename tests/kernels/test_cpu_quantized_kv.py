@@ -1,19 +1,18 @@
 """Attention in C over a quantised KV cache: what it writes is what mx.quantize makes, what it reads is that."""
 
 import itertools
-from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrt.kernels.cpu import build
 from mlxrt.kernels.cpu.library import CpuKernels
 from mlxrt.kernels.ops.attention_layout import PackedKV, QKVLayout, QuantizedPages
 from mlxrt.kernels.ops.kv_codec import KV_BITS, QuantizedKV
 from mlxrt.kernels.ops.paged_attention import quantized_paged_attention
 
 from ..engine.test_cpu_step import answer, write_model
+from ..support.kernels.cpu_library import compiled_library
 
 pytestmark = pytest.mark.xdist_group("cpu_kernels")  # one worker compiles the library
 
@@ -23,10 +22,7 @@ ODD = [0.0, -0.0, 1.0, -1.0, 1e-9, -1e-9, 3e4, -3e4]  # what whole groups of a k
 
 @pytest.fixture(scope="module")
 def cpu() -> CpuKernels:
-    try:
-        return CpuKernels(build.find_library(Path(build.SOURCES / "__pycache__")), threads=2)
-    except build.BuildError as error:
-        pytest.skip(f"no CPU kernels here: {error}")
+    return CpuKernels(compiled_library(), threads=2)
 
 
 def make_pages(codec: QuantizedKV, rows: int, start: list[int], used: int) -> QuantizedPages:
