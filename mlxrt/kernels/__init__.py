@@ -5,7 +5,7 @@ from .dispatch import MODES, PLAIN, Gpu, Kernels, make_gpu
 from .ops.add_norm import add_norm
 from .ops.add_norm_qmv import add_norm_qmv
 from .ops.argmax import argmax
-from .ops.attention_layout import PackedKV, Pages, QKVLayout, QuantizedPages
+from .ops.attention_layout import PackedKV, Pages, PrefillPages, QKVLayout, QuantizedPages
 from .ops.attention_qmv import OutputProjection, attention_qmv, decode_attention
 from .ops.codebook import codebook_rows
 from .ops.concat_columns import concat_columns
@@ -24,6 +24,7 @@ from .ops.moe_grouped import moe_combine, moe_grouped, moe_sort
 from .ops.moe_qmv import moe_down, moe_gate_up
 from .ops.moe_router import moe_router
 from .ops.paged_attention import attention_op, paged_attention, quantized_paged_attention
+from .ops.prefill_attention import encode_kv, prefill_attention
 from .ops.qkv_attention import LazyQKV, compute_qkv, qkv_attention
 from .ops.qmm import qmm
 from .ops.qmv import qmv
@@ -34,10 +35,10 @@ from .registry import OPS, Case, Op, Source
 
 __all__ = [
     "KV_GROUPS", "MODES", "OPS", "PLAIN", "Case", "Codec", "DeviceProfile", "DrawPlan", "DrawRow", "Gpu", "Kernels",
-    "LUTMatrix", "LazyQKV", "Op", "OutputProjection", "PackedKV", "PackedRows", "Pages", "PlainKV", "QKVLayout", "QuantizedKV", "QuantizedMatrix",
+    "LUTMatrix", "LazyQKV", "Op", "OutputProjection", "PackedKV", "PackedRows", "Pages", "PlainKV", "PrefillPages", "QKVLayout", "QuantizedKV", "QuantizedMatrix",
     "QuantizedPages", "Source", "add_norm", "add_norm_qmv", "apply_rope", "argmax", "attention_op", "attention_qmv", "backend",
-    "codebook_rows", "compute_qkv", "concat_columns", "decode_attention", "dequantize", "draw", "embed_rows", "gated_delta_prefill", "gated_delta_step", "hadamard",
+    "codebook_rows", "compute_qkv", "concat_columns", "decode_attention", "dequantize", "draw", "embed_rows", "encode_kv", "gated_delta_prefill", "gated_delta_step", "hadamard",
     "linear", "make_gpu", "moe_combine", "moe_down", "moe_gate_up", "moe_grouped", "moe_router",
-    "moe_router_gate_up", "moe_sort", "pack_rows", "pack_words", "paged_attention", "qkv_attention", "qmm", "qmv",
+    "moe_router_gate_up", "moe_sort", "pack_rows", "pack_words", "paged_attention", "prefill_attention", "qkv_attention", "qmm", "qmv",
     "quantized_paged_attention", "top_logprobs",
 ]  # fmt: skip

@@ -12,10 +12,13 @@ from ..kernels import (
     LazyQKV,
     OutputProjection,
     Pages,
+    PrefillPages,
     QKVLayout,
     QuantizedPages,
     compute_qkv,
     decode_attention,
+    encode_kv,
+    prefill_attention,
 )
 from .base import CausalLM, FusedModule, KernelModule
 from .fused_linear import concat_products, embed, fused_linear, kernel_matrix, lazy_qkv
@@ -83,8 +86,8 @@ def attend(
 ) -> mx.array:
     """qkv [N, heads * D], of any number of sequences, over the layer's view `kv` -> [N, Hq * D].
 
-    With `output`: that linear layer of it, plus the residual. By the paged kernel where a decode step can use it, else
-    by plain MLX.
+    With `output`: that linear layer of it, plus the residual. By the paged kernel where a decode step can use it, on
+    CPUs also in steps with prompts; else by plain MLX.
     """
     params: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks}
     pages = kv.pages() if kernels.gpu is not None or kernels.cpu is not None else None
@@ -98,13 +101,20 @@ def attend(
         kv.replace_tail(tail)
         if matrix is not None:
             return y
+    elif (prompt := kv.prefill_pages() if kernels.cpu is not None else None) and runs_on_cpu(layout, prompt):
+        qkv = compute_qkv(qkv, kernels)
+        if qkv.shape[1] > layout.num_heads * layout.head_dim:
+            kv.write_encoded(*kernels.run(encode_kv, qkv=qkv, layout=layout, pages=prompt))
+            prompt = kv.prefill_pages()
+        params |= {"layout": layout, "window": kv.spec.window, "keep": kv.spec.keep}
+        y = kernels.run(prefill_attention, qkv=qkv, pages=prompt, **params)
     else:
         q, *new = layout.prepare(compute_qkv(qkv, kernels), kv.positions, rope)  # [N, heads, D] each
         y = kv.attend(q, *new, **params).flatten(1)
     return y if output is None else fused_linear(output, y, kernels, residual=residual)
 
 
-def runs_on_cpu(layout: QKVLayout, pages: Pages | QuantizedPages) -> bool:
+def runs_on_cpu(layout: QKVLayout, pages: Pages | QuantizedPages | PrefillPages) -> bool:
     """Whether the CPU's attention kernel takes them: float32 pages, plain or quantised, and a layout with its RoPE."""
     return pages.codec.dtype == mx.float32 and layout.inv_freq is not None and layout.head_dim % 16 == 0
 

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ...kernels import Codec, PackedKV, Pages, PlainKV, QuantizedKV, QuantizedPages
+from ...kernels import Codec, PackedKV, Pages, PlainKV, PrefillPages, QuantizedKV, QuantizedPages
 from ...kernels.ops.attention import AttentionParams, attend_causal, attend_decode, attend_masked, slot_positions
 from ..blocks import BlockPool
 from ..layer_state import BlockTable, LayerState
@@ -45,6 +45,24 @@ class KVView(LayerView):
             return QuantizedPages(PackedKV(self.pool[0], codec), PackedKV(self.live[0], codec), *table)
         return Pages(self.pool[0], self.live[0], *table)
 
+    def prefill_pages(self) -> PrefillPages | None:
+        """Blocks alone, for the CPU's kernels; None if they cannot read them, and in decode steps."""
+        if self.live or not self.spec.pages:
+            return None
+        pool: Any = self.pool[0]
+        if isinstance(codec := self.spec.codec, QuantizedKV):
+            pool = PackedKV(pool, codec)
+        return PrefillPages(pool, self.index["table"], self.batch.row, self._once("row_range", self._row_range))
+
+    def _row_range(self) -> mx.array:
+        base, positions = self.index["base"][self.batch.row], self.batch.positions
+        return mx.stack([base, positions, mx.zeros_like(positions)], axis=1).astype(mx.int32)
+
+    def write_encoded(self, slots: mx.array | PackedKV, finite: mx.array) -> None:
+        """Put into the pool what a kernel made of the step's keys and values; `finite` [N]: whether it is."""
+        self._write((slots.words if isinstance(slots, PackedKV) else slots,))
+        self.scratch["finite"] = finite
+
     def replace_tail(self, tail: mx.array) -> None:
         """The tail with the step's tokens, as a kernel wrote it."""
         self.live = (tail,)
@@ -54,6 +72,8 @@ class KVView(LayerView):
         self.scratch.clear()
 
     def finite(self):
+        if "finite" in self.scratch:
+            return self.scratch["finite"]
         if "new" not in self.scratch:
             return None
         k, v = (mx.isfinite(x).all(axis=(1, 2)) for x in self.scratch["new"])

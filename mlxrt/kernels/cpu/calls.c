@@ -19,6 +19,7 @@ int mlxrt_run(const call *calls, int64_t count, int threads) {
         case ROUTER: failed = run_router(c, threads); break;
         case SORT: failed = run_sort(c); break;
         case COMBINE: failed = run_combine(c, threads); break;
+        case ENCODE_KV: failed = run_encode_kv(c, threads); break;
         default: failed = UNKNOWN_CALL;
         }
     }

@@ -6,7 +6,7 @@
 #include "packed.h"
 
 enum { NO_MEMORY = 1, UNREADABLE, UNKNOWN_CALL }; /* errors; UNREADABLE: a matrix that the library has no reader for */
-enum { MATMUL, EMBED, NORM, ATTENTION, ARGMAX, CONCAT, EXPERTS, DRAW, LOGPROBS, ROUTER, SORT, COMBINE };
+enum { MATMUL, EMBED, NORM, ATTENTION, ARGMAX, CONCAT, EXPERTS, DRAW, LOGPROBS, ROUTER, SORT, COMBINE, ENCODE_KV };
 enum { NO_ACTIVATION, SILU, GELU, CLAMPED, SIGMOID };
 enum { ROWS_TO_SHARE = 16 }; /* fewer are done sooner than another thread wakes up */
 
@@ -52,13 +52,17 @@ typedef struct {
 } norm_call;
 
 typedef struct {
+    /* The rows are tokens: one of each row of the batch, or without a tail any number. */
     const float *qkv;         /* [rows, heads + new heads, dim] */
     const uint32_t *pool;     /* [blocks, 2 kv heads, size, dim] floats, keys' heads first; quantised [blocks, kv heads, size, words] */
-    uint32_t *tail;           /* [rows, .., tail size, ..] like the pool's; gets the new token */
-    const int32_t *table;     /* [rows, blocks of a row] */
-    const int32_t *row_range; /* [rows, 3] position of the table's first slot, of the tail's first slot, tokens in the tail */
+    uint32_t *tail;           /* [rows, .., tail size, ..] like the pool's; gets the new token. NULL: it is in the pool */
+    const int32_t *table;     /* [rows of the batch, blocks of a row] */
+    const int32_t *table_row; /* [rows] a token's row of the table; NULL: its own */
+    const int32_t *row_range; /* [rows, 3] position of the table's first slot, of the tail's first slot, tokens in the tail;
+                               * the sum of the last two is the token's position */
     const float *q_norm, *k_norm, *inv_freq, *sinks; /* or NULL */
     float *out;               /* [rows, heads, dim] */
+    uint8_t *finite;          /* [rows] whether a token's key and value are; NULL: it is not asked */
     int64_t rows, heads, kv_heads, dim, words, pool_blocks, size, row_blocks, tail_size, pairs, window, keep, new_heads;
     float eps, magnitude, scale, softcap;
     int32_t v_norm, tied, key_bits, value_bits, group; /* the last three 0: plain */
@@ -135,6 +139,7 @@ int run_experts(const experts_call *c, int threads);
 int run_embed(const embed_call *c, int threads);
 int run_norm(const norm_call *c, int threads);
 int run_attention(const attention_call *c, int threads);
+int run_encode_kv(const attention_call *c, int threads); /* the keys and values of tokens into `tail` */
 int run_argmax(const argmax_call *c, int threads);
 int run_concat(const concat_call *c);
 int run_draw(const draw_call *c, int threads);

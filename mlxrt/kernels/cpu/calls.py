@@ -68,7 +68,7 @@ class NormCall(ctypes.Structure):
 class AttentionCall(ctypes.Structure):
     kind = 3
     _fields_ = (
-        *fields(ctypes.c_void_p, "qkv pool tail table row_range q_norm k_norm inv_freq sinks out"),
+        *fields(ctypes.c_void_p, "qkv pool tail table table_row row_range q_norm k_norm inv_freq sinks out finite"),
         *fields(
             ctypes.c_int64,
             "rows heads kv_heads dim words pool_blocks size row_blocks tail_size pairs window keep new_heads",
@@ -128,6 +128,12 @@ class SortCall(ctypes.Structure):
 class CombineCall(ctypes.Structure):
     kind = 11
     _fields_ = (*fields(ctypes.c_void_p, "parts weights residual y"), *fields(ctypes.c_int64, "rows k width"))
+
+
+class EncodeCall(AttentionCall):
+    """The keys and values of tokens, into `tail`."""
+
+    kind = 12
 
 
 class Call(ctypes.Structure):

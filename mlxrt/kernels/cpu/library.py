@@ -25,6 +25,7 @@ from .calls import (
     ConcatCall,
     DrawCall,
     EmbedCall,
+    EncodeCall,
     ExpertsCall,
     LogprobsCall,
     MatmulCall,
@@ -68,6 +69,39 @@ def hold_memory(array: mx.array) -> Any:
 def address_of(array: mx.array) -> int:
     """Where its numbers lie, as long as somebody holds the array."""
     return ctypes.addressof(hold_memory(array))
+
+
+def as_int32(array: mx.array) -> mx.array:
+    return array if array.dtype == mx.int32 else array.astype(mx.int32)
+
+
+def attention_call(
+    kind: type[AttentionCall],
+    qkv: mx.array,
+    layout: Any,
+    codec: Any,
+    pool: mx.array,
+    table: mx.array,
+    row_range: mx.array,
+) -> tuple[AttentionCall, dict[str, mx.array | None]]:
+    """What all calls for a QKVLayout and a KV cache have, and the arrays they read."""
+    pool_blocks, _, size, words = pool.shape
+    bits = {name: getattr(codec, name, 0) for name in ("key_bits", "value_bits", "group")}  # plain ones have none
+    call = kind(
+        rows=qkv.shape[0], heads=layout.num_heads, kv_heads=layout.num_kv_heads, dim=layout.head_dim, words=words,
+        pool_blocks=pool_blocks, size=size, row_blocks=table.shape[1], **bits,
+        pairs=0 if layout.inv_freq is None else layout.inv_freq.shape[0],
+        new_heads=qkv.shape[1] // layout.head_dim - layout.num_heads, eps=layout.eps, magnitude=layout.magnitude,
+        v_norm=layout.v_norm, tied=layout.tied,
+    )  # fmt: skip
+    inputs: dict[str, mx.array | None] = {"qkv": qkv, "pool": pool}
+    inputs |= {"table": as_int32(table), "row_range": as_int32(row_range)}
+    inputs |= {"q_norm": layout.q_norm, "k_norm": layout.k_norm, "inv_freq": layout.inv_freq}
+    return call, inputs
+
+
+def set_scores(call: AttentionCall, scale: float, window: int | None, keep: int, softcap: float | None) -> None:
+    call.scale, call.window, call.keep, call.softcap = scale, window or 0, keep, softcap or 0.0
 
 
 class CpuKernels:
@@ -224,25 +258,46 @@ class CpuKernels:
         sinks: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
         """(out [R, heads * dim], the tail with the new token) of a QKVLayout and Pages, plain or quantised, in float32."""
-        table, row_range = (a if a.dtype == mx.int32 else a.astype(mx.int32) for a in (pages.table, pages.row_range))
-        rows, dim, heads = qkv.shape[0], layout.head_dim, layout.num_heads
-        raw, codec = pages.raw, pages.codec
-        pool_blocks, _, size, words = raw.pool.shape
-        bits = {name: getattr(codec, name, 0) for name in ("key_bits", "value_bits", "group")}  # plain ones have none
-        call = AttentionCall(
-            rows=rows, heads=heads, kv_heads=layout.num_kv_heads, dim=dim, words=words, pool_blocks=pool_blocks,
-            size=size, row_blocks=table.shape[1], tail_size=raw.tail.shape[2], **bits,
-            pairs=0 if layout.inv_freq is None else layout.inv_freq.shape[0], window=window or 0, keep=keep,
-            new_heads=qkv.shape[1] // dim - heads, eps=layout.eps, magnitude=layout.magnitude, scale=scale,
-            softcap=softcap or 0.0, v_norm=layout.v_norm, tied=layout.tied,
-        )  # fmt: skip
-        inputs = {"qkv": qkv, "pool": raw.pool, "table": table, "row_range": row_range, "sinks": sinks}
-        inputs |= {"q_norm": layout.q_norm, "k_norm": layout.k_norm, "inv_freq": layout.inv_freq}
-        outputs = {"out": np.empty((rows, heads * dim), np.float32)}
+        raw = pages.raw
+        call, inputs = attention_call(AttentionCall, qkv, layout, pages.codec, raw.pool, raw.table, raw.row_range)
+        set_scores(call, scale, window, keep, softcap)
+        call.tail_size, inputs["sinks"] = raw.tail.shape[2], sinks
+        outputs = {"out": np.empty((qkv.shape[0], layout.num_heads * layout.head_dim), np.float32)}
         if not call.new_heads:
             return self._call(call, inputs | {"tail": raw.tail}, outputs)[0], pages.tail
         out, tail = self._call(call, inputs, outputs | {"tail": np.array(raw.tail)})
         return out, pages.wrap_tail(tail)
+
+    def attend_prefill(
+        self,
+        qkv: mx.array,
+        layout: Any,
+        pages: Any,
+        scale: float,
+        window: int | None = None,
+        keep: int = 0,
+        softcap: float | None = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """The op prefill_attention of a QKVLayout and PrefillPages."""
+        given = qkv, layout, pages.codec, pages.raw_pool, pages.table, pages.row_range
+        call, inputs = attention_call(AttentionCall, *given)
+        set_scores(call, scale, window, keep, softcap)
+        inputs |= {"sinks": sinks, "table_row": as_int32(pages.row)}
+        outputs = {"out": np.empty((qkv.shape[0], layout.num_heads * layout.head_dim), np.float32)}
+        return self._call(call, inputs, outputs)[0]
+
+    def encode_kv(self, qkv: mx.array, layout: Any, pages: Any) -> tuple[Any, mx.array]:
+        """The op of this name, by the call that extends decode tails: each token gets one of one slot."""
+        rows, (_, heads, _, words) = qkv.shape[0], pages.raw_pool.shape
+        call, inputs = attention_call(
+            EncodeCall, qkv, layout, pages.codec, pages.raw_pool, pages.table, pages.row_range
+        )
+        call.tail_size = 1
+        kind = np.float32 if pages.raw_pool.dtype == mx.float32 else np.uint32
+        outputs = {"tail": np.empty((rows, heads, 1, words), kind), "finite": np.empty((rows,), np.bool_)}
+        made, finite = self._call(call, inputs, outputs)
+        return pages.wrap(made[:, :, 0]), finite
 
     def embed(self, matrix: Any, tokens: mx.array, scale: float = 1.0) -> mx.array:
         """[N, width]: the rows of the matrix that the tokens name, times `scale`."""

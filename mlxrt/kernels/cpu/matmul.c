@@ -317,20 +317,6 @@ static float *scratch(int64_t count) {
     return kept;
 }
 
-/* e to the x by a polynomial, to the last bit or two: compilers make vectors of loops over it, but not of the library's. */
-INLINE float exponential(float x) {
-    x = x < -87 ? -87 : x > 88 ? 88 : x; /* a float's normal range; what is no number stays none */
-    const float n = x == x ? rintf(x * 1.44269504f) : 0;
-    const float r = fmaf(n, 1.90465421e-9f, fmaf(n, -0.693147182f, x));
-    float p = 1.98756915e-4f;
-    p = fmaf(p, r, 1.39819995e-3f), p = fmaf(p, r, 8.33345191e-3f), p = fmaf(p, r, 4.16657959e-2f);
-    p = fmaf(p, r, 1.66666655e-1f), p = fmaf(p, r, 5.00000012e-1f);
-    const int32_t bits = ((int32_t)n + 127) << 23;
-    float power;
-    memcpy(&power, &bits, 4);
-    return fmaf(p, r * r, r + 1) * power;
-}
-
 /* Gated MLPs: what an activation makes of gates, and of the other half. */
 static void activate(int activation, float *restrict y, const float *restrict up, int64_t n) {
 #define EACH(expression) \

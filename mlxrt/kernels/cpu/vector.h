@@ -4,6 +4,7 @@
  * `sum` adds them in one order. Where bytes have dot products (HAS_DOT), dot.h multiplies by them. */
 #ifndef MLXRT_VECTOR_H
 #define MLXRT_VECTOR_H
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -309,7 +310,6 @@ INLINE bytes spread_codes(bytes b, int bits) {
 #endif
 
 #else
-#include <math.h>
 #define VECTOR_NAME "plain C"
 enum { TILE_ROWS = 1, TILE_COLUMNS = 1 };
 typedef struct { float v[16]; } floats;
@@ -354,6 +354,44 @@ INLINE floats look_up(const uint8_t *p, int half, floats table) { return (void)p
 INLINE void order_columns(const float *from, float *to) { (void)from, (void)to; }
 INLINE void restore_columns(float *x) { (void)x; }
 #endif
+
+/* e to the x by a polynomial, to the last bit or two: compilers make vectors of loops over it, but not of the library's. */
+INLINE float exponential(float x) {
+    x = x < -87 ? -87 : x > 88 ? 88 : x; /* a float's normal range; what is no number stays none */
+    const float n = x == x ? rintf(x * 1.44269504f) : 0;
+    const float r = fmaf(n, 1.90465421e-9f, fmaf(n, -0.693147182f, x));
+    float p = 1.98756915e-4f;
+    p = fmaf(p, r, 1.39819995e-3f), p = fmaf(p, r, 8.33345191e-3f), p = fmaf(p, r, 4.16657959e-2f);
+    p = fmaf(p, r, 1.66666655e-1f), p = fmaf(p, r, 5.00000012e-1f);
+    const int32_t bits = ((int32_t)n + 127) << 23;
+    float power;
+    memcpy(&power, &bits, 4);
+    return fmaf(p, r * r, r + 1) * power;
+}
+
+/* to[r][c] = the sum of s[TILE_ROWS * c + r], for TILE_ROWS c and so many r; `to` has rows of `stride` numbers. */
+INLINE void store_sums(const floats *s, int rows, float *to, int64_t stride) {
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+    if (rows > 1) { /* the additions of `sum`, those of all side by side */
+        __m512 v[16];
+        for (int i = 0; i < 16; i += 2) {
+            const __m512 a = s[i], b = s[i + 1];
+            v[i / 2] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+        }
+        for (int i = 0; i < 8; i += 2)
+            v[i / 2] = _mm512_add_ps(_mm512_shuffle_f32x4(v[i], v[i + 1], 0x88), _mm512_shuffle_f32x4(v[i], v[i + 1], 0xdd));
+        for (int i = 0; i < 4; i += 2)
+            v[i / 2] = _mm512_add_ps(_mm512_shuffle_ps(v[i], v[i + 1], 0x44), _mm512_shuffle_ps(v[i], v[i + 1], 0xee));
+        v[0] = _mm512_add_ps(_mm512_shuffle_ps(v[0], v[1], 0x88), _mm512_shuffle_ps(v[0], v[1], 0xdd));
+        float own[16];
+        store(own, v[0]);
+        for (int r = 0; r < rows; r++) memcpy(to + r * stride, own + 4 * r, 16);
+        return;
+    }
+#endif
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < TILE_ROWS; c++) to[r * stride + c] = sum(s[TILE_ROWS * c + r]);
+}
 
 /* Rows side by side, a lane for each (lanes.h): LANES of them, or none where bytes have no dot products. */
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)

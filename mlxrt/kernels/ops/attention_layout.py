@@ -133,3 +133,32 @@ class QuantizedPages:
 
     def constants(self) -> dict[str, int]:
         return {"K_BITS": self.codec.key_bits, "V_BITS": self.codec.value_bits, "KV_GROUP": self.codec.group}
+
+
+@dataclass(frozen=True)
+class PrefillPages:
+    """The KV cache of a step with prompts: all keys and values are in blocks, those of the step's tokens too."""
+
+    pool: mx.array | PackedKV  # as in Pages
+    table: mx.array  # [R, blocks of a row]
+    row: mx.array  # [N] a token's row of the table
+    row_range: mx.array  # [N, 3] position of the table's first slot, the token's, 0
+
+    @property
+    def codec(self) -> Codec:
+        return self.pool.codec if isinstance(self.pool, PackedKV) else PlainKV(self.pool.dtype)
+
+    @property
+    def raw_pool(self) -> mx.array:
+        return self.pool.words if isinstance(self.pool, PackedKV) else self.pool
+
+    @property
+    def block_size(self) -> int:
+        return self.raw_pool.shape[2]
+
+    @property
+    def positions(self) -> mx.array:
+        return self.row_range[:, 1]
+
+    def wrap(self, slots: mx.array) -> mx.array | PackedKV:
+        return PackedKV(slots, self.pool.codec) if isinstance(self.pool, PackedKV) else slots
