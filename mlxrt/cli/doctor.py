@@ -52,8 +52,8 @@ def check_ops(kernels: Any, quick: bool, dtype: str | None = None) -> list[dict[
 def describe_op(name: str, op: Any, kernels: Any, results: list[Any]) -> dict[str, Any]:
     runs, verdict, reason = "plain MLX", "not tried", "this device has no GPU that MLX can use"
     if kernels.gpu is not None or (results and op.cpu_launch is not None):
-        if op.launch is None:
-            reason = "the op has no kernel"
+        if (op.launch if kernels.gpu is not None else op.cpu_launch) is None:
+            reason = "the op has no kernel" if op.cpu_launch is None else "its kernels are for CPUs"
         elif name in kernels.disabled:
             verdict, reason = "disagrees", kernels.disabled[name]
         else:
