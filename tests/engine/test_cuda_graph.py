@@ -133,7 +133,7 @@ def test_steps_of_many_rows_are_nothing_but_kernels(name):
             runner.compiled = True
             if again:
                 attach_graphs(runner, library, device)
-            answers.append([[c.tokens for c in engine.generate(asked)] for _ in range(3)])
+            answers.append([[c.tokens for c in engine.generate(asked)] for _ in range(2)])
     assert answers[0] == answers[1] and not said and device.launched
     assert {"qmm", "add_norm"} <= set(kernels.used) and ("moe_grouped" in kernels.used) == (
         "-a" in name or name == "minimax-m2"

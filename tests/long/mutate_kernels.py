@@ -45,9 +45,13 @@ def explanations() -> dict[str, str]:
     return {label: entry["reason"] for entry in found.get("survivor", []) for label in entry["mutants"]}
 
 
+@functools.cache
+def make_mutants() -> tuple[Mutant, ...]:
+    return tuple(together([m for piece in pieces() for m in mutants(piece)]))
+
+
 def all_mutants(op: str | None = None) -> list[Mutant]:
-    made = together([m for piece in pieces() for m in mutants(piece)])
-    return [m for m in made if op is None or op in m.users]
+    return [m for m in make_mutants() if op is None or op in m.users]
 
 
 def draw_sample(made: list[Mutant], n: int, seed: int) -> list[Mutant]:

@@ -63,10 +63,10 @@ def pieces(ops: dict[str, Op] | None = None) -> list[Piece]:
 def called(source: Source) -> list[tuple[str, str]]:
     """The functions a body calls, itself or through others; a header holds more than one kernel needs."""
     there = list(functions(shim("metal") + source.helpers))
-    reached, seen = [], source.body
-    while fresh := [f for f in there if f not in reached and re.search(rf"\b{f[0].split('<')[0]}\b", seen)]:
+    reached, words = [], set(re.findall(r"\w+", source.body))
+    while fresh := [f for f in there if f not in reached and f[0].split("<")[0] in words]:
         reached += fresh
-        seen = " ".join(text for _, text in fresh)
+        words = {word for _, text in fresh for word in re.findall(r"\w+", text)}
     return [f for f in there if f in reached]
 
 
