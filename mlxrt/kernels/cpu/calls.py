@@ -16,7 +16,7 @@ FORMATS = {
     "q4_0": 10,
     "q4_1": 11,
     "mxfp4": 12,
-    "dense": 13,  # float32, of routers
+    "dense": 13,
 }
 ERRORS = {1: "no memory", 2: "a format that the library does not read", 3: "a call that the library does not have"}
 

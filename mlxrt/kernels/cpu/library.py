@@ -162,7 +162,7 @@ class CpuKernels:
         raw = [a.view(mx.uint16) if a.dtype == mx.bfloat16 else a for a in arrays]
         mx.eval(raw)
         at = [address_of(a) for a in raw] + [None] * (3 - len(arrays))
-        kind = SCALE_TYPES[arrays[1].dtype] if matrix.mode == "affine" else 0
+        kind = SCALE_TYPES[arrays[matrix.mode == "affine"].dtype] if matrix.mode in ("affine", "dense") else 0
         shape = (matrix.rows, matrix.width, matrix.row_bytes, FORMATS[matrix.kind], matrix.bits, matrix.group, kind)
         made = Matrix(*at, *shape, matrix.kind != matrix.mode)
         # `weight` itself is kept too: its id names the entry.

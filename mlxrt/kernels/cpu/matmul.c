@@ -6,11 +6,12 @@
  * are unpacked into a tile first, and bytes come from the nearest cache. */
 #include "calls.h"
 #include "lanes.h"
+#include "panels.h"
 #include "threads.h"
 #include <math.h>
 #include <stdlib.h>
 
-enum { UNPACKED_ROWS = 32, DIRECT_COLUMNS = HAS_DOT ? 8 : 4, MOST_COLUMNS = LANES ? 8 : DIRECT_COLUMNS };
+enum { DIRECT_COLUMNS = 4, MOST_COLUMNS = LANES || HAS_DOT ? 8 : DIRECT_COLUMNS };
 
 typedef struct {
     const matmul_call *call;
@@ -25,8 +26,41 @@ typedef struct {
 /* Rows side by side that lanes.h reads; where there is dot.h, it reads those of short blocks. */
 INLINE int has_lanes(const matrix *a) { return LANES && a->interleaved && !(HAS_DOT && has_short_blocks(a->format)); }
 /* Whether x is split into digits. */
-INLINE int splits_columns(const matrix *a) { return HAS_DOT || has_lanes(a); }
-static int uses_tile(const job *j) { return !splits_columns(j->a) && j->columns > DIRECT_COLUMNS; }
+INLINE int splits_columns(const matrix *a) { return (HAS_DOT && a->format != PLAIN) || has_lanes(a); }
+/* Whether so many columns are multiplied by unpacked rows. */
+INLINE int uses_panels(const matrix *a, int64_t columns) { return !splits_columns(a) && columns > DIRECT_COLUMNS; }
+
+/* R rows of a plain matrix from `row` times C columns, as multiply_rows. */
+INLINE void multiply_plain(const matrix *a, const int type, const int R, const int C, int64_t row, const float *x, float *y, int64_t stride) {
+    floats acc[4][4];
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int c = 0; c < C; c++) acc[r][c] = zeros();
+    for (int64_t k = 0; k < a->width; k += 16)
+        UNROLL for (int r = 0; r < R; r++) {
+            const uint8_t *at = a->weight + (row + r) * a->row_bytes;
+            if (k % 32 == 0) __builtin_prefetch(at + k * (type == FLOAT32 ? 4 : 2) + AHEAD);
+            const floats w = load_numbers(at, k, type);
+            UNROLL for (int c = 0; c < C; c++) acc[r][c] = multiply_add(w, load(x + c * a->width + k), acc[r][c]);
+        }
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int c = 0; c < C; c++) y[c * stride + r] = sum(acc[r][c]);
+}
+
+#define PLAIN_COLUMNS(T, R, C) \
+    static void T##_##C(const matrix *a, int tiles, int64_t first, int64_t end, const float *x, float *y, int64_t stride) { \
+        (void)tiles; \
+        int64_t row = first; \
+        for (; row + R <= end; row += R) multiply_plain(a, T, R, C, row, x, y + row - first, stride); \
+        for (; row < end; row++) multiply_plain(a, T, 1, C, row, x, y + row - first, stride); \
+    }
+#define PLAIN_TYPE(T) \
+    PLAIN_COLUMNS(T, 4, 1) PLAIN_COLUMNS(T, TILE_ROWS, 2) PLAIN_COLUMNS(T, TILE_ROWS, 3) PLAIN_COLUMNS(T, TILE_ROWS, 4) \
+    static void T##_unpack(const matrix *a, int64_t row, float *to) { \
+        for (int64_t k = 0; k < a->width; k += 16) store(to + k, load_numbers(a->weight + row * a->row_bytes, k, T)); \
+    }
+PLAIN_TYPE(FLOAT32)
+PLAIN_TYPE(FLOAT16)
+PLAIN_TYPE(BFLOAT16)
 
 #if !HAS_DOT
 /* R rows from `row` times C columns, into y[column * stride + row]. */
@@ -101,7 +135,7 @@ INLINE int64_t column_size(const matrix *a) {
 #if LANES
     if (has_lanes(a)) return lane_column_floats(a);
 #endif
-    return column_floats(a);
+    return a->format == PLAIN ? a->width : column_floats(a);
 }
 /* How many of the columns that are left are multiplied together, and how often. */
 INLINE int columns_together(const matrix *a, int64_t left) {
@@ -235,6 +269,12 @@ static const reader *reader_of(const matrix *a) {
     };
     if (a->interleaved) return &in_lanes[a->format];
 #endif
+    static const reader plain[] = {
+#define ONE(T) [T] = {{0, T##_1, T##_2, T##_3, T##_4}, T##_unpack},
+        ONE(FLOAT32) ONE(FLOAT16) ONE(BFLOAT16)
+#undef ONE
+    };
+    if (a->format == PLAIN) return &plain[a->scale_type];
     if (a->format == MXFP4) return &by_power;
     if (a->format != AFFINE) return &k_quants[a->format];
     if (a->bits != 4 && a->bits != 8) return &other;
@@ -246,39 +286,10 @@ static const reader *reader_of(const matrix *a) {
 static int is_readable(const matrix *a) {
     if (a->interleaved && (!mlxrt_rows_together(a->format) || a->rows % (2 * mlxrt_rows_together(a->format)))) return 0;
     if (has_short_blocks(a->format)) return a->width % 32 == 0;
+    if (a->format == PLAIN) return a->scale_type >= FLOAT32 && a->scale_type <= BFLOAT16 && a->width % 16 == 0;
     if (a->format == MXFP4) return a->bits == 4 && a->group == 32 && a->width % 32 == 0;
     if (a->format != AFFINE) return a->format >= Q2_K && a->format <= IQ4_XS && a->width % 256 == 0;
     return a->bits >= 2 && a->bits <= 8 && a->group >= 32 && a->group % 32 == 0 && a->width % a->group == 0;
-}
-
-/* R unpacked rows times C columns: the same sums. */
-INLINE void multiply_tile(const float *w, const int R, const int C, int64_t width, const float *x, float *y, int64_t stride) {
-    floats acc[TILE_ROWS][6];
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) acc[r][c] = zeros();
-    for (int64_t k = 0; k < width; k += 16) {
-        floats row[TILE_ROWS];
-        for (int r = 0; r < R; r++) row[r] = load(w + r * width + k);
-        for (int c = 0; c < C; c++) {
-            floats column = load(x + c * width + k);
-            for (int r = 0; r < R; r++) acc[r][c] = multiply_add(row[r], column, acc[r][c]);
-        }
-    }
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) y[c * stride + r] = sum(acc[r][c]);
-}
-
-static void multiply_tiles(const float *w, int64_t rows, int64_t columns, int64_t width, const float *x, float *y, int64_t stride) {
-    int64_t c = 0;
-#define AT_ONCE(C) \
-    for (; C <= TILE_COLUMNS && c + C <= columns; c += C) { \
-        int64_t r = 0; \
-        for (; r + TILE_ROWS <= rows; r += TILE_ROWS) \
-            multiply_tile(w + r * width, TILE_ROWS, C, width, x + c * width, y + c * stride + r, stride); \
-        for (; r < rows; r++) multiply_tile(w + r * width, 1, C, width, x + c * width, y + c * stride + r, stride); \
-    }
-    AT_ONCE(6) AT_ONCE(3) AT_ONCE(2) AT_ONCE(1)
-#undef AT_ONCE
 }
 
 /* Rows from `first` to `end` times columns, while they are unpacked: as many at a time as there is a function for. */
@@ -291,17 +302,28 @@ static void multiply_direct(const job *j, int64_t first, int64_t end, float *y, 
     }
 }
 
-/* y[column * stride + row - first] for rows from `first` to `end`. `tile` holds UNPACKED_ROWS rows, if they are unpacked. */
+/* y[column * stride + row - first] for rows from `first` to `end`. `tile` holds UNPACKED_ROWS rows and one more, if they are
+ * unpacked. */
 static void multiply_range(const job *j, int64_t first, int64_t end, float *tile, float *y, int64_t stride) {
     const matrix *a = j->a;
-    for (int64_t row = first; row < end; row += UNPACKED_ROWS) {
-        const int64_t rows = end - row < UNPACKED_ROWS ? end - row : UNPACKED_ROWS;
-        if (!uses_tile(j)) {
+    if (!uses_panels(a, j->columns)) {
+        for (int64_t row = first, rows; row < end; row += rows) {
+            rows = end - row < UNPACKED_ROWS ? end - row : UNPACKED_ROWS;
             multiply_direct(j, row, row + rows, y + row - first, stride);
-            continue;
         }
-        for (int64_t r = 0; r < rows; r++) reader_of(a)->unpack(a, row + r, tile + r * a->width);
-        multiply_tiles(tile, rows, j->columns, a->width, j->x, y + row - first, stride);
+        return;
+    }
+    float *own = tile + UNPACKED_ROWS * a->width;
+    for (int64_t row = first, rows; row < end; row += rows) {
+        rows = end - row < UNPACKED_ROWS ? end - row : UNPACKED_ROWS;
+        for (int64_t r = 0; r < rows; r++) {
+            const int64_t panel = r / TILE_ROWS * TILE_ROWS;
+            const int alone = panel + TILE_ROWS > rows;
+            reader_of(a)->unpack(a, row + r, own);
+            if (alone) put_into_panel(own, a->width, tile + r * a->width, 1, 0);
+            else put_into_panel(own, a->width, tile + panel * a->width, TILE_ROWS, (int)(r - panel));
+        }
+        multiply_panels(tile, rows, a->width, j->x, j->columns, y + row - first, stride);
     }
 }
 
@@ -316,6 +338,9 @@ static float *scratch(int64_t count) {
     }
     return kept;
 }
+
+/* The first whole line of the cache from there on: sixteen numbers at most are left out. */
+INLINE float *align(float *p) { return (float *)(((uintptr_t)p + 63) & ~(uintptr_t)63); }
 
 /* Gated MLPs: what an activation makes of gates, and of the other half. */
 static void activate(int activation, float *restrict y, const float *restrict up, int64_t n) {
@@ -338,12 +363,13 @@ static void run_chunk(void *given, int index) {
     job *j = given;
     const matmul_call *c = j->call;
     const int64_t first = index * j->chunk, end = first + j->chunk < j->outputs ? first + j->chunk : j->outputs, n = end - first;
-    const int64_t room = uses_tile(j) ? UNPACKED_ROWS * j->a->width : 0;
-    float *tile = scratch(room + (c->pair ? j->columns * n : n)), *up = tile + room;
-    if (!tile) {
+    const int64_t room = uses_panels(j->a, j->columns) ? (UNPACKED_ROWS + 1) * j->a->width : 0;
+    float *own = scratch(room + (c->pair ? j->columns * n : n) + 16);
+    if (!own) {
         j->failed = 1; /* every task writes the same */
         return;
     }
+    float *tile = align(own), *up = tile + room;
     multiply_range(j, first, end, tile, c->y + first, j->outputs);
     if (c->pair) multiply_range(j, j->outputs + first, j->outputs + end, tile, up, n);
     for (int64_t column = 0; column < j->columns; column++) {
@@ -372,11 +398,37 @@ typedef struct {
 } column_job;
 
 /* Whether products read x in another form than it comes in. */
-INLINE int changes_columns(const matrix *a) { return splits_columns(a) || uses_table(a->format, a->bits); }
+INLINE int changes_columns(const matrix *a, int64_t columns) {
+    return splits_columns(a) || uses_table(a->format, a->bits) || uses_panels(a, columns);
+}
 
-/* Columns from MOST_COLUMNS * index on. */
+/* Columns of a panel from `first` on; their order, where unpacked rows have another, too. */
+static void put_columns(const column_job *j, int64_t first, int count) {
+    const int64_t width = j->a->width;
+    float *panel = j->to + first * width;
+    for (int i = 0; i < count; i++) {
+        const float *from = j->from + (first + i) * width;
+        if (!uses_table(j->a->format, j->a->bits)) {
+            put_into_panel(from, width, panel, count, i);
+            continue;
+        }
+        for (int64_t k = 0; k < width; k += 32) {
+            float both[32];
+            order_columns(from + k, both);
+            store(panel + (k * count + 16 * i), load(both)), store(panel + ((k + 16) * count + 16 * i), load(both + 16));
+        }
+    }
+}
+
+/* Columns from MOST_COLUMNS * index on, or the panel of this number. */
 static void change_columns(void *given, int index) {
     const column_job *j = given;
+    if (uses_panels(j->a, j->columns)) {
+        int64_t first = (int64_t)index * TILE_COLUMNS;
+        const int64_t end = first + TILE_COLUMNS < j->columns ? first + TILE_COLUMNS : j->columns;
+        for (int count; first < end; first += count) put_columns(j, first, count = panel_columns(end - first));
+        return;
+    }
     const int64_t first = (int64_t)index * MOST_COLUMNS;
     const int64_t end = first + MOST_COLUMNS < j->columns ? first + MOST_COLUMNS : j->columns;
     for (int64_t c = first, count; c < end; c += count) {
@@ -397,26 +449,27 @@ static void change_columns(void *given, int index) {
     }
 }
 
+INLINE int64_t changed_floats(const matmul_call *c) {
+    return changes_columns(c->a, c->columns) ? c->columns * column_size(c->a) + 16 : 0; /* they are aligned */
+}
+
 /* x after the norm and as products read it: c->x itself, or `own`, which has room for `own_floats`. */
 static const float *prepare_columns(const matmul_call *c, int threads, float *own) {
     const matrix *a = c->a;
     const float *x = c->x;
     if (c->norm) {
-        float *to = splits_columns(a) ? own + c->columns * column_size(a) : own;
+        float *to = own + changed_floats(c);
         run_norm(&(norm_call){c->x, c->norm, NULL, NULL, to, c->columns, a->width, 1, c->eps, 1}, threads);
         x = to;
     }
-    if (!changes_columns(a)) return x;
-    column_job j = {a, x, own, c->columns};
-    const int64_t tasks = (c->columns + MOST_COLUMNS - 1) / MOST_COLUMNS;
+    if (!changed_floats(c)) return x;
+    column_job j = {a, x, align(own), c->columns};
+    const int64_t each = uses_panels(a, c->columns) ? TILE_COLUMNS : MOST_COLUMNS, tasks = (c->columns + each - 1) / each;
     parallel_for(c->columns < ROWS_TO_SHARE ? 1 : threads, (int)tasks, change_columns, &j);
-    return own;
+    return j.to;
 }
 
-static int64_t own_floats(const matmul_call *c) {
-    const int64_t changed = changes_columns(c->a) ? column_size(c->a) : 0, normed = c->norm ? c->a->width : 0;
-    return c->columns * (splits_columns(c->a) || !changed ? changed + normed : changed);
-}
+static int64_t own_floats(const matmul_call *c) { return changed_floats(c) + (c->norm ? c->columns * c->a->width : 0); }
 
 int run_matmul(const matmul_call *c, int threads) {
     const matrix *a = c->a;
@@ -499,8 +552,8 @@ int run_experts(const experts_call *c, int threads) {
     for (int64_t e = 0; e < c->count; e++)
         if (c->bounds[e + 1] - c->bounds[e] > most) most = c->bounds[e + 1] - c->bounds[e];
     most = most < c->pairs ? most : c->pairs;
-    const matmul_call alone = {.a = c->a, .columns = 1};
-    float *own = malloc((size_t)(most * (c->a->width + outputs + own_floats(&alone)) + 1) * sizeof *own);
+    const int64_t each = c->a->width + outputs + column_size(c->a) + 16; /* numbers of a pair */
+    float *own = malloc((size_t)(most * each + 1) * sizeof *own);
     expert_job *experts = malloc((size_t)(most + 1) * sizeof *experts);
     int failed = own && experts ? 0 : NO_MEMORY;
     for (int64_t first = 0, end; first < c->count && !failed; first = end) {

@@ -13,10 +13,10 @@ typedef struct {
 
 /* A row's products with a plain matrix: sixteen sums of every sixteenth weight. */
 static void multiply_plain(const router_call *c, const float *x, float *logits) {
-    const float *w = (const float *)c->a->weight;
-    for (int64_t e = 0; e < c->a->rows; e++, w += c->a->width) {
+    const uint8_t *w = c->a->weight;
+    for (int64_t e = 0; e < c->a->rows; e++, w += c->a->row_bytes) {
         floats sums = zeros();
-        for (int64_t k = 0; k < c->a->width; k += 16) sums = multiply_add(load(x + k), load(w + k), sums);
+        for (int64_t k = 0; k < c->a->width; k += 16) sums = multiply_add(load(x + k), load_numbers(w, k, c->a->scale_type), sums);
         logits[e] = sum(sums) + (c->bias ? c->bias[e] : 0);
     }
 }

@@ -6,7 +6,7 @@
  * values, kept 128 higher; Q8_0's codes are signed bytes, kept 128 higher, too. Blocks of IQ4_NL, Q8_0, Q4_0 and Q4_1
  * are of 32 weights, and eight of them count as one here. MXFP4 is MLX's layout, too: a row is a stream of four-bit codes,
  * which choose among sixteen values, here their doubles, kept 12 higher; every 32 have a power of two, a byte, as scale.
- * A plain matrix is one of float32 numbers; only routers are computed with such. */
+ * A plain matrix is one of floats, whose type is `scale_type`. */
 #ifndef MLXRT_PACKED_H
 #define MLXRT_PACKED_H
 #include "iq2_grid.h"
@@ -102,6 +102,15 @@ INLINE void read_floats(const uint8_t *p, int type, int count, float *to) {
         for (int i = 0; i < count; i++) to[i] = half_to_float(half[i]);
     else
         for (int i = 0; i < count; i++) to[i] = bfloat_to_float(half[i]);
+}
+
+/* Sixteen floats of a plain matrix from the k-th of a row on. */
+INLINE floats load_numbers(const uint8_t *row, int64_t k, int type) {
+    if (type == FLOAT16) return load_float16(row + 2 * k);
+    if (type == BFLOAT16) return load_bfloat16(row + 2 * k);
+    float f[16];
+    memcpy(f, row + 4 * k, sizeof f);
+    return load(f);
 }
 
 /* Halves of powers of two, whose exponents the bytes are: codes of MXFP4 stand for doubles. */

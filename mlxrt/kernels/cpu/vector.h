@@ -13,9 +13,11 @@
 /* Before a loop over accumulators: one that is left as a loop keeps them in memory. */
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define UNROLL_ALL UNROLL
 #define UNROLL_TWICE _Pragma("clang loop unroll_count(2)")
 #else
 #define UNROLL _Pragma("GCC unroll 8")
+#define UNROLL_ALL _Pragma("GCC unroll 32")
 #define UNROLL_TWICE _Pragma("GCC unroll 2")
 #endif
 
@@ -82,6 +84,11 @@ INLINE void store(float *p, floats v) { _mm512_storeu_ps(p, v); }
 INLINE floats multiply(floats a, floats b) { return _mm512_mul_ps(a, b); }
 INLINE floats add(floats a, floats b) { return _mm512_add_ps(a, b); }
 INLINE floats multiply_add(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE floats load_float16(const uint8_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE floats load_bfloat16(const uint8_t *p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
 INLINE floats from_bytes(bytes b) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(b)); }
 INLINE floats from_codes(bytes b, int bits) {
     __m512i spread = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(b), _mm512_load_si512(code_bytes[bits]));
@@ -137,6 +144,17 @@ INLINE floats add(floats a, floats b) { return (floats){_mm256_add_ps(a.a, b.a),
 INLINE floats multiply_add(floats a, floats b, floats c) {
     return (floats){_mm256_fmadd_ps(a.a, b.a, c.a), _mm256_fmadd_ps(a.b, b.b, c.b)};
 }
+INLINE __m256 half_of_bfloat16(const uint8_t *p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
+}
+INLINE floats load_bfloat16(const uint8_t *p) { return (floats){half_of_bfloat16(p), half_of_bfloat16(p + 16)}; }
+#ifdef __F16C__
+INLINE floats load_float16(const uint8_t *p) {
+    return (floats){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 16)))};
+}
+#else
+#define LOADS_FLOAT16 0
+#endif
 INLINE floats from_bytes(bytes b) {
     return (floats){_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(b)),
                     _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(b, b)))};
@@ -175,6 +193,11 @@ INLINE void store(float *p, floats v) { for (int i = 0; i < 4; i++) vst1q_f32(p 
 INLINE floats multiply(floats a, floats b) { floats r; EACH(vmulq_f32(a.v[i], b.v[i])); }
 INLINE floats add(floats a, floats b) { floats r; EACH(vaddq_f32(a.v[i], b.v[i])); }
 INLINE floats multiply_add(floats a, floats b, floats c) { floats r; EACH(vfmaq_f32(c.v[i], a.v[i], b.v[i])); }
+INLINE floats load_float16(const uint8_t *p) { floats r; EACH(vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p + 8 * i)))); }
+INLINE floats load_bfloat16(const uint8_t *p) {
+    floats r;
+    EACH(vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p + 8 * i)), 16)));
+}
 INLINE floats from_bytes(bytes b) {
     uint16x8_t low = vmovl_u8(vget_low_u8(b)), high = vmovl_high_u8(b);
     return (floats){{vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))), vcvtq_f32_u32(vmovl_high_u16(low)),
@@ -325,6 +348,13 @@ INLINE void store(float *p, floats v) { memcpy(p, v.v, 64); }
 INLINE floats multiply(floats a, floats b) { floats r; EACH(a.v[i] * b.v[i]); }
 INLINE floats add(floats a, floats b) { floats r; EACH(a.v[i] + b.v[i]); }
 INLINE floats multiply_add(floats a, floats b, floats c) { floats r; EACH(fmaf(a.v[i], b.v[i], c.v[i])); }
+INLINE floats load_bfloat16(const uint8_t *p) {
+    uint16_t h[16];
+    memcpy(h, p, 32);
+    floats r;
+    EACH(bfloat_to_float(h[i]));
+}
+#define LOADS_FLOAT16 0
 INLINE floats from_bytes(bytes b) { floats r; EACH((float)b.v[i]); }
 INLINE bytes look_up_bytes(bytes table, bytes indices) { bytes r; EACH(table.v[indices.v[i]]); }
 INLINE floats from_codes(bytes b, int bits) {
@@ -344,6 +374,15 @@ INLINE float sum(floats v) {
 #undef EACH
 #endif
 
+#ifdef LOADS_FLOAT16
+INLINE floats load_float16(const uint8_t *p) {
+    uint16_t h[16];
+    float f[16];
+    memcpy(h, p, 32);
+    for (int i = 0; i < 16; i++) f[i] = half_to_float(h[i]);
+    return load(f);
+}
+#endif
 #ifndef HAS_DOT
 #define HAS_DOT 0
 #endif

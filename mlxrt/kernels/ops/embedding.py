@@ -42,7 +42,7 @@ def embed_rows(tokens, matrix, dtype, scale=1.0):
     if matrix.is_k_quant:
         return (matrix.take(tokens).plain() * scale).astype(dtype)
     if not matrix.packed:
-        return (matrix.weight[tokens] * scale).astype(dtype)
+        return matrix.weight[tokens].astype(dtype) * scale
     biases = None if matrix.biases is None else matrix.biases[tokens]
     words, scales = matrix.weight[tokens], matrix.scales[tokens]
     y = mx.dequantize(words, scales, biases, matrix.group, matrix.bits, matrix.mode, dtype=dtype)

@@ -107,11 +107,7 @@ def cpu_unsupported(x, matrix, k, norm=None, bias=None, correction=None, scales=
     given = [a for a in (x, norm, bias, correction, scales) if a is not None]
     if other := {a.dtype for a in given} - {mx.float32}:
         return f"arrays of {other.pop()}"
-    if matrix.packed:
-        return matrix.cpu_unsupported(x.dtype)
-    if matrix.weight.dtype != mx.float32 or matrix.width % 16:
-        return f"plain weights are {matrix.weight.dtype}, rows of {matrix.width} numbers"
-    return None
+    return matrix.cpu_unsupported(x.dtype)
 
 
 @moe_router.cpu_kernel(unsupported=cpu_unsupported, cases=lambda: iter(()))

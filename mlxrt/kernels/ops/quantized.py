@@ -186,7 +186,10 @@ class QuantizedMatrix:
         """Why no CPU kernel can read this matrix, or stack of them, with activations of a dtype."""
         if dtype != mx.float32:
             return f"activations are {dtype}"
-        if not self.is_stored and (self.mode not in CPU_MODES or self.bits not in CPU_BITS):
+        if not self.packed and self.mode == "dense":
+            if self.weight.dtype not in FLOATS or self.width % 16:
+                return f"plain weights are {self.weight.dtype}, rows of {self.width} numbers"
+        elif not self.is_stored and (self.mode not in CPU_MODES or self.bits not in CPU_BITS):
             return f"{self.mode} weights of {self.bits} bit"
         if (self.weight.ndim > 2) != stack:
             return "a matrix alone" if stack else "a stack of matrices"
