@@ -1,4 +1,4 @@
-"""Whether a model's packed matrices are computed by the CPU kernels; a log line where they could be and are not."""
+"""Whether a model's matrices are computed by the CPU kernels; a log line where they could be and are not."""
 
 import logging
 import os

@@ -18,7 +18,7 @@ from ..kernels.cuda.module_cache import use_module_folder
 from ..kernels.mlx_defects import ask_for_exact_float32
 from ..kernels.selftest import verify_on_first_use
 from ..models import CausalLM, find
-from ..models.pack_modules import has_packed_layers, pack_modules
+from ..models.pack_modules import Packed, has_packed_layers, pack_modules, widen_halves
 from ..text import Tokenizer
 from ..text.grammar import check_format
 from ..weights import Checkpoint, FolderCheckpoint, GgufCheckpoint, build
@@ -180,6 +180,8 @@ def build_model(checkpoint: Checkpoint, config: EngineConfig, dequantise: bool |
     if on_cpu and is_packed(checkpoint):
         how = "unpacked to" if unpack else "kept packed, computed in"
         log.info(f"{checkpoint.name}: weights {how} {config.dtype or 'float32'} on the CPU (option dequantise)")
+    elif by_kernels:
+        log.info(f"{checkpoint.name}: weights stay in 16 bits, computed in float32 on the CPU (option dequantise)")
     return prepare_model(model, config)
 
 
@@ -201,11 +203,14 @@ def prepare_model(model: CausalLM, config: EngineConfig) -> CausalLM:
     verify_on_first_use(kernels, folder)
     model.fuse(kernels)
     count = 0 if cpu is None else pack_modules(model, kernels)
-    if config.cpu_activations != "float32" and not count:
+    if cpu is not None:
+        widen_halves(model)
+    coded = any(isinstance(m, Packed) and m.mode != "dense" for m in model.modules())
+    if config.cpu_activations != "float32" and not coded:
         raise BadRequest("cpu_activations does not apply: no packed matrix of this model has a CPU kernel")
     if cpu is not None and count:
         rounded = ", activations rounded to 8 bits" if cpu.activations == "int8" else ""
-        log.info(f"{count} packed matrices are computed by {cpu.vectors} kernels, threads: {cpu.threads}{rounded}")
+        log.info(f"{count} matrices are computed by {cpu.vectors} kernels, threads: {cpu.threads}{rounded}")
     if device.backend() == "cpu":
         transpose_weights(model)
     mx.eval(model.parameters())

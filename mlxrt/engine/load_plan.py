@@ -24,7 +24,15 @@ from ..weights.random_models import Shape
 from .check_config import check_disk_cache
 from .cpu_kernels import open_cpu_kernels, suits_cpu_kernels
 from .memory import choose_context, max_chunk_size, plan_memory, weight_bytes
-from .weight_size import check_weights_fit, checkpoint_bytes, cpu_kernels_read, make_outline, shape_bytes
+from .weight_size import (
+    FLOATS,
+    HALVES,
+    check_weights_fit,
+    checkpoint_bytes,
+    cpu_kernels_read,
+    make_outline,
+    shape_bytes,
+)
 
 log = logging.getLogger("mlxrt")
 
@@ -66,7 +74,12 @@ def choose_dtype(config: EngineConfig, infos: Iterable[TensorInfo], family: type
 
 
 def is_packed(checkpoint: Checkpoint) -> bool:
-    return not all(info.dtype in ("F32", "F16", "BF16") for info in checkpoint.sizes().values())
+    return not all(info.dtype in FLOATS for info in checkpoint.sizes().values())
+
+
+def has_halves(checkpoint: Checkpoint) -> bool:
+    """Whether it has floats of 16 bits."""
+    return any(info.dtype in HALVES for info in checkpoint.sizes().values())
 
 
 def plan_checkpoint(checkpoint: Checkpoint, config: EngineConfig, suppose_kernels: bool = False) -> LoadPlan:
@@ -78,9 +91,10 @@ def plan_checkpoint(checkpoint: Checkpoint, config: EngineConfig, suppose_kernel
     sizes = checkpoint.sizes()
     outline = make_outline(checkpoint.config, choose_dtype(config, sizes.values(), family))
     plain = weight_bytes(outline)
-    if not is_packed(checkpoint):
-        return LoadPlan(checkpoint.name, outline, False, plain, plain)
     on_cpu = uses_cpu_kernels(checkpoint, config, suppose_kernels)
+    if not is_packed(checkpoint):
+        held = min(plain, checkpoint_bytes(checkpoint, outline.dtype, False, on_cpu=True)) if on_cpu else plain
+        return LoadPlan(checkpoint.name, outline, False, held, held)
     packed = checkpoint_bytes(checkpoint, outline.dtype, False, on_cpu, device.backend() != "cpu")
     plan = LoadPlan(checkpoint.name, outline, True, plain, packed)
     if config.dequantise is None:
@@ -93,7 +107,7 @@ def plan_checkpoint(checkpoint: Checkpoint, config: EngineConfig, suppose_kernel
 
 def confirm_plan(plan: LoadPlan, checkpoint: Checkpoint, config: EngineConfig) -> LoadPlan:
     """A plan that supposed CPU kernels, once they are compiled; where they cannot be, another one, checked again."""
-    if not is_packed(checkpoint) or uses_cpu_kernels(checkpoint, config) == uses_cpu_kernels(checkpoint, config, True):
+    if uses_cpu_kernels(checkpoint, config) == uses_cpu_kernels(checkpoint, config, True):
         return plan
     plan = plan_checkpoint(checkpoint, config)
     check_plan(plan, config)
@@ -101,7 +115,9 @@ def confirm_plan(plan: LoadPlan, checkpoint: Checkpoint, config: EngineConfig) -
 
 
 def uses_cpu_kernels(checkpoint: Checkpoint, config: EngineConfig, suppose: bool = False) -> bool:
-    """Whether CPU kernels compute packed matrices, should they stay packed."""
+    """Whether CPU kernels compute the matrices that are packed or of 16 bits, should they stay so."""
+    if not is_packed(checkpoint) and not has_halves(checkpoint):
+        return False
     if config.dequantise or find(checkpoint.config).is_adapter or not suits_cpu_kernels(config):
         return False
     return suppose or open_cpu_kernels(config) is not None

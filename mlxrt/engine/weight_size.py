@@ -26,7 +26,7 @@ from ..weights.formats.gguf.tensors import PACKED
 from ..weights.formats.quantized import AFFINE_GROUPS
 from ..weights.random_models import Shape, is_quantizable
 
-FLOATS = ("F32", "F16", "BF16")
+FLOATS, HALVES = ("F32", "F16", "BF16"), ("F16", "BF16")
 KEPT = ("U32", "I32", "U16", "U8", "I8", *PACKED)  # dtypes of packed tensors: loaded as they are
 AFFINE = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8}  # of them, those with scales that are cast -> bits
 PUBLISHED_MXFP4 = ("_blocks", "_scales")
@@ -91,8 +91,10 @@ def checkpoint_bytes(
 
 
 def is_cpu_matrix(name: str, sizes: Mapping[str, TensorInfo]) -> bool:
-    """Whether a tensor is a packed matrix that CPU kernels read, or its scales or biases."""
+    """Whether a tensor is a matrix that CPU kernels read as it is stored, or its scales or biases."""
     info = sizes[name]
+    if info.dtype in HALVES:
+        return name.endswith(".weight") and len(info.shape) in (2, 3) and info.shape[-1] % 16 == 0
     if info.dtype in AFFINE or info.dtype == "MXFP4" or info.dtype.lower() in CPU_BLOCKS:
         return len(info.shape) in (2, 3)
     if name.endswith(PUBLISHED_MXFP4):  # gpt-oss: a stack's bytes [E, out, in / 32, 16] and scales

@@ -27,6 +27,7 @@ from ..support.tiny_files import CONFIG, float_weights, pack_weights, write_fold
 pytestmark = pytest.mark.xdist_group("cpu_kernels")
 
 FORMATS = [("affine", bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
+FORMATS += [("dense", 16, 32)]
 FORMATS += [(mode, 0, 256) for mode in K_QUANTS] + [(mode, 0, 32) for mode in SHORT_BLOCKS]
 K_BLOCKS = [mode for mode in BLOCKS if mode not in SHORT_BLOCKS]
 PROMPTS = ([3, 14, 15, 9, 2, 6], [41, 5], [7, 7, 30, 1, 2, 3, 4, 8, 19, 22, 40], [11])

@@ -1,6 +1,7 @@
 """Builds the model of a checkpoint: our own module of the family, or mlx-lm's where there is none."""
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from mlx.utils import tree_unflatten
 from ...errors import quote
 from ...kernels.ops.quantized import CPU_BITS
 from ...models import CausalLM, find
+from ...models.pack_modules import HALVES, is_plain_layer
 from ..formats.checkpoint import Checkpoint
 from ..formats.fp8 import has_fp8, unpack_fp8
 from ..formats.gguf.k_quants import KQuantFormat, SplitFormat
@@ -41,7 +43,8 @@ def build(
 ) -> CausalLM:
     """The model of a checkpoint with its weights in memory; `dequantise` unpacks quantised matrices.
 
-    `keep_scales`: those of affine matrices stay as they are stored, for kernels that read them with any activations.
+    `keep_scales`: those of affine matrices, and plain matrices of 16 bits, stay as they are stored, for kernels that
+    read them with any activations.
     """
     family = find(checkpoint.config)
     refuse_methods(checkpoint.config)
@@ -93,6 +96,8 @@ def build_native(
     ready = replace_modules(model, arrays, quantized, dtype)
     keep = scales_to_keep(model, quantized, ready) if keep_scales else frozenset()
     keep |= {f"{path}.scales" for path, fmt in quantized.items() if isinstance(fmt, SplitFormat)}
+    if keep_scales:
+        keep |= halves_to_keep(model, ready)
     assign(model, ready, dtype, keep)
     return model
 
@@ -106,6 +111,13 @@ def scales_to_keep(model: nn.Module, formats: Mapping[str, WeightFormat], arrays
         if type(fmt) is MLXFormat and fmt.mode == "affine" and fmt.bits in CPU_BITS and plain:
             kept |= set(names) if len({arrays[name].dtype for name in names}) == 1 else set()
     return frozenset(kept)
+
+
+def halves_to_keep(model: CausalLM, arrays: Arrays) -> set[str]:
+    """Plain matrices of 16 bits that CPU kernels read as they are."""
+    names = {f"{path}.weight" for path, module in model.named_modules() if is_plain_layer(module)}
+    wide = re.compile("|".join(model.KEEP_FP32) or "(?!)")  # (?!) matches nothing
+    return {name for name in names if name in arrays and arrays[name].dtype in HALVES and not wide.search(name)}
 
 
 def label_contradictions(hints: Hints, formats: Mapping[str, WeightFormat]) -> Iterable[str]:
