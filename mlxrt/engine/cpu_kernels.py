@@ -57,7 +57,7 @@ def locate(folder: Path, activations: str) -> Path | None:
     try:
         return find_library(folder, activations)
     except BuildError as error:
-        log.warning(f"no CPU kernels for packed weights: {error}")
+        log.warning(f"no CPU kernels: {error}")
         return None
 
 

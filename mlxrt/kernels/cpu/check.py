@@ -13,7 +13,7 @@ K_QUANTS = {
     "IQ2_XXS": (6, 66, 0), "IQ4_XS": (7, 136, 0), "IQ4_NL": (8, 18, 0), "Q8_0": (9, 34, 0),
     "Q4_0": (10, 18, 0), "Q4_1": (11, 20, 0),
 }  # fmt: skip
-MXFP4 = 12
+MXFP4, PLAIN = 12, 13
 SHORT = ("IQ4_NL", "Q8_0", "Q4_0", "Q4_1")  # of 32 weights
 
 
@@ -52,6 +52,17 @@ def make_mxfp4(rng, rows, width):
     return Matrix(*fields), (weight, scales), values
 
 
+def make_plain(rng, rows, width, kind):
+    """Of floats: 0 float32, 1 float16, 2 bfloat16, whose bits numpy has as those of a float32's first half."""
+    weight = rng.standard_normal((rows, width)).astype(np.float16 if kind == 1 else np.float32)
+    values = weight.astype(np.float64)
+    if kind == 2:
+        weight = (weight.view(np.uint32) >> 16).astype(np.uint16)
+        values = (weight.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    fields = (weight.ctypes.data, None, None, rows, width, width * weight.itemsize, PLAIN, 16, 32, kind, 0)
+    return Matrix(*fields), (weight,), values
+
+
 def interleave(made, name, together):
     """The same matrix with rows side by side."""
     matrix, (weight,), values = made
@@ -83,6 +94,7 @@ def check(path: str) -> str | None:
     rng = np.random.default_rng(0)
     made = [(f"{b} bit group {g}", make_affine(rng, 37, 9 * g, b, g)) for b in (2, 3, 4, 5, 6, 8) for g in (32, 64)]
     made += [(f"MXFP4 of {width}", make_mxfp4(rng, 37, width)) for width in (768, 352, 2880)]
+    made += [(f"{'float32 float16 bfloat16'.split()[kind]}s", make_plain(rng, 37, 1040, kind)) for kind in range(3)]
     made += [(name, make_k_quant(rng, 37, 768, name)) for name in K_QUANTS]
     made += [(f"{name} of 352", make_k_quant(rng, 37, 352, name)) for name in SHORT]
     for name, (number, *_) in K_QUANTS.items():
@@ -91,7 +103,7 @@ def check(path: str) -> str | None:
             made += [(f"{name} x{together}", interleave(make_k_quant(rng, 6 * together, width, name), name, together))]
     for label, (matrix, _held, values) in made:
         x = rng.standard_normal((21, matrix.width)).astype(np.float32)
-        seen = round_to_bytes(x, group_size(label)) if rounds else x
+        seen = round_to_bytes(x, group_size(label)) if rounds and matrix.format != PLAIN else x
         right = seen.astype(np.float64) @ values.T
         for columns in (1, 2, 3, 4, 21):
             y = np.full((columns, matrix.rows), np.nan, np.float32)
