@@ -18,7 +18,7 @@ from ..support.state_machine.kinds import KINDS, VOCAB, poison_kinds
 from ..support.state_machine.program import Program, programs
 from ..support.state_machine.shrink import Court, try_program
 
-EACH = 7  # programs of a kind
+EACH = 5  # programs of a kind; tests.long.state_machine runs thousands
 HAPPEN = ("tokens compared", "requests with cached tokens", "evictions")  # with every kind
 
 
