@@ -10,9 +10,11 @@ from mlxrt.kernels.selftest import DTYPES, check_case, compute_reference, list_c
 
 from .conftest import from_environment
 
+ON_GPUS = [name for name, op in OPS.items() if op.launch is not None]  # others have kernels for CPUs alone
+
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", from_environment("GPU_OPS", ",".join(OPS)))
+@pytest.mark.parametrize("name", from_environment("GPU_OPS", ",".join(ON_GPUS)))
 def test_op_is_right_on_the_device(gpu, name, dtype):
     op, wrong, checked = OPS[name], [], 0
     for case in list_cases(op, dtype, large=True):
