@@ -14,6 +14,7 @@ from mlxrt.kernels.cuda.graph import Result
 from mlxrt.kernels.cuda.nvrtc import Launch, Library
 
 from ..metal_sim import Simulator
+from .kept_results import RememberingKernel
 
 WHOLE = {1: np.uint8, 2: np.uint16, 4: np.uint32}  # numpy has no bfloat16
 
@@ -25,7 +26,7 @@ class FakeLibrary(Library):
         self.sim, self._record = sim, None
 
     def __call__(self, **definition):
-        kernel = self.sim.metal_kernel(**definition)
+        kernel = RememberingKernel(self.sim, definition)
 
         def launch(*, inputs, **rest):
             made = kernel(inputs=inputs, **rest)
