@@ -268,7 +268,7 @@ class Engine:
             core.runner.flush()
             return save_state(path, core.pools, state, core.identity(), extra)
 
-    def load_state(self, path: Path, digest: str | None, parse: Callable[[dict[str, Any]], T]) -> T:
+    def load_state(self, path: Path, digest: str | None, parse: Callable[[dict[str, Any]], T], salt: str = "") -> T:
         """Load a state into the prefix cache, once `parse` has accepted what was saved with it; what `parse` gave."""
         core = self.core
         if core.prefix_cache is None:
@@ -278,7 +278,7 @@ class Engine:
             empty, evict = core.pools.empty_states(), core.prefix_cache.evict
             state, extra = load_state(path, core.pools, empty, core.identity(), digest, evict)
             parsed = parse(extra)
-            core.prefix_cache.insert(state)
+            core.prefix_cache.insert(state, salt=salt)
         return parsed
 
     @spell_out(GenerateOptions)

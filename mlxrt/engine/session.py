@@ -40,9 +40,9 @@ class SessionEngine(Protocol):
     def generate(self, x: Request) -> Completion: ...
     def stream_prompt(self, request: Request, prompt: tuple[int, ...]) -> RequestStream: ...
     def cancel(self, id: int, wait: bool = True) -> None: ...
-    def compute_state(self, tokens: Sequence[int]) -> SequenceState | None: ...
+    def compute_state(self, tokens: Sequence[int], salt: str = "") -> SequenceState | None: ...
     def save_state(self, path: Path, state: SequenceState, extra: dict[str, Any]) -> str: ...
-    def load_state(self, path: Path, digest: str | None, parse: Callable[[dict[str, Any]], T]) -> T: ...
+    def load_state(self, path: Path, digest: str | None, parse: Callable[[dict[str, Any]], T], salt: str = "") -> T: ...
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ class Session:
             raise BadRequest(f"{path.parent} is no folder to save into")
         archive = Archive(path) if is_archive(path, name) else None
         tokens = self._next_prefix()
-        state = engine.compute_state(tokens)
+        state = engine.compute_state(tokens, self.options.get("cache_salt", ""))
         if state is None:
             raise BadSnapshot("there is nothing to save: no turn is complete, or the prefix cache is off")
         extra = {"turns": [asdict(t) for t in self.turns], "model": engine.source.name}
@@ -294,7 +294,8 @@ class Session:
         session = cls(engine, None, dict(options), on_overflow)
         path = read_path(path, name)
         file, digest = Archive(path).find(name) if is_archive(path, name) else (path, None)
-        session.turns = engine.load_state(file, digest, lambda extra: read_turns(file, extra, engine.vocab_size))
+        salt = session.options.get("cache_salt", "")
+        session.turns = engine.load_state(file, digest, lambda extra: read_turns(file, extra, engine.vocab_size), salt)
         return session
 
 

@@ -195,6 +195,22 @@ def test_a_conversation_the_store_has_let_go_can_still_be_saved(llm, engine, tok
     assert done.tokens == truth(llm, restored.tokens[:-12], 12)
 
 
+def test_a_saved_conversation_stays_with_its_cache_salt(llm, engine, tokenizer, tmp_path):
+    """Found by requests with the same salt and by no other, where it was saved and where it is restored."""
+    session = engine.session("be kind", cache_salt="a")
+    answers(session, "one", "two")
+    engine.core.prefix_cache.clear()
+    session.save(tmp_path / "state")  # which computes it again
+    other = Engine(llm, tokenizer=tokenizer)
+    restored = Session.restore(other, tmp_path / "state", cache_salt="a")
+    asked = [*restored.messages, {"role": "user", "content": "three"}]
+    for one in (engine, other):
+        for salt in ("", "b", "a"):
+            done = one.generate(asked, max_tokens=4, cache_salt=salt)
+            assert done.cached_tokens == (next_prefix(tokenizer, session.messages) if salt == "a" else 0), salt
+            assert done.tokens == truth(llm, tuple(tokenizer.chat(asked)), 4)
+
+
 def test_nothing_to_save(engine, llm, tokenizer, tmp_path):
     with pytest.raises(mlxrt.BadSnapshot):
         engine.session().save(tmp_path / "x")
