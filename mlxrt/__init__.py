@@ -22,8 +22,9 @@ except ImportError as error:
 __version__ = "0.1.0"
 
 ERRORS = """BadCheckpoint BadLogits BadRequest BadSnapshot BadTemplate BadTokenizer CacheCorrupt CannotRewind
-    ContextOverflow EngineClosed EngineFailed EvictedBlock GrammarFailed HubError MlxrtError ModelNotFound NoRoom
-    NoTokenizer PromptWontFit QueueFull StaleLogits UnsupportedContent UnsupportedModel WontFit""".split()
+    ContextOverflow EngineClosed EngineFailed EvictedBlock GrammarFailed HubError MlxrtError ModelNotFound
+    NoKernel NoRoom NoTokenizer PromptWontFit QueueFull StaleLogits UnsupportedContent UnsupportedModel
+    WontFit""".split()
 HOMES = dict.fromkeys(ERRORS, "errors") | {
     "AsyncEngine": "engine.async_engine",
     "Completion": "engine.request",

@@ -32,6 +32,7 @@ from .errors import GrammarFailed as GrammarFailed
 from .errors import HubError as HubError
 from .errors import MlxrtError as MlxrtError
 from .errors import ModelNotFound as ModelNotFound
+from .errors import NoKernel as NoKernel
 from .errors import NoRoom as NoRoom
 from .errors import NoTokenizer as NoTokenizer
 from .errors import PromptWontFit as PromptWontFit

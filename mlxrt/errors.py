@@ -4,8 +4,8 @@
 """
 
 NO_BACKEND = (
-    "there is no MLX backend; install one: pip install 'mlx[cpu]' faiss-cpu (Linux without a GPU), 'mlx[cuda12]' or "
-    "'mlx[cuda13]' (NVIDIA), mlx (macOS)"
+    "there is no MLX backend; install one: pip install 'mlxrt[cpu]' (Linux without a GPU), 'mlxrt[cuda12]' or "
+    "'mlxrt[cuda13]' (NVIDIA), mlx (macOS)"
 )
 
 

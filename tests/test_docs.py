@@ -45,6 +45,7 @@ def test_api_page_has_every_public_name():
         assert all(hasattr(getattr(mlxrt, cls), name) for name in members.split())
     missing = {name for name in names if not re.search(rf"\b{name}\b", text)}
     assert not missing
+    assert not re.findall(r"(?m)^\| `.*\|  \|$", text), "rows without a description"
 
 
 def test_glossary_is_short():

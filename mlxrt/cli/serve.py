@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         from ..server.run import serve
         from ..server.served_models import ServedModels
     except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn"):
+        if error.name not in ("starlette", "uvicorn", "h11"):
             raise
         raise BadRequest(f"{error.name} is not installed; the server needs: pip install 'mlxrt[server]'") from None
     from dataclasses import replace

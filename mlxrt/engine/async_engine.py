@@ -240,9 +240,11 @@ class AsyncEngine:
         return AsyncStream(self.engine, buffer, self.thread.open(buffer, requests, prompts), owner=self)
 
     async def score(self, tokens: Sequence[int], chunk: int | None = None) -> mx.array:
+        """What `Engine.score` gives."""
         return await asyncio.to_thread(self.engine.score, tokens, chunk)
 
     async def stats(self) -> Stats:
+        """What `Engine.stats` gives."""
         return await asyncio.to_thread(self.engine.stats)
 
     @property

@@ -54,6 +54,7 @@ class Engine:
 
     @property
     def tokenizer(self) -> Tokenizer:
+        """The model's; NoTokenizer where its files have none."""
         if self._tokenizer is None:
             raise NoTokenizer(f"{self.source.name or 'this model'} came without a tokenizer: give and take tokens")
         return self._tokenizer
@@ -291,6 +292,7 @@ class Engine:
         return Session(self, system, dict(options), on_overflow)
 
     def stats(self) -> Stats:
+        """What runs and waits, the KV cache's blocks, and what was reused, evicted and preempted so far."""
         return self.core.stats()
 
     def close(self) -> None:

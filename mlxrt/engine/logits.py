@@ -121,10 +121,12 @@ class LogitsRow:
 
     @property
     def prompt_tokens(self) -> tuple[int, ...]:
+        """Of this request."""
         return self._seq.prompt
 
     @property
     def output_tokens(self) -> tuple[int, ...]:
+        """Of its answer, so far."""
         return tuple(self._seq.tokens[len(self._seq.prompt) :])
 
     @property

@@ -287,6 +287,8 @@ class EngineEvent:
 
 @dataclass(frozen=True)
 class Completion:
+    """A whole answer."""
+
     text: str  # the answer alone
     tokens: tuple[int, ...]
     finish_reason: Finish

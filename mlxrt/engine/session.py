@@ -178,10 +178,12 @@ class Session:
 
     @property
     def messages(self) -> tuple[dict, ...]:
+        """The conversation so far."""
         return self.turns[-1].messages
 
     @property
     def tokens(self) -> tuple[int, ...]:
+        """The last prompt and its answer."""
         return self.turns[-1].tokens
 
     @property

@@ -18,6 +18,8 @@ QUANTILES = (50, 90, 99)
 
 @dataclass(frozen=True)
 class Stats:
+    """What an engine does now, and has done since it was loaded."""
+
     running: int
     waiting: int
     kv_bytes: int  # in blocks that are in use

@@ -132,7 +132,7 @@ def test_a_missing_backend_is_one_line(file, tmp_path):
     assert run("--help").returncode == 0 and run("generate", "--help").returncode == 0
     done = run("generate", "hi")
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("mlxrt: there is no MLX backend; install one: pip install 'mlx[cpu]'")
+    assert done.stderr.startswith("mlxrt: there is no MLX backend; install one: pip install 'mlxrt[cpu]'")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="OpenBLAS is loaded on Linux only")

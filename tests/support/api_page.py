@@ -21,7 +21,7 @@ list of token ids or a `Request`; a list of any of them gives a list. Keywords a
 """
 OPTIONS = get_type_hints(GenerateOptions) | get_type_hints(EngineOptions)
 CLASSES = {
-    "Engine": "generate stream score session stats cost encode tokenizer submit stream_of take cancel close",
+    "Engine": "generate stream score session stats cost encode tokenizer submit stream_of step take cancel close",
     "Session": "say fork rewind save restore messages tokens summary",
     "AsyncEngine": "load generate stream score session stats cancel close",
     "LogitsRow": "logits logprobs top edit add ban allow tokens prompt_tokens output_tokens",
