@@ -59,8 +59,8 @@ def test_decisions_are_numbered_and_have_one_form():
     for page in pages:
         text = page.read_text(encoding="utf-8")
         assert text.startswith(f"# {page.name[:4]} "), page.name
-        for heading in ("Context", "Decision", "Consequences"):
-            assert f"\n## {heading}\n" in text, f"{page.name} has no {heading}"
+        headings = re.findall(r"^#{2,} .*$", text, re.MULTILINE)
+        assert headings == ["## Context", "## Decision", "## Consequences"], page.name
         assert len(text.splitlines()) <= LONGEST_DECISION, page.name
 
 
