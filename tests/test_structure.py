@@ -73,7 +73,7 @@ BROAD = {
     "mlxrt.engine.async_stream.open": "cancels what was submitted, then raises on",
     "mlxrt.engine.async_stream.begun": "forgets what could not be opened, then raises on",
     "mlxrt.engine.async_engine._run_jobs": "carried to the coroutine that asked",
-    "mlxrt.engine.async_engine._run": "the step that failed has message every caller; the thread only ends",
+    "mlxrt.engine.async_engine._run": "every caller has got the error already; the thread only ends",
     "mlxrt.server.access.__call__": "an answer must come whatever happened; it is logged with its request's id",
     "mlxrt.server.answering._send_all": "the status is out, so the stream itself must tell what went wrong",
     "tests.long.clients.calls.check": "a client may raise anything; it goes into the table",

@@ -1,6 +1,6 @@
 """What all Gemmas share: norms on both sides of a branch, a scaled embedding, GELU, capped logits, ropes per layer.
 
-Refuses to know which layers slide and what a layer computes besides: the files of the generations do.
+Does not know which layers have a window, nor what a layer computes besides: the files of the generations do.
 """
 
 import re

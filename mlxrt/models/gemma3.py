@@ -1,4 +1,7 @@
-"""Gemma 3, alone (gemma3_text) or as the text part of one that sees (gemma3): norms on q and k, ropes by layer kind."""
+"""Gemma 3, alone (gemma3_text) or as the text part of a multimodal checkpoint (gemma3).
+
+Norms on q and k, ropes by layer kind.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar

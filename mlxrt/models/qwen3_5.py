@@ -1,4 +1,4 @@
-"""Qwen3.5, dense and with experts: Qwen3-Next's parts, alone or as the text part of one that sees."""
+"""Qwen3.5, dense and with experts: Qwen3-Next's parts, alone or as the text part of a multimodal checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

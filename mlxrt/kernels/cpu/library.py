@@ -2,7 +2,7 @@
 
 Arrays are read where MLX has them; nothing is copied but what comes out. A call computes at once, so its inputs are
 evaluated first: these kernels are no part of MLX's graphs. While a step is recorded, its calls are kept with the arrays
-they read and made (recorded.py).
+they read and made (engine/cpu_step.py).
 """
 
 import ctypes

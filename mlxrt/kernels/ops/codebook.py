@@ -1,4 +1,4 @@
-"""QuantizedMatrix product with codebook weights: W[row, j * g + i] = codebook[indices[row, j], i]."""
+"""Matrix product with codebook weights: W[row, j * g + i] = codebook[indices[row, j], i]."""
 
 import math
 from collections.abc import Iterator
