@@ -13,6 +13,7 @@ from ..errors import BadRequest
 from .backend import Backend
 
 MAX_CHARACTERS = 400_000  # of a text that are tokenized
+RANDOM_TOKENS = 1 << 16
 
 
 def read_corpus() -> str:
@@ -55,6 +56,8 @@ def read_text(path: Path) -> str:
     return text
 
 
-def random_prompts(vocab: int, source: str, count: int = 1 << 16) -> Prompts:
+def random_prompts(vocab: int, source: str) -> Prompts:
     generator = random.Random(0)
-    return Prompts(tuple(generator.randrange(10, max(11, vocab - 10)) % vocab for _ in range(count)), source, False)
+    return Prompts(
+        tuple(generator.randrange(10, max(11, vocab - 10)) % vocab for _ in range(RANDOM_TOKENS)), source, False
+    )

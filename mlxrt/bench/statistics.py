@@ -149,8 +149,8 @@ class Spread:
         return cls(median, low, high, tuple(values))
 
 
-def percentiles(values: Sequence[float], which: Sequence[float] = (50, 90, 99)) -> dict[str, float]:
-    return {f"p{p:g}": float(np.percentile(np.asarray(values, float), p)) for p in which}
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    return {f"p{p}": float(np.percentile(np.asarray(values, float), p)) for p in (50, 90, 99)}
 
 
 @dataclass(frozen=True)

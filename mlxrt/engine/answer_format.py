@@ -38,13 +38,6 @@ class AnswerFormat:
         )
 
     @property
-    def reasoning_end_ids(self) -> tuple[int, ...]:
-        """The tokens that end the model's reasoning; none where it has no reasoning."""
-        if self._tokenizer is None or self.found.reasoning == "none":
-            return ()
-        return tuple(self._tokenizer.encode(self.found.closing_text(), special=False))
-
-    @property
     def call_start(self) -> str:
         """What the model writes before a tool call; empty where a call has no marker, or the model makes none."""
         return self.found.call_start() if self._tokenizer is not None else ""

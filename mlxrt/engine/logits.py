@@ -20,10 +20,10 @@ from .sequence import Sequence
 class LogitsView:
     """The logits of one step, [R, V]. Nothing is copied or converted before it is read."""
 
-    def __init__(self, logits: mx.array, rows: list[Sequence], step: int | None = None):
+    def __init__(self, logits: mx.array, rows: list[Sequence]):
         if logits.ndim != 2 or logits.shape[0] != len(rows):
             raise MlxrtError(f"logits of shape {logits.shape} do not give one row to each of {len(rows)} sequences")
-        self.rows, self.step, self.vocab = rows, step, logits.shape[1]
+        self.rows, self.vocab = rows, logits.shape[1]
         self._given: mx.array | None = logits  # as the model made them, in its dtype
         self._edited: mx.array | None = None  # float32, once anything changed them
         self._edits: dict[int, mx.array] = {}  # rows not yet put into _edited: many callbacks cost one copy
@@ -33,10 +33,9 @@ class LogitsView:
     def given(self) -> mx.array:
         """What the model computed, untouched and in its own dtype."""
         if self._given is None:
-            step = "" if self.step is None else f" {self.step}"
             ids = ", ".join(str(seq.id) for seq in self.rows)
             raise StaleLogits(
-                f"the logits of step{step} (requests {ids}) were read after the step ended; "
+                f"the logits of step (requests {ids}) were read after the step ended; "
                 "read them inside on_logits, and keep numbers rather than the row"
             )
         return self._given

@@ -57,7 +57,6 @@ class Stats:
 class Metrics:
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
         self.clock = clock
-        self.computed_tokens = self.output_tokens = 0
         self.finished: Counter[str] = Counter()
         self._steps: deque[tuple[float, int, int]] = deque()  # when, prompt tokens computed, tokens generated
         self._first: deque[float] = deque(maxlen=SAMPLES)
@@ -66,8 +65,6 @@ class Metrics:
 
     def add_step(self, computed: int, generated: int) -> None:
         now = self.clock()
-        self.computed_tokens += computed
-        self.output_tokens += generated
         self._steps.append((now, computed, generated))
         while now - self._steps[0][0] > WINDOW:
             self._steps.popleft()

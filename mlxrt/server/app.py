@@ -1,7 +1,6 @@
 """The ASGI application: routes of all protocols behind one access check."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from importlib.resources import files
 
 from starlette.applications import Starlette
@@ -107,16 +106,10 @@ def routes() -> list[Route]:
     return found + [Route(path, handler, methods=[method]) for path, handler, method in served]
 
 
-def build_app(
-    models: ServedModels,
-    rules: AccessRules,
-    log_prompts: bool = False,
-    lifespan: Callable[[Starlette], AsyncIterator[None]] | None = None,
-) -> AccessControl:
+def build_app(models: ServedModels, rules: AccessRules, log_prompts: bool = False) -> AccessControl:
     app = Starlette(
         routes=routes(),
         exception_handlers={404: not_found, 405: wrong_method, Problem: failed, MlxrtError: failed, Exception: failed},
-        lifespan=None if lifespan is None else asynccontextmanager(lifespan),
     )
     app.state.models, app.state.metrics, app.state.running = models, ServerMetrics(), {}
     app.state.log_prompts = log_prompts

@@ -92,9 +92,9 @@ def clamp(x: float) -> float:
     return x if math.isinf(x) else min(max(x, -LARGEST), LARGEST)
 
 
-def pack_rows(rows: Sequence[DrawRow], width: int = 0, least: int = LISTS) -> mx.array:
+def pack_rows(rows: Sequence[DrawRow]) -> mx.array:
     """pack_words on the device."""
-    return mx.array(pack_words(rows, width, least))
+    return mx.array(pack_words(rows))
 
 
 def pack_words(rows: Sequence[DrawRow], width: int = 0, least: int = LISTS) -> np.ndarray:

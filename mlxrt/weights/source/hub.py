@@ -31,6 +31,8 @@ NAME = re.compile(
 
 PROJECTOR = re.compile(r"(^|/)mmproj[^/]*$", re.IGNORECASE)  # of a vision model's images: no model of its own
 
+MAX_LISTED = 12  # file names in a message
+
 # Names that other tools know, each for a 4-bit repository in MLX's format; of a family alone, its usual size.
 HUB_ALIASES = {
     "llama3.1": "mlx-community/Meta-Llama-3.1-8B-Instruct-4bit",
@@ -220,9 +222,9 @@ def check_weights(repo: Repository, files: dict[str, int], needed: dict[str, int
     raise UnsupportedModel(f"{repo} has neither .safetensors nor .gguf, but {list_some(sorted(files))}; convert it")
 
 
-def list_some(names: list[str], limit: int = 12) -> str:
-    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return (", ".join(names[:limit]) or "none") + rest
+def list_some(names: list[str]) -> str:
+    rest = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return (", ".join(names[:MAX_LISTED]) or "none") + rest
 
 
 def verify(path: Path) -> None:

@@ -19,14 +19,14 @@ def x():
 
 
 def test_reading_after_the_step_raises_through_every_door(x, sequence):
-    with LogitsView(x, [sequence(id=i + 40) for i in range(3)], step=17) as view:
+    with LogitsView(x, [sequence(id=i + 40) for i in range(3)]) as view:
         row, kept = view.row(1), view.logits
         assert row.logits.tolist() == x[1].tolist() and len(row.logprobs) == VOCAB
     assert kept.tolist() == x.tolist()  # an array is a value: only the view ends
     doors = [lambda: view.logits, lambda: view.latest, lambda: row.logits, lambda: row.logprobs, lambda: row.top(2)]
     doors += [lambda: row.tokens, lambda: row.ban([1]), lambda: row.edit(x[0]), lambda: view.row(0).logits]
     for door in doors:
-        with pytest.raises(StaleLogits, match=r"step 17 \(requests 40, 41, 42\)"):
+        with pytest.raises(StaleLogits, match=r"step \(requests 40, 41, 42\)"):
             door()
 
 
