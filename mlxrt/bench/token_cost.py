@@ -9,9 +9,9 @@ from typing import Any
 import mlx.core as mx
 
 from ..cache.memory import ExternalKV, Shared
-from ..config import EngineConfig
+from ..config import DTYPES, EngineConfig
 from ..engine.load import open_checkpoint
-from ..engine.load_plan import DTYPES, compute_dtype, is_packed, plan_checkpoint
+from ..engine.load_plan import compute_dtype, is_packed, plan_checkpoint
 from ..engine.weight_size import loaded_bytes, make_outline, make_shape_outline, parameters
 from ..errors import BadRequest
 from ..models import CausalLM, find

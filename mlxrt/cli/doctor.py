@@ -38,14 +38,15 @@ def run(args: argparse.Namespace) -> int:
 def check_ops(kernels: Any, quick: bool, dtype: str | None = None) -> list[dict[str, Any]]:
     """One row per op: what runs it here, how close the kernel is to the reference, and why it is not used."""
     from ..kernels import OPS
-    from ..kernels.selftest import DTYPES, QUICK_CASES, verify, verify_cpu
+    from ..kernels.dtypes import DTYPES
+    from ..kernels.selftest import QUICK_CASES, verify, verify_cpu
     from ..weights.source.cache_dir import cache_root
 
     folder = cache_root() / "kernels"
     if kernels.cpu is not None:
         results = verify_cpu(kernels) if dtype in (None, "float32") else []
-        return [describe_op(name, op, kernels, [r for r in results if r.op == name]) for name, op in OPS.items()]
-    results = verify(kernels, [dtype] if dtype else DTYPES, folder, QUICK_CASES if quick else None, refresh=True)
+    else:
+        results = verify(kernels, [dtype] if dtype else DTYPES, folder, QUICK_CASES if quick else None, refresh=True)
     return [describe_op(name, op, kernels, [r for r in results if r.op == name]) for name, op in OPS.items()]
 
 

@@ -15,6 +15,7 @@ from ..config import EngineConfig
 from ..errors import BadRequest, ContextOverflow, NoTokenizer
 from ..kernels import Kernels, backend, device, make_gpu
 from ..kernels.cuda.module_cache import use_module_folder
+from ..kernels.dtypes import DTYPES
 from ..kernels.mlx_defects import ask_for_exact_float32
 from ..kernels.selftest import verify_on_first_use
 from ..models import CausalLM, find
@@ -31,7 +32,6 @@ from .check_config import check_config
 from .cpu_kernels import ROWS_DIFFER, open_cpu_kernels, products_depend_on_rows
 from .engine import Engine, Source, encode_text, refuse_beyond_context
 from .load_plan import (
-    DTYPES,
     LoadPlan,
     check_plan,
     compute_dtype,

@@ -15,6 +15,7 @@ from ..cache.memory import Shared, apply_kv_options, size_pools
 from ..config import EngineConfig, nbytes
 from ..errors import WontFit
 from ..kernels import device
+from ..kernels.dtypes import DTYPES
 from ..models import CausalLM, find
 from ..weights import Checkpoint, TensorInfo
 from ..weights.formats.jang.labels import read_labels
@@ -36,7 +37,6 @@ from .weight_size import (
 
 log = logging.getLogger("mlxrt")
 
-DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 STORED_DTYPES = {
     "F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16, "U32": mx.uint32, "U8": mx.uint8,
 }  # fmt: skip

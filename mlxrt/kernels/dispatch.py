@@ -18,6 +18,7 @@ from .constant_buffer import TYPE_NAMES, PackedArray, pack_arrays
 from .cpu.library import CpuKernels
 from .cuda import nvrtc
 from .device import DeviceProfile, profile
+from .dtypes import HALVES
 from .metal_source import shim
 from .registry import Op, Source
 
@@ -219,7 +220,7 @@ def compute_dtype(arguments: Iterable[Any]) -> str:
     """The type a call computes in: half precision if anything in it is, else float32."""
     for value in arguments:
         dtype = value.dtype if isinstance(value, mx.array) else value
-        if isinstance(dtype, mx.Dtype) and dtype in (mx.float16, mx.bfloat16):
+        if isinstance(dtype, mx.Dtype) and dtype in HALVES:
             return "float16" if dtype == mx.float16 else "bfloat16"
     return "float32"
 

@@ -25,14 +25,13 @@ from mlx.utils import tree_flatten
 from ..cache.files import PARTIAL, atomic_write, remove_partial_files
 from .cpu.library import CpuKernels
 from .dispatch import Gpu, Kernels
+from .dtypes import DTYPES, HALVES
 from .metal_source import shim
 from .ops.attention_layout import PackedKV
 from .registry import OPS, Case, Op
 
 log = logging.getLogger("mlxrt")
 
-DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
-HALF_PRECISION = (mx.float16, mx.bfloat16)
 QUICK_CASES = 3  # cases of an op that run before its first launch; `mlxrt doctor` runs all
 CRASHED = "the process ended while this kernel was tested the last time"
 LOCK_WAIT = 120.0  # seconds to wait for another process that tests a kernel
@@ -91,9 +90,9 @@ def pick_cases(cases: list[Case], most: int | None) -> list[Case]:
 def to_float32(value: Any) -> Any:
     """Every float16 and bfloat16 in it as float32, also inside dataclasses such as QuantizedMatrix."""
     if isinstance(value, mx.array):
-        return value.astype(mx.float32) if value.dtype in HALF_PRECISION else value
+        return value.astype(mx.float32) if value.dtype in HALVES else value
     if isinstance(value, mx.Dtype):
-        return mx.float32 if value in HALF_PRECISION else value
+        return mx.float32 if value in HALVES else value
     if isinstance(value, PackedKV):
         return value.to_float32()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -4,11 +4,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..kernels import Kernels, QuantizedMatrix
+from ..kernels.dtypes import HALVES
 from .base import CausalLM
 from .moe import ExpertLinear, QuantizedExpertLinear
 from .quantized.packed_linear import PackedEmbedding, PackedExpertLinear, PackedLinear, read_matrix, set_matrix
 
-HALVES = (mx.float16, mx.bfloat16)
 Packed = PackedLinear | PackedEmbedding | PackedExpertLinear
 
 

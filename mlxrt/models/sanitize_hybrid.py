@@ -8,10 +8,10 @@ import re
 import mlx.core as mx
 
 from ..errors import BadCheckpoint, quote
+from ..kernels.dtypes import FLOATS
 from ..kernels.ops.k_quants import TENSOR_NAMES
 
 Arrays = dict[str, mx.array]
-FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 LESS_ONE = re.compile(r"(.*\.(input|post_attention)_layernorm|.*\.self_attn\.[qk]_norm|model\.norm)\.weight")
 # The norms around layers: all near 1 or all near 0.

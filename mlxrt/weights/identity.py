@@ -108,6 +108,10 @@ class FileStamp:
         at = os.stat(path)
         return cls(path, at.st_size, at.st_mtime_ns, at.st_ctime_ns, (at.st_dev, at.st_ino))
 
+    def to_list(self, path: Path) -> list[str]:
+        """As a cached digest has it, under the file's real path."""
+        return [str(path), str(self.size), str(self.mtime_ns), str(self.ctime_ns)]
+
     @property
     def is_young(self) -> bool:
         """Changed so recently that it could change again and keep its times."""
@@ -158,8 +162,7 @@ def digest_as_loaded(stamp: FileStamp) -> str:
             if FileStamp.of(stamp.path) == stamp:
                 return found
         else:  # the same bytes under another date, if they were ever hashed under the old one
-            was = [str(real), str(stamp.size), str(stamp.mtime_ns), str(stamp.ctime_ns)]
-            if (known := read_cached_digest(digest_cache_path(real), was)) and hash_file(real) == known:
+            if (known := read_cached_digest(digest_cache_path(real), stamp.to_list(real))) and hash_file(real) == known:
                 return known
     except OSError as error:
         raise BadSnapshot(f"{stamp.path} cannot be read any more ({error.strerror}): {UNNAMED}") from None
@@ -188,25 +191,19 @@ def combine_digests(files: Iterable[tuple[Path, str]]) -> str:
 
 def file_digest(path: Path) -> str:
     real = path.resolve()
-    before = file_stamp(real)
-    cache = digest_cache_path(real)
-    if known := read_cached_digest(cache, before):
+    before = FileStamp.of(real)
+    cache, stamp = digest_cache_path(real), before.to_list(real)
+    if known := read_cached_digest(cache, stamp):
         return known
     found = hash_file(real)
-    newest = max(int(before[-1]), int(before[-2])) / 1e9
-    if file_stamp(real) == before and time.time() - newest > MIN_AGE:
-        write_cached_digest(cache, before, found)
+    if FileStamp.of(real).to_list(real) == stamp and not before.is_young:
+        write_cached_digest(cache, stamp, found)
     return found
 
 
 def hash_file(path: Path) -> str:
     with open(path, "rb") as file:
         return digest(file)
-
-
-def file_stamp(path: Path) -> list[str]:
-    at = os.stat(path)
-    return [str(path), str(at.st_size), str(at.st_mtime_ns), str(at.st_ctime_ns)]
 
 
 def digest_cache_path(path: Path) -> Path | None:

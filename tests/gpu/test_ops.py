@@ -6,7 +6,8 @@ GPU_OPS=qmv,argmax checks these alone.
 import pytest
 
 from mlxrt.kernels import OPS
-from mlxrt.kernels.selftest import DTYPES, check_case, compute_reference, list_cases
+from mlxrt.kernels.dtypes import DTYPES
+from mlxrt.kernels.selftest import check_case, compute_reference, list_cases
 
 from .conftest import from_environment
 

@@ -12,8 +12,9 @@ from mlxrt import EngineConfig
 from mlxrt.engine.engine import Engine, Source
 from mlxrt.errors import NoKernel
 from mlxrt.kernels import Kernels, add_norm, add_norm_qmv, make_gpu, qmv
+from mlxrt.kernels.dtypes import DTYPES
 from mlxrt.kernels.ops.qmv import MAX_QMV_ROWS
-from mlxrt.kernels.selftest import DTYPES, list_cases
+from mlxrt.kernels.selftest import list_cases
 from mlxrt.models import find
 from mlxrt.models.fused_linear import add_norm_linear
 from mlxrt.weights.random_models import random_weights

@@ -4,7 +4,8 @@ import pytest
 
 from mlxrt.kernels import OPS, make_gpu
 from mlxrt.kernels.cuda.nvrtc import find_nvrtc
-from mlxrt.kernels.selftest import DTYPES, list_cases
+from mlxrt.kernels.dtypes import DTYPES
+from mlxrt.kernels.selftest import list_cases
 
 from ..support.kernels.cases import choose_cases
 from ..support.kernels.nvrtc import Compiled, complaints

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from mlxrt.kernels import OPS, make_gpu, metal_source
+from mlxrt.kernels.dtypes import DTYPES
 from mlxrt.kernels.registry import OPS as REGISTRY
-from mlxrt.kernels.selftest import DTYPES, check_case, compute_reference, list_cases
+from mlxrt.kernels.selftest import check_case, compute_reference, list_cases
 
 from ..support.kernels.mutants import mutants, pieces
 from ..support.metal_sim import ASCENDING, DESCENDING, Simulator

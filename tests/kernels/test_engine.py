@@ -145,7 +145,7 @@ def test_strict_refuses_to_run_without_a_kernel(folder, on_gpu):
 def test_doctor_names_the_wrong_one(on_gpu, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("MLXRT_CACHE", str(tmp_path))
     monkeypatch.setattr("mlxrt.kernels.selftest.QUICK_CASES", 1)
-    monkeypatch.setattr("mlxrt.kernels.selftest.DTYPES", {"float32": mx.float32})
+    monkeypatch.setattr("mlxrt.kernels.dtypes.DTYPES", {"float32": mx.float32})
     on_gpu("mlxrt_qmv")
     for name in ("backend", "make_gpu"):
         monkeypatch.setattr("mlxrt.kernels." + name, getattr(loader, name))

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from mlxrt.kernels import OPS, Case, make_gpu
+from mlxrt.kernels.dtypes import DTYPES
 from mlxrt.kernels.ops.attention_layout import PackedKV, QuantizedPages
-from mlxrt.kernels.selftest import DTYPES, compute_reference, list_cases
+from mlxrt.kernels.selftest import compute_reference, list_cases
 
 from ..support.kernels.cases import all_cases
 from ..support.metal_sim import Simulator

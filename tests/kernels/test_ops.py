@@ -7,7 +7,8 @@ import mlx.core as mx
 import pytest
 
 from mlxrt.kernels import OPS, backend, make_gpu
-from mlxrt.kernels.selftest import DTYPES, check_case, compute_reference, flatten_outputs, list_cases, ops_with_kernels
+from mlxrt.kernels.dtypes import DTYPES
+from mlxrt.kernels.selftest import check_case, compute_reference, flatten_outputs, list_cases, ops_with_kernels
 
 from ..support.kernels.cases import EVERYTHING, all_cases
 from ..support.kernels.function_ops import FUNCTION_OPS

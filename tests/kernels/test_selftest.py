@@ -12,8 +12,8 @@ import pytest
 
 from mlxrt.kernels import OPS, Kernels, make_gpu, selftest
 from mlxrt.kernels.dispatch import compute_dtype
+from mlxrt.kernels.dtypes import DTYPES
 from mlxrt.kernels.selftest import (
-    DTYPES,
     QUICK_CASES,
     ResultFile,
     compare_outputs,

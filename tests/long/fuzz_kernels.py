@@ -17,12 +17,13 @@ import mlx.core as mx  # isort: skip
 
 from mlxrt.kernels import OPS, Case, PackedRows, QuantizedMatrix, make_gpu
 from mlxrt.kernels.device import MIN_THREADGROUP_MEMORY
+from mlxrt.kernels.dtypes import DTYPES
 from mlxrt.kernels.ops.attention_layout import PackedKV, Pages, QKVLayout, QuantizedPages
 from mlxrt.kernels.ops.k_quants import SPLIT_KINDS
 from mlxrt.kernels.ops.kv_codec import QuantizedKV
 from mlxrt.kernels.ops.paged_attention import MAX_SHORT_TOKENS
 from mlxrt.kernels.ops.qkv_attention import fuse_case, threadgroup_bytes
-from mlxrt.kernels.selftest import DTYPES, check_case, compute_reference
+from mlxrt.kernels.selftest import check_case, compute_reference
 from mlxrt.kernels.testing import sample
 
 from ..support.metal_sim import ASCENDING, DESCENDING, MetalSimError, Simulator

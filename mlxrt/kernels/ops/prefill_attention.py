@@ -14,6 +14,7 @@ from ..registry import Case, op
 from .attention import AttentionParams, attend_decode, slot_positions
 from .attention_layout import PackedKV, PrefillPages, QKVLayout
 from .kv_codec import Codec, PlainKV, QuantizedKV
+from .paged_attention import cpu_unsupported
 
 SHAPES: list[tuple[Any, ...]] = [
     # queries, keys, dim, block size, (first position, tokens) of each row, bits and group of the cache, options
@@ -94,14 +95,6 @@ def prefill_attention(qkv, layout, pages, scale, window=None, keep=0, softcap=No
     blocks = [mx.concatenate(pages.codec.decode([pages.raw_pool[table]]), axis=-3)]
     out = attend_decode(q.astype(mx.float32), PlainKV(), blocks, None, mask, layout.num_kv_heads, params)
     return out.flatten(1).astype(qkv.dtype)
-
-
-def cpu_unsupported(qkv, layout, pages, **rest) -> str | None:
-    if qkv.dtype != mx.float32 or pages.codec.dtype != mx.float32:
-        return f"keys are kept as {pages.codec.dtype}, activations are {qkv.dtype}"
-    if layout.head_dim % 16 or layout.num_heads % layout.num_kv_heads:
-        return f"{layout.num_heads} queries for {layout.num_kv_heads} keys of {layout.head_dim}"
-    return None
 
 
 @encode_kv.cpu_kernel(unsupported=cpu_unsupported, cases=lambda: iter(()))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from ..cpu.interleave import BLOCKS
+from ..dtypes import FLOATS
 from .k_quants import (
     GROUP_LUT,
     INTERLEAVED,
@@ -31,7 +32,6 @@ AFFINE, MXFP4, DENSE, LUT = 0, 1, 2, 3
 FORMS = {"affine": AFFINE, "mxfp4": MXFP4, "dense": DENSE, "lut": LUT, GROUP_LUT: LUT}
 FORMS |= {K_MIN: 4, K_SIGNED: 5, K_NIBBLE: 6, K_LUT: 7}
 SUM_WIDTHS = {"affine": 32, K_MIN: 32, K_SIGNED: 16, K_NIBBLE: 16}  # neighbours in x of which kernels need the sum
-FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 CPU_MODES = ("affine", "mxfp4")  # of MLX's, that CPU kernels read
 CPU_BITS = (2, 3, 4, 5, 6, 8)
 

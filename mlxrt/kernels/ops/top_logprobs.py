@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 
 from ..registry import Case, Source, op
-from .draw import MAX_SLICES, SLICE, sort_key
+from .draw import MAX_SLICES, SLICE, cpu_unsupported, sort_key
 
 MAX_COUNT = 256
 SLICES = Source("logprob_slices.metal", ("x",), ("parts", "sums"))
@@ -60,10 +60,6 @@ def launch(gpu, x, status, n):
     parts, sums = gpu(SLICES, [x], (s, rows, 1), 256, shapes, T=x.dtype, V=v, S=s)
     shapes = [((rows, n + 2), mx.uint32), ((rows, n + 1), mx.float32)]
     return tuple(gpu(TOP, [x, parts, sums, status], rows, 1024, shapes, T=x.dtype, V=v, S=s, K=n))
-
-
-def cpu_unsupported(x, **_) -> str | None:
-    return None if x.dtype == mx.float32 else f"logits of {x.dtype}"
 
 
 @top_logprobs.cpu_kernel(unsupported=cpu_unsupported, cases=lambda: iter(()))

@@ -20,11 +20,11 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import BadCheckpoint, BadRequest, MlxrtError
+from ...kernels.dtypes import FLOATS
 from ..formats.checkpoint import Checkpoint
 from ..formats.hadamard import is_rotated
 from ..formats.quantized import AFFINE_GROUPS
 from ..formats.safetensors import read_header
-from ..formats.weight_format import FLOATS
 from . import encode
 from .calibration import Importance
 from .configs import make_config, make_jang_config

@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import BadCheckpoint, UnsupportedModel, quote
+from ...kernels.dtypes import FLOATS
 from ...models import CausalLM, find
 from ...models.config import ModelConfig, suppress_reports
 from ...models.moe import MoEConfig
@@ -21,7 +22,7 @@ from ..formats.checkpoint import Checkpoint
 from ..formats.fp8 import has_fp8, unpack_fp8
 from ..formats.jang import labels as jang
 from ..formats.quantized import MLXFormat, refuse_methods
-from ..formats.weight_format import FLOATS, WeightFormat
+from ..formats.weight_format import WeightFormat
 from ..load.assign import load_tensors, main_dtype, rename_quantized_modules, select_tensors, without_formats
 from ..load.detect import Hints, detect_formats, read_mlx
 

@@ -14,11 +14,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...errors import BadCheckpoint, UnsupportedModel, quote
+from ...kernels.dtypes import FLOATS
 from ...kernels.ops.codebook import dequantize_codebook
 from ...models.moe import ExpertLinear
 from ...models.quantized.codebook_linear import CodebookExpertLinear, CodebookLinear
 from .checkpoint import LARGEST_DIMENSION
-from .weight_format import FLOATS, WeightFormat, describe
+from .weight_format import WeightFormat, describe
 
 log = logging.getLogger("mlxrt")
 

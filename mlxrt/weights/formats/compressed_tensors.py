@@ -10,9 +10,10 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import BadCheckpoint, UnsupportedModel, quote
+from ...kernels.dtypes import FLOATS
 from ...kernels.ops.bitpack import unpack_bits
 from .int_matrix import Arrays, IntMatrix, check_groups, find_packed, find_scales, require
-from .weight_format import FLOATS, describe
+from .weight_format import describe
 
 PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
 PACKED_FORMATS, BYTE_FORMATS = ("pack-quantized",), ("float-quantized", "int-quantized", "naive-quantized")

@@ -11,7 +11,8 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import BadCheckpoint, UnsupportedModel, quote
-from .weight_format import FLOATS, describe, dtype_name
+from ...kernels.dtypes import FLOATS
+from .weight_format import describe, dtype_name
 
 log = logging.getLogger("mlxrt")
 

@@ -7,11 +7,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...errors import BadCheckpoint
+from ...kernels.dtypes import FLOATS
 from ...models.moe import ExpertLinear
 from ...models.quantized.hadamard_linear import HadamardExpertLinear, HadamardLinear
 from ...models.quantized.rotation import Rotation, binary_blocks, unrotate
 from .quantized import MLXFormat
-from .weight_format import FLOATS, WeightFormat, describe
+from .weight_format import WeightFormat, describe
 
 AWQ_SCALES = ("awq_scale", "awq_scales")  # both names occur
 NOT_ROTATED = ("embed", "lm_head", "norm", ".gate.")

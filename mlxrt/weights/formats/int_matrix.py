@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ...errors import BadCheckpoint
+from ...kernels.dtypes import FLOATS
 from ...kernels.ops.bitpack import pack_bits
 from .quantized import AFFINE_BITS, AFFINE_GROUPS
-from .weight_format import FLOATS, describe
+from .weight_format import describe
 
 Arrays = dict[str, mx.array]
 

@@ -11,8 +11,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...errors import BadCheckpoint, UnsupportedModel, quote
+from ...kernels.dtypes import FLOATS
 from ...models.moe import ExpertLinear
-from .weight_format import FLOATS, WeightFormat, describe, dtype_name
+from .weight_format import WeightFormat, describe, dtype_name
 
 AFFINE_BITS, AFFINE_GROUPS = (1, 2, 3, 4, 5, 6, 8), (32, 64, 128)
 BLOCK_MODES = {(4, 32): "mxfp4", (8, 32): "mxfp8", (4, 16): "nvfp4"}  # (bits, group size) of the formats without biases

@@ -7,7 +7,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 Arrays = Mapping[str, mx.array]
-FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 
 class WeightFormat(ABC):

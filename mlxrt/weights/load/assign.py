@@ -14,6 +14,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ...errors import BadCheckpoint, quote
+from ...kernels.dtypes import FLOATS
 from ...models import CausalLM
 from ..formats.checkpoint import Checkpoint
 from ..formats.codebook import apply_codebook_config
@@ -23,7 +24,7 @@ from ..formats.jang import labels as jang
 from ..formats.jang.bitstreams import has_streams, read_streams
 from ..formats.jang.jangtq import check_sidecar
 from ..formats.repack import detect_method, repack
-from ..formats.weight_format import FLOATS, WeightFormat, dtype_name
+from ..formats.weight_format import WeightFormat, dtype_name
 from ..progress import track
 
 log = logging.getLogger("mlxrt")

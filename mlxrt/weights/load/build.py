@@ -10,9 +10,10 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ...errors import quote
+from ...kernels.dtypes import HALVES
 from ...kernels.ops.quantized import CPU_BITS
 from ...models import CausalLM, find
-from ...models.pack_modules import HALVES, is_plain_layer
+from ...models.pack_modules import is_plain_layer
 from ..formats.checkpoint import Checkpoint
 from ..formats.fp8 import has_fp8, unpack_fp8
 from ..formats.gguf.k_quants import KQuantFormat, SplitFormat

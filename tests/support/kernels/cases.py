@@ -10,10 +10,11 @@ from itertools import chain
 import mlx.core as mx
 
 from mlxrt.kernels import OPS, Case, Op, QuantizedMatrix
+from mlxrt.kernels.dtypes import DTYPES
 from mlxrt.kernels.ops.attention_layout import PackedKV, Pages, QKVLayout, QuantizedPages
 from mlxrt.kernels.ops.draw_rows import DrawRow, pack_rows
 from mlxrt.kernels.ops.kv_codec import QuantizedKV
-from mlxrt.kernels.selftest import DTYPES, list_cases
+from mlxrt.kernels.selftest import list_cases
 from mlxrt.kernels.testing import sample
 
 EVERYTHING = os.environ.get("MLXRT_KERNEL_CASES") == "all"  # `make test-kernels`; `make test` takes a few of each op

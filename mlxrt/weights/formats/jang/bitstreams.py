@@ -10,11 +10,12 @@ import mlx.core as mx
 import numpy as np
 
 from ....errors import BadCheckpoint, quote
+from ....kernels.dtypes import FLOATS
 from ....kernels.ops.bitpack import pack_bits
 from ..checkpoint import LARGEST_DIMENSION
 from ..int_matrix import Arrays
 from ..quantized import AFFINE_BITS
-from ..weight_format import FLOATS, describe
+from ..weight_format import describe
 
 log = logging.getLogger("mlxrt")
 

@@ -12,12 +12,13 @@ import mlx.nn as nn
 import numpy as np
 
 from ....errors import BadCheckpoint, quote
+from ....kernels.dtypes import FLOATS
 from ....models.moe import ExpertLinear
 from ....models.quantized.centroids import lloyd_max
 from ....models.quantized.lut_linear import LUTEncoding, LUTExpertLinear, LUTLinear
 from ....models.quantized.rotation import random_signs
 from ..hadamard import AwqScale, find_awq_scale
-from ..weight_format import FLOATS, Arrays, WeightFormat, describe
+from ..weight_format import Arrays, WeightFormat, describe
 
 BITS = (1, 2, 3, 4, 8)
 MAX_WIDTH = 1 << 20  # no layer is wider, and a damaged number must not be computed with

@@ -12,7 +12,8 @@ from typing import Any
 import mlx.core as mx
 
 from ....errors import BadCheckpoint, quote
-from ..weight_format import FLOATS, WeightFormat
+from ....kernels.dtypes import FLOATS
+from ..weight_format import WeightFormat
 from .jangtq import LUTFormat
 
 FILES = ("jang_config.json", "jjqf_config.json", "jang_cfg.json", "mxq_config.json")
