@@ -154,6 +154,10 @@ class ModelConfig:
         longest = max(self.max_position_embeddings, min(self.rope.reach or 0, LARGEST["max_position_embeddings"]))
         return min(longest, self.rope.limit or longest)
 
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer's MLP is a mixture of experts: families that have some override it."""
+        return False
+
     def windows_without_types(self, raw) -> tuple[int | None, ...]:
         """What sliding_window means without layer_types: families override it."""
         if self.sliding_window is not None:

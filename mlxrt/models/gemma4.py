@@ -62,6 +62,9 @@ class Gemma4Config(GemmaConfig):
     moe_intermediate_size: int | None = None
     sources: tuple[int | None, ...] = ()  # whose keys and values a layer reads; None: its own
 
+    def has_experts(self, layer):
+        return self.enable_moe_block
+
     @classmethod
     def parse(cls, raw: Mapping[str, Any], supported: Mapping[str, tuple] | None = None) -> Self:
         types = raw.get("layer_types")

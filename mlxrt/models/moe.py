@@ -1,6 +1,6 @@
 """Mixture of experts: stacked expert matrices, routing, and the keys configs with experts share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -50,7 +50,12 @@ class MoEConfig(ModelConfig):
     def parse(cls, raw: Mapping[str, Any], supported: Mapping[str, tuple] = SUPPORTED_VALUES) -> Self:
         return super().parse(rename_keys(raw, cls.spellings), supported)
 
+    def has_experts(self, layer: int) -> bool:
+        return True
+
     def _complete(self, raw) -> Self:
+        if not self.intermediate_size and not all(map(self.has_experts, range(self.num_hidden_layers))):
+            raise BadCheckpoint("config.json has no intermediate_size; the layers without experts need it")
         if self.num_experts_per_tok > self.num_experts:
             raise BadCheckpoint(
                 f"config.json: num_experts_per_tok = {self.num_experts_per_tok} of only {self.num_experts} experts"
@@ -58,21 +63,9 @@ class MoEConfig(ModelConfig):
         return super()._complete(raw)
 
 
-class SparseLayers:
-    """Which layers of a config have experts, as Qwen's families say it; goes before the config that it completes."""
-
-    num_hidden_layers: int
-    intermediate_size: int
-    decoder_sparse_step: int
-    mlp_only_layers: tuple[int, ...] | None
-
-    def sparse(self, i: int) -> bool:
-        return i not in (self.mlp_only_layers or ()) and (i + 1) % self.decoder_sparse_step == 0
-
-    def _complete(self, raw: Mapping[str, Any]) -> Self:
-        if not self.intermediate_size and not all(map(self.sparse, range(self.num_hidden_layers))):
-            raise BadCheckpoint("config.json has no intermediate_size; the layers without experts need it")
-        return super()._complete(raw)  # type: ignore[misc]  # the config's
+def is_sparse(layer: int, step: int, dense: Sequence[int] | None) -> bool:
+    """Whether a layer has experts, as Qwen's families say it: every `step`-th one but the `dense` ones."""
+    return layer not in (dense or ()) and (layer + 1) % step == 0
 
 
 def rename_keys(raw: Mapping[str, Any], spellings: Mapping[str, str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from ..errors import BadCheckpoint
 from .layers import Attention, Block, GatedMLP
 from .llama import Llama
-from .moe import MoEConfig, SparseMoE
+from .moe import MoEConfig, SparseMoE, is_sparse
 from .sanitize_moe import rename_experts, sanitize_experts
 
 
@@ -23,8 +23,8 @@ class Qwen3MoEConfig(MoEConfig):
             raise BadCheckpoint("config.json: use_sliding_window is true but sliding_window is missing")
         return (self.sliding_window,) * self.num_hidden_layers  # max_window_layers plays no part in this family
 
-    def sparse(self, i: int) -> bool:
-        return i not in (self.mlp_only_layers or ()) and (i + 1) % self.decoder_sparse_step == 0
+    def has_experts(self, layer):
+        return is_sparse(layer, self.decoder_sparse_step, self.mlp_only_layers)
 
 
 class Qwen3MoE(Llama):
@@ -35,7 +35,7 @@ class Qwen3MoE(Llama):
         return Attention(c, qkv_bias=c.attention_bias, o_bias=c.attention_bias, qk_norm=True)
 
     def block(self, c, i):
-        if not c.sparse(i):
+        if not c.has_experts(i):
             return Block(c, self.attention(c, i), GatedMLP(c.hidden_size, c.intermediate_size))
         mlp = SparseMoE(
             c.num_experts, c.hidden_size, c.moe_intermediate_size, c.num_experts_per_tok, normalise=c.norm_topk_prob

@@ -18,7 +18,7 @@ from .config import SUPPORTED_VALUES, ModelConfig, config_field
 from .fused_linear import fused_linear
 from .gated_delta import GatedDeltaNet
 from .layers import Attention, Block, DecoderLM, GatedMLP, take_rows
-from .moe import MoEConfig, SharedExpertMoE, SparseLayers
+from .moe import MoEConfig, SharedExpertMoE, is_sparse
 from .rope import read_rope
 from .sanitize_hybrid import sanitize_hybrid
 from .sanitize_moe import rename_experts, sanitize_experts
@@ -79,7 +79,7 @@ class HybridConfig(ModelConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparseConfig(SparseLayers, HybridConfig, MoEConfig):
+class SparseConfig(HybridConfig, MoEConfig):
     """With experts."""
 
     ignored_keys: ClassVar[frozenset[str]] = HybridConfig.ignored_keys | MoEConfig.ignored_keys
@@ -89,6 +89,9 @@ class SparseConfig(SparseLayers, HybridConfig, MoEConfig):
     norm_topk_prob: bool = True
     decoder_sparse_step: int = 1
     mlp_only_layers: tuple[int, ...] | None = None
+
+    def has_experts(self, layer):
+        return is_sparse(layer, self.decoder_sparse_step, self.mlp_only_layers)
 
 
 class GatedAttention(Attention):
@@ -149,7 +152,7 @@ class Qwen3Next(Hybrid):
     rename = staticmethod(rename_experts)
 
     def mlp(self, c, i):
-        return SharedExpertMoE(c) if c.sparse(i) else super().mlp(c, i)
+        return SharedExpertMoE(c) if c.has_experts(i) else super().mlp(c, i)
 
     @staticmethod
     def sanitize(config, arrays):

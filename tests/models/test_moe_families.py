@@ -290,8 +290,8 @@ def test_both_spellings():
 
 
 def test_layers():
-    assert [parse("qwen3_moe").sparse(i) for i in range(4)] == [False, True, False, True]
-    assert [parse("qwen3_moe", decoder_sparse_step=1, mlp_only_layers=[2]).sparse(i) for i in range(4)] == [
+    assert [parse("qwen3_moe").has_experts(i) for i in range(4)] == [False, True, False, True]
+    assert [parse("qwen3_moe", decoder_sparse_step=1, mlp_only_layers=[2]).has_experts(i) for i in range(4)] == [
         True,
         True,
         False,

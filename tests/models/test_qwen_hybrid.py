@@ -273,8 +273,8 @@ def test_which_layers():
     full, linear = "full_attention", "linear_attention"
     assert parse("qwen3_next").layer_types == (linear, full) * 2
     assert parse("qwen3_next", full_attention_interval="absent").layer_types == (linear,) * 3 + (full,)
-    assert [parse("qwen3_next").sparse(i) for i in range(4)] == [True, False, True, True]
-    assert [parse("qwen3_next", decoder_sparse_step=2, mlp_only_layers=[]).sparse(i) for i in range(4)] == [
+    assert [parse("qwen3_next").has_experts(i) for i in range(4)] == [True, False, True, True]
+    assert [parse("qwen3_next", decoder_sparse_step=2, mlp_only_layers=[]).has_experts(i) for i in range(4)] == [
         False,
         True,
     ] * 2

@@ -218,8 +218,7 @@ def check_config(family: Any, config: ModelConfig, written: Mapping[str, Any], a
 def describe(config: ModelConfig) -> dict[str, Any]:
     """What decides the arithmetic, in one spelling."""
     found = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in REDUNDANT}
-    if hasattr(config, "sparse"):
-        found["sparse"] = [config.sparse(i) for i in range(config.num_hidden_layers)]
+    found["sparse"] = [config.has_experts(i) for i in range(config.num_hidden_layers)]
     return found | {"context": config.context}
 
 
