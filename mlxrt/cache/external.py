@@ -48,7 +48,7 @@ class ExternalState(LayerState):
     source: Ref | None = None  # what the step that made this state reads from
     start: int = 0  # and how many tokens of it
     length: int = 0
-    sparse = True
+    has_checkpoints = True
 
     @property
     def blocks(self) -> tuple[Block, ...]:  # type: ignore[override]

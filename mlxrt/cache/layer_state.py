@@ -27,7 +27,7 @@ class LayerState(ABC):
     blocks: tuple[Block, ...]
     serial: int  # equal in states with the same blocks: a key that does not keep blocks alive
     first = 0  # blocks released at the front
-    sparse = False  # exists at some lengths only: prefixes are reused at checkpoints
+    has_checkpoints = False  # exists at some lengths only: prefixes are reused at checkpoints
 
     @abstractmethod
     def grow(self, n: int, checkpoints: bool = True) -> Self:
@@ -80,7 +80,7 @@ class LayerState(ABC):
 
     @property
     def checkpoints(self) -> tuple[int, ...]:
-        """Lengths within the last `grow` at which a sparse state exists too."""
+        """Lengths within the last `grow` at which a state that has checkpoints exists too."""
         return ()
 
     def checkpoint_at(self, n: int) -> Self:
@@ -206,7 +206,7 @@ class RecurrentState(LayerState):
     before_length: int = 0
     inner: tuple[tuple[int, Block], ...] = ()  # checkpoints within the last growth: length, block
     length: int = 0
-    sparse = True
+    has_checkpoints = True
 
     def grow(self, n, checkpoints=True):
         end = self.length + n

@@ -15,7 +15,7 @@ from typing import Any
 from .blocks import Block
 from .layer_state import LayerState, SequenceState
 
-NodeBlock = Block | LayerState | None  # a KV block, a checkpoint of a sparse state, or nothing
+NodeBlock = Block | LayerState | None  # a KV block, a checkpoint of a state, or nothing
 
 
 class Node:
@@ -101,7 +101,7 @@ class PrefixCache:
         return {b.id for one in held for b in (one.blocks if isinstance(one, LayerState) else (one,))}
 
     def checkpoint_spacing(self, g: int) -> dict[int, int]:
-        """How far apart the checkpoints of a sparse group are, in tokens: distance -> count."""
+        """How far apart a group's checkpoints are, in tokens: distance -> count."""
         nodes = [node for node in self._nodes if node.blocks and node.blocks[g] is not None]
         counts = Counter(self._checkpoint_gap(node, g) * self.node_size for node in nodes)
         return dict(sorted(counts.items()))
@@ -117,7 +117,7 @@ class PrefixCache:
         """The longest state of up to n tokens that every group has the blocks for."""
         empty = self.empty()
         blocks = [[node.blocks[g] for node in path] for g in range(len(empty))]
-        order = sorted(range(len(empty)), key=lambda g: not empty[g].sparse)  # sparse groups fail most: ask them first
+        order = sorted(range(len(empty)), key=lambda g: not empty[g].has_checkpoints)  # they fail most: ask them first
         while n > 0:
             parts: dict[int, LayerState] = {}
             for g in order:
@@ -174,8 +174,8 @@ class PrefixCache:
         if not self._nodes:
             return False
         self.evictions += 1
-        sparse = [g for g, part in enumerate(self.empty()) if part.sparse and part.pool is pool]
-        if not sparse or not self._drop_checkpoint(sparse[0]):
+        groups = [g for g, part in enumerate(self.empty()) if part.has_checkpoints and part.pool is pool]
+        if not groups or not self._drop_checkpoint(groups[0]):
             self._remove(next(iter(self._nodes)))
         return True
 

@@ -70,7 +70,7 @@ class EngineThread:
         self._work = threading.Condition()  # reentrant: `release` runs in finalisers
         self._ending = False  # nothing new is accepted; what is there is finished
         self._ended = self._released = False
-        self.stepping = None  # as its engine says
+        self.owner_thread = None  # as its engine says
         register_steps(self)
         self._thread = threading.Thread(target=self._run, name="mlxrt engine", daemon=True)
         self._thread.start()

@@ -85,7 +85,7 @@ class EngineCore:
         self._unchecked: list[InflightStep] = []  # prefill steps whose hidden states may not be finite
         self._detached_ids = count(-1, -1)
         self._identity: dict[str, str] | None = None
-        self._closed = self._closing = self._stepping = False
+        self._closed = self._closing = self._in_step = False
         self._failure: BaseException | None = None
         self._aborts: deque[tuple[int, bool]] = deque()  # deferred: (request, whether it gets a last event)
         self._launched = 0, 0  # rows and tokens of the newest step, for messages
@@ -173,7 +173,7 @@ class EngineCore:
             with mx.stream(self._stream):
                 yield
         finally:
-            if not self._stepping:
+            if not self._in_step:
                 self._run_deferred()
             self._lock.release()
             self._run_deferred_if_free()
@@ -197,7 +197,7 @@ class EngineCore:
                 self._lock.release()
 
     @property
-    def stepping(self) -> int | None:
+    def owner_thread(self) -> int | None:
         """The thread that has the engine for itself."""
         return self._lock.owner
 
@@ -298,9 +298,9 @@ class EngineCore:
         """Launch the next step, then read the oldest. False when there was nothing to do. Ctrl-C waits for its end."""
         with StepInterrupt() as interrupt, self.exclusive():
             self.check_open()
-            if self._stepping:
+            if self._in_step:
                 raise BadRequest("a callback runs inside a step: it cannot wait for another request of its engine")
-            self._stepping = True
+            self._in_step = True
             try:
                 progressed = self._step(time.perf_counter())
             except BaseException as error:  # the state is half written: nothing here can be trusted any more
@@ -309,7 +309,7 @@ class EngineCore:
                     raise self.closed_error("") from error
                 raise
             finally:
-                self._stepping = False
+                self._in_step = False
         if interrupt.requested:
             raise KeyboardInterrupt
         return progressed
@@ -475,7 +475,7 @@ class EngineCore:
     def stats(self) -> Stats:
         with self.exclusive():
             cache = self.prefix_cache
-            sparse = [i for i, part in enumerate(self.pools.empty_states()) if part.sparse]
+            groups = [i for i, part in enumerate(self.pools.empty_states()) if part.has_checkpoints]
             return Stats(
                 **self.scheduler.stats(),
                 **self.metrics.stats(),
@@ -485,7 +485,7 @@ class EngineCore:
                 misses=cache.misses if cache is not None else 0,
                 reused_tokens=cache.reused if cache is not None else 0,
                 evictions=cache.evictions if cache is not None else 0,
-                checkpoints=cache.checkpoint_spacing(sparse[0]) if cache is not None and sparse else {},
+                checkpoints=cache.checkpoint_spacing(groups[0]) if cache is not None and groups else {},
                 disk=self.disk.stats() if self.disk is not None else None,
                 positions=self.positions,
                 peak_memory=mx.get_peak_memory(),
@@ -519,7 +519,7 @@ class EngineCore:
 
     def close(self) -> None:
         """End every request and free the memory. Threads that wait for one get EngineClosed."""
-        if self._lock.mine and self._stepping:
+        if self._lock.mine and self._in_step:
             self._closing = True  # asked for by a callback: when the step is over
             return
         with self.exclusive():

@@ -13,7 +13,7 @@ from .sequence import Sequence, Slice, Step
 class KVAllocator:
     def __init__(self, empty: Callable[[], tuple[LayerState, ...]], cache: PrefixCache | None):
         self.empty, self.cache = empty, cache
-        self.sparse = any(part.sparse for part in empty())
+        self.has_checkpoints = any(part.has_checkpoints for part in empty())
         windows = [p.window + p.slack for p in empty() if isinstance(p, BlockTable) and p.window]
         self._shortest_window = min(windows) if cache is not None and windows else None
         self.shortage = ""  # why the last growth that failed did
@@ -30,7 +30,7 @@ class KVAllocator:
             except NoRoom as full:
                 if self.cache is not None and self.cache.evict(full.pool):
                     continue
-                if not (checkpoints and self.sparse):
+                if not (checkpoints and self.has_checkpoints):
                     self.shortage = str(full)
                     return False
                 checkpoints = False  # a request goes on rather than leave checkpoints for others
@@ -42,7 +42,7 @@ class KVAllocator:
 
     def end_launch(self, step: Step) -> None:
         """A step is launched: free what its sequences held for it alone."""
-        if self.sparse:
+        if self.has_checkpoints:
             for s in step.slices:
                 s.seq.parts = tuple([part.after_step() for part in s.seq.parts])
 
@@ -58,7 +58,7 @@ class KVAllocator:
         """Note the lengths at which every layer has a state: they are cached once their tokens are known."""
         if self.cache is None:
             return False
-        stops = [set(part.checkpoints) for part in seq.parts if part.sparse]
+        stops = [set(part.checkpoints) for part in seq.parts if part.has_checkpoints]
         lengths = sorted(set.intersection(*stops)) if stops else []
         seq.checkpoints += [tuple(part.checkpoint_at(n) for part in seq.parts) for n in lengths]
         return bool(lengths)
@@ -71,7 +71,7 @@ class KVAllocator:
         while seq.checkpoints and seq.checkpoints[0][0].length <= known:
             parts = seq.checkpoints.pop(0)
             seq.stored = self.cache.insert(SequenceState(tuple(seq.tokens[: parts[0].length]), parts), seq.stored, salt)
-        if not partial and any(part.sparse for part in seq.parts):
+        if not partial and any(part.has_checkpoints for part in seq.parts):
             return  # only a checkpoint is sure to reach the pools
         n = min(known, seq.length)
         if not partial:

@@ -157,7 +157,7 @@ class OutputProcessor:
         self.states: dict[int, RequestState] = {}
         self.metrics, self.hook = metrics, EventHook(on_event)
         self._condition = threading.Condition(threading.Lock())
-        self._stepping: int | None = None  # the thread that steps the engine
+        self._owner_thread: int | None = None  # the thread that steps the engine
         self._closed: Callable[[], EngineClosed] | None = None
 
     # On the thread that steps
@@ -199,16 +199,16 @@ class OutputProcessor:
             with self._condition:
                 if event := self._pop(ids):
                     return event
-                if self._stepping not in (None, threading.get_ident()):  # its own: a callback; `step` refuses that
+                if self._owner_thread not in (None, threading.get_ident()):  # its own: a callback; `step` refuses that
                     self._condition.wait()
                     continue
-                self._stepping = threading.get_ident()
+                self._owner_thread = threading.get_ident()
             progressed = False
             try:
                 progressed = step()
             finally:
                 with self._condition:
-                    self._stepping = None
+                    self._owner_thread = None
                     self._condition.notify_all()
                     if not progressed and self._closed is None and not any(self._has_event(id) for id in ids):
                         self._condition.wait(IDLE_WAIT)

@@ -27,7 +27,7 @@ class Steps(Protocol):
     """Something that threads step or wait for."""
 
     @property
-    def stepping(self) -> int | None:
+    def owner_thread(self) -> int | None:
         """The thread inside it, if there is one."""
 
     def wake(self) -> None:
@@ -95,7 +95,7 @@ def end_threads() -> None:
     registered, me = list(_registered), threading.get_ident()
     for steps in registered:
         steps.wake()
-    wait_until(lambda: all(steps.stepping in (None, me) for steps in registered), MAX_STEP)
+    wait_until(lambda: all(steps.owner_thread in (None, me) for steps in registered), MAX_STEP)
     wait_until(lambda: not (alive() & set(_tracked.values())) - _blocked - {me}, MAX_OUTSIDE)
     ended = [(native, ident) for native, ident in list(_tracked.items()) if ident not in alive()]
     wait_until(lambda: all(has_ended(*thread) for thread in ended), MAX_ENDING)

@@ -31,12 +31,12 @@ from .ops.qmv import qmv
 from .ops.quantized import QuantizedMatrix
 from .ops.rope import apply_rope
 from .ops.top_logprobs import top_logprobs
-from .registry import OPS, Case, Op, Source
+from .registry import OPS, Case, KernelSource, Op
 
 __all__ = [
-    "KV_GROUPS", "MODES", "OPS", "PLAIN", "Case", "Codec", "DeviceProfile", "DrawPlan", "DrawRow", "Gpu", "Kernels",
+    "KV_GROUPS", "MODES", "OPS", "PLAIN", "Case", "Codec", "DeviceProfile", "DrawPlan", "DrawRow", "Gpu", "KernelSource", "Kernels",
     "LUTMatrix", "LazyQKV", "Op", "OutputProjection", "PackedKV", "PackedRows", "Pages", "PlainKV", "PrefillPages", "QKVLayout", "QuantizedKV", "QuantizedMatrix",
-    "QuantizedPages", "Source", "add_norm", "add_norm_qmv", "apply_rope", "argmax", "attention_op", "attention_qmv", "backend",
+    "QuantizedPages", "add_norm", "add_norm_qmv", "apply_rope", "argmax", "attention_op", "attention_qmv", "backend",
     "codebook_rows", "compute_qkv", "concat_columns", "decode_attention", "dequantize", "draw", "embed_rows", "encode_kv", "gated_delta_prefill", "gated_delta_step", "hadamard",
     "linear", "make_gpu", "moe_combine", "moe_down", "moe_gate_up", "moe_grouped", "moe_router",
     "moe_router_gate_up", "moe_sort", "pack_rows", "pack_words", "paged_attention", "prefill_attention", "qkv_attention", "qmm", "qmv",

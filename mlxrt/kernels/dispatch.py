@@ -20,7 +20,7 @@ from .cuda import nvrtc
 from .device import DeviceProfile, profile
 from .dtypes import HALVES
 from .metal_source import shim
-from .registry import Op, Source
+from .registry import KernelSource, Op
 
 log = logging.getLogger("mlxrt")
 
@@ -57,7 +57,7 @@ class Gpu:
 
     def __call__(
         self,
-        source: Source,
+        source: KernelSource,
         inputs: Sequence[Any],
         groups: tuple[int, int, int] | int,
         size: int,

@@ -15,7 +15,7 @@ OPS: dict[str, "Op"] = {}
 
 
 @dataclass(frozen=True)
-class Source:
+class KernelSource:
     """One kernel: a file of kernels/metal, and the `#define`s that choose its variant."""
 
     file: str
@@ -62,7 +62,7 @@ class Op:
     launch: Callable[..., Any] | None = None
     unsupported: Callable[..., str | None] = lambda *_, **__: None  # why the kernel cannot take these arguments
     is_faster: Callable[..., bool] = lambda *_, **__: True  # False where MLX's own ops were measured to be faster
-    sources: tuple[Source, ...] = ()
+    sources: tuple[KernelSource, ...] = ()
     cpu_launch: Callable[..., Any] | None = None  # (cpu kernels, **arguments): in C, at once
     cpu_unsupported: Callable[..., str | None] = lambda *_, **__: None
     cpu_cases: Callable[[], Iterator[Case]] = lambda: iter(())
@@ -79,7 +79,7 @@ class Op:
 
     def kernel(
         self,
-        *sources: Source,
+        *sources: KernelSource,
         unsupported: Callable[..., str | None] | None = None,
         is_faster: Callable[..., bool] | None = None,
     ):

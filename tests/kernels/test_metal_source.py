@@ -9,7 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlxrt.kernels import OPS, Source, make_gpu, metal_source
+from mlxrt.kernels import OPS, KernelSource, make_gpu, metal_source
 from mlxrt.kernels.cuda.nvrtc import find_nvrtc
 from mlxrt.kernels.selftest import list_cases
 
@@ -18,7 +18,7 @@ from ..support.metal_sim import MetalCompileError, Simulator
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "mlxrt" / "kernels" / "metal"
-PROBE = Source("probe.metal", ("x",), ("y",))
+PROBE = KernelSource("probe.metal", ("x",), ("y",))
 FILES = {
     "metal/probe.metal": '#include "one.h"\n#include "two.h"\nFN float last(float x) {\n    return two(x);\n}\n\n'
     "[[kernel]] void mlxrt_probe(MLX_ARGUMENTS) {\n    uint i = thread_position_in_threadgroup.x;\n"
@@ -101,7 +101,7 @@ def test_a_file_without_a_kernel_is_refused(files):
 def test_every_file_is_used_and_every_name_is_its_own():
     sources = {s.name: s for op in OPS.values() for s in op.sources}
     assert len({id(s) for op in OPS.values() for s in op.sources}) == len(sources)
-    used = {f"metal/{s.file}" for s in sources.values() if isinstance(s, Source)} | {"metal/shim.h"}
+    used = {f"metal/{s.file}" for s in sources.values() if isinstance(s, KernelSource)} | {"metal/shim.h"}
     for s in sources.values():
         used |= set(re.findall(r'#line 1 "mlxrt/kernels/(metal/\w+\.h)"', s.helpers + s.body))
     assert {f"metal/{p.name}" for p in FOLDER.iterdir()} == used

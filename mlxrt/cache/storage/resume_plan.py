@@ -30,7 +30,7 @@ def plan_resume(
     runs = [run_lengths(row) for row in available]
     for depth in range(min(limit, *map(len, available)), 0, -1):
         n = min(depth * size, tokens - 1)
-        if n < depth * size and any(state.sparse for state in empty):
+        if n < depth * size and any(state.has_checkpoints for state in empty):
             continue  # checkpoints lie at the ends of nodes
         first = tuple(first_needed(state, n, depth) for state in empty)
         kept = tuple(min(start, kept_nodes(state)) for state, start in zip(empty, first))
@@ -47,7 +47,7 @@ def kept_nodes(state: LayerState) -> int:
 
 def first_needed(state: LayerState, n: int, depth: int) -> int:
     """The first node, but for the kept ones, whose block a state of n tokens needs."""
-    if state.sparse:
+    if state.has_checkpoints:
         return depth - 1
     return state.first_visible(n) if isinstance(state, BlockTable) else 0
 

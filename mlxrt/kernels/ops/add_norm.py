@@ -6,12 +6,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..registry import Case, Source, op
+from ..registry import Case, KernelSource, op
 from .qmv import bits_of
 
 MAX_NUMBERS = 1 << 19  # up to which one launch is faster than several, however many rows they are
 MAX_THREADS = 512  # eight numbers each are a row of 4096
-ADD_NORM = Source("add_norm.metal", ("x", "norm_weight", "residual", "scalar"), ("y",))
+ADD_NORM = KernelSource("add_norm.metal", ("x", "norm_weight", "residual", "scalar"), ("y",))
 
 
 def add_norm_cases(dtype: mx.Dtype) -> Iterator[Case]:

@@ -10,12 +10,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..registry import Case, Source, op
+from ..registry import Case, KernelSource, op
 from .add_norm import add_norm
 from .linear import linear
 from .qmv import QMV, bits_of, launch_qmv, qmv, qmv_case
 
-ADD_NORM_QMV = Source(
+ADD_NORM_QMV = KernelSource(
     "qmv.metal", (*QMV.inputs, "residual", "post", "scalar"), (*QMV.outputs, "h"), {"ADD_NORM": 1}, "add_norm"
 )
 

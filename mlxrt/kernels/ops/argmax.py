@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from ..registry import Case, Source, op
+from ..registry import Case, KernelSource, op
 
 SIZE = 1024
-ARGMAX = Source("argmax.metal", ("x",), ("tokens", "status"))
+ARGMAX = KernelSource("argmax.metal", ("x",), ("tokens", "status"))
 
 
 TIE = 9.0  # the largest of a row, twice in what one thread reads

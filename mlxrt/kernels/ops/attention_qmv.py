@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from ..device import DeviceProfile
 from ..dispatch import Kernels
-from ..registry import Case, Source, op
+from ..registry import Case, KernelSource, op
 from ..testing import sample
 from .attention_layout import PackedKV, Pages, QuantizedPages
 from .linear import linear
@@ -35,7 +35,7 @@ from .qmm import MIN_QMM_ROWS
 from .qmv import QMV, launch_qmv, qmv
 from .quantized import QuantizedMatrix
 
-SPLIT_QMV = Source("qmv.metal", (*QMV.inputs, "sinks"), QMV.outputs, {"SPLIT_X": 1}, "split")
+SPLIT_QMV = KernelSource("qmv.metal", (*QMV.inputs, "sinks"), QMV.outputs, {"SPLIT_X": 1}, "split")
 
 
 @dataclass(frozen=True)

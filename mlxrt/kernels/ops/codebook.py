@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from ..registry import Case, Source, op
+from ..registry import Case, KernelSource, op
 
 MAX_ROWS = 64  # of x up to which the kernel is the faster way
 SIMDGROUPS = 8
-CODEBOOK = Source("codebook.metal", ("x", "experts", "indices", "codebook"), ("y",))
+CODEBOOK = KernelSource("codebook.metal", ("x", "experts", "indices", "codebook"), ("y",))
 
 
 def dequantize_codebook(indices: mx.array, codebook: mx.array) -> mx.array:

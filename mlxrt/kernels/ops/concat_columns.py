@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from ..registry import Case, Source, op
+from ..registry import Case, KernelSource, op
 from .qmm import MAX_QMM_ROWS
 
 THREADS = 256
-CONCAT_COLUMNS = Source("concat_columns.metal", ("a", "b", "c", "d"), ("y",))
+CONCAT_COLUMNS = KernelSource("concat_columns.metal", ("a", "b", "c", "d"), ("y",))
 
 
 FEW_ROWS = ((1, (40, 24)), (3, (96, 32, 33)), (2, (200, 64, 3, 5)), (5, (1, 1)))

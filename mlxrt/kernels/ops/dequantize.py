@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from ..registry import Case, Source, op
+from ..registry import Case, KernelSource, op
 from ..testing import sample
 from .k_quants import SPLIT_KINDS
 
 THREADS = 256
-DEQUANTIZE = Source("dequantize.metal", ("packed", "scales", "biases", "lut"), ("y",))
+DEQUANTIZE = KernelSource("dequantize.metal", ("packed", "scales", "biases", "lut"), ("y",))
 
 
 def dequantize_cases(dtype: mx.Dtype) -> Iterator[Case]:

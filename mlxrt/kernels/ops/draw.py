@@ -16,14 +16,14 @@ from typing import Any
 import mlx.core as mx
 
 from ..mlx_defects import cumsum
-from ..registry import Case, Source, op
+from ..registry import Case, KernelSource, op
 from . import draw_rows
 from .draw_rows import EVERYTHING, LISTS, DrawPlan, DrawRow, pack_rows
 
 SLICE, BINS = 2048, 256
 MAX_SLICES = 192  # what threadgroup memory has room for
 ADJUST = {
-    history: Source(
+    history: KernelSource(
         "draw_adjust.metal",
         ("rows", "x", *(("offset", "tokens", "recent") if history else ()), "mask"),
         ("y", "slices", "parts", *(("next",) if history else ())),
@@ -32,8 +32,8 @@ ADJUST = {
     )
     for history in (False, True)
 }
-WEIGH = Source("draw_weigh.metal", ("y", "slices", "rows"), ("masses", "scales"))
-DRAW = Source("draw.metal", ("y", "slices", "parts", "masses", "scales", "rows", "offset"), ("tokens", "status"))
+WEIGH = KernelSource("draw_weigh.metal", ("y", "slices", "rows"), ("masses", "scales"))
+DRAW = KernelSource("draw.metal", ("y", "slices", "parts", "masses", "scales", "rows", "offset"), ("tokens", "status"))
 LOWEST_KEY, INFINITE_KEY = 0x007FFFFF, 0xFF800000
 POLYNOMIAL = (0x003DECD9, 0x025B4FA8, 0x0E27F7B7, 0x3D7C7222, 0xB171DDEE)  # of 2^-g, see `weigh`
 LOW = 2**32 - 1

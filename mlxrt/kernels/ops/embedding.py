@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from ..registry import Case, Source, op
+from ..registry import Case, KernelSource, op
 from ..testing import sample
 from .k_quants import K_QUANTS
 from .qmv import bits_of
 from .quantized import FORMS
 
 THREADS = 64
-EMBEDDING = Source("embedding.metal", ("tokens", "packed", "scales", "biases", "lut"), ("y",))
+EMBEDDING = KernelSource("embedding.metal", ("tokens", "packed", "scales", "biases", "lut"), ("y",))
 
 
 def embed_cases(dtype: mx.Dtype) -> Iterator[Case]:

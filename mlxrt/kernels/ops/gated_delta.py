@@ -13,7 +13,7 @@ from functools import reduce
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..registry import Case, Source, op
+from ..registry import Case, KernelSource, op
 from .qmv import bits_of
 
 UNIT_EPS = 1e-6  # under the square root of |q|^2 and |k|^2: part of the architecture, in no config
@@ -22,7 +22,7 @@ CONV_WIDTHS = range(2, 9)
 SIMDGROUPS = 16
 
 INPUTS = ("projected", "conv_state", "state", "conv_weight", "a_log", "dt_bias", "norm")
-GATED_DELTA = Source("gated_delta.metal", INPUTS, ("y", "conv_out", "state_out"))
+GATED_DELTA = KernelSource("gated_delta.metal", INPUTS, ("y", "conv_out", "state_out"))
 
 
 def causal_conv(conv_state, x, weight):

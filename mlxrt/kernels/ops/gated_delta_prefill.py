@@ -13,16 +13,16 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..registry import Case, Source, op
+from ..registry import Case, KernelSource, op
 from .gated_delta import UNIT_EPS, delta_rule, gated_delta_layer, num_key_heads, split_projection
 from .gated_delta import unsupported as unsupported_step
 from .qmv import bits_of
 
 INPUT_NAMES = ("projected", "spans", "tokens", "conv_state", "conv_weight", "a_log", "dt_bias")
 PREPARED = ("qk", "dots", "v", "gates")
-INPUTS = Source("gated_delta_inputs.metal", INPUT_NAMES, (*PREPARED, "conv_out"))
-SCAN = Source("gated_delta_scan.metal", (*PREPARED, "spans", "tokens", "state"), ("o", "state_out"))
-NORM = Source("gated_delta_norm.metal", ("projected", "o", "norm"), ("y",))
+INPUTS = KernelSource("gated_delta_inputs.metal", INPUT_NAMES, (*PREPARED, "conv_out"))
+SCAN = KernelSource("gated_delta_scan.metal", (*PREPARED, "spans", "tokens", "state"), ("o", "state_out"))
+NORM = KernelSource("gated_delta_norm.metal", ("projected", "o", "norm"), ("y",))
 
 # A column of the state is shared out over LANES lanes, each of which has COLS columns: 32 registers for 128 rows. Four simdgroups
 # have a strip of 32 columns, so one text of a model with 32 heads of 128 x 128 has 128 threadgroups: one for each of an H200's cores.

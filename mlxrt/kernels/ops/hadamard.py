@@ -8,11 +8,11 @@ from itertools import accumulate
 
 import mlx.core as mx
 
-from ..registry import Case, Source, op
+from ..registry import Case, KernelSource, op
 
 MAX_WIDTH = 8192  # floats in 32 KB of threadgroup memory
 THREADS = 256
-HADAMARD = Source("hadamard.metal", ("x", "signs"), ("y",))
+HADAMARD = KernelSource("hadamard.metal", ("x", "signs"), ("y",))
 
 
 def transform_blocks(x: mx.array, blocks: tuple[int, ...]) -> mx.array:

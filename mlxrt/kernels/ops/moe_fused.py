@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..device import DeviceProfile
-from ..registry import Case, Source, op
+from ..registry import Case, KernelSource, op
 from ..testing import sample
 from .activation import ACTIVATIONS
 from .moe_qmv import moe_gate_up
@@ -21,7 +21,7 @@ from .quantized import FORMS, SUM_WIDTHS, QuantizedMatrix
 
 MAX_WIDTH = 4096  # elements of x: 16 KB of threadgroup memory
 
-ROUTER_GATE_UP = Source(
+ROUTER_GATE_UP = KernelSource(
     "moe_router.metal",
     ("x", *INPUTS, "packed", "scales", "biases", "lut", "bias"),
     ("y", "experts", "weights"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..registry import Case, Source, op
+from ..registry import Case, KernelSource, op
 from ..testing import sample
 from .activation import activate
 from .k_quants import K_QUANTS, SHORT_BLOCKS
@@ -22,8 +22,8 @@ from .qmv import epilogue_constants
 MAX_SORT_PAIRS = 2048  # they are in threadgroup memory while they are sorted
 SORT_THREADS = 512
 SIZE = 256
-SORT = Source("moe_sort.metal", ("experts",), ("order", "bounds"))
-COMBINE = Source("moe_combine.metal", ("parts", "weights", "residual"), ("y",))
+SORT = KernelSource("moe_sort.metal", ("experts",), ("order", "bounds"))
+COMBINE = KernelSource("moe_combine.metal", ("parts", "weights", "residual"), ("y",))
 
 
 def sort_cases(dtype: mx.Dtype) -> Iterator[Case]:

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..device import DeviceProfile
 from ..mlx_defects import gather_mm
-from ..registry import Case, Source, op
+from ..registry import Case, KernelSource, op
 from ..testing import sample
 from .activation import ACTIVATIONS, activate
 from .qmv import bits_of, unsupported
@@ -20,10 +20,10 @@ MAX_QMV_TOKENS = 64  # up to which a qmv for each of their experts is the faster
 RESIDENT = 4
 TOGETHER = 4  # experts whose downs are computed together: 1024 elements of x each are 16 KB
 
-GATE_UP = Source(
+GATE_UP = KernelSource(
     "moe_gate_up.metal", ("x", "experts", "packed", "scales", "biases", "lut", "norm_weight", "bias"), ("y",)
 )
-DOWN = Source(
+DOWN = KernelSource(
     "moe_down.metal", ("x", "experts", "weights", "packed", "scales", "biases", "lut", "bias", "residual"), ("y",)
 )
 

@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..device import MIN_THREADGROUP_MEMORY
-from ..registry import Case, Source, op
+from ..registry import Case, KernelSource, op
 from ..testing import sample
 from .qmv import bits_of
 from .quantized import QuantizedMatrix
@@ -19,7 +19,7 @@ INPUTS = (
     *("router_packed", "router_scales", "router_biases", "router_lut"),
     *("norm_weight", "router_bias", "correction", "expert_scales"),
 )
-ROUTER = Source("moe_router.metal", ("x", *INPUTS), ("experts", "weights"))
+ROUTER = KernelSource("moe_router.metal", ("x", *INPUTS), ("experts", "weights"))
 
 
 def router_cases(dtype: mx.Dtype) -> Iterator[Case]:

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from ..device import DeviceProfile
 from ..dispatch import Gpu
-from ..registry import Case, Op, Source, op
+from ..registry import Case, KernelSource, Op, op
 from .attention import AttentionParams, attend_decode, slot_positions
 from .attention_layout import PackedKV, Pages, QKVLayout, QuantizedPages
 from .kv_codec import PlainKV, QuantizedKV
@@ -33,14 +33,14 @@ MIN_PARTIAL_KEYS, MAX_PARTIAL_SPLITS, MAX_PARTIAL_BYTES = 128, 4, 68_000
 REDUCE_THREADS = 128
 
 INPUTS = ("kv_pool", "kv_tail", "block_table", "row_range", "rope_freqs", "q_norm", "k_norm", "sinks")
-REDUCE = Source("attention_reduce.metal", ("parts", "sinks"), ("out",))
+REDUCE = KernelSource("attention_reduce.metal", ("parts", "sinks"), ("out",))
 SourceKey = tuple[bool, bool]  # with a new token, by matrix units
 
 
-def make_source(new_token: bool, tiled: bool, quantized: bool, projection: tuple[str, ...] = ()) -> Source:
+def make_source(new_token: bool, tiled: bool, quantized: bool, projection: tuple[str, ...] = ()) -> KernelSource:
     """The kernel of one kind of call. `projection`: inputs of a QKV projection that it computes itself."""
     named = {"fused_qkv": bool(projection), "tiled": tiled, "quantized": quantized, "read": not new_token}
-    return Source(
+    return KernelSource(
         "paged_attention.metal",
         (*(projection or ("qkv",)), *INPUTS),
         ("out", "tail_out") if new_token else ("out",),
@@ -54,7 +54,7 @@ def make_source(new_token: bool, tiled: bool, quantized: bool, projection: tuple
     )
 
 
-def make_sources(quantized: bool) -> dict[SourceKey, Source]:
+def make_sources(quantized: bool) -> dict[SourceKey, KernelSource]:
     return {(new, tiled): make_source(new, tiled, quantized) for new in (True, False) for tiled in (True, False)}
 
 
@@ -235,7 +235,7 @@ def score_constants(
 
 def launch_attention(
     gpu: Gpu,
-    sources: dict[SourceKey, Source],
+    sources: dict[SourceKey, KernelSource],
     projection: list[mx.array | None],
     x: mx.array,
     width: int,

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..device import DeviceProfile
-from ..registry import Case, Source, op
+from ..registry import Case, KernelSource, op
 from .qmv import epilogue_constants, qmv, qmv_case
 from .quantized import QuantizedMatrix
 
@@ -19,8 +19,8 @@ MIN_QMM_ROWS, MAX_QMM_ROWS = 3, 64  # rows of x for which this may be the faster
 TILE_ROWS = 8  # rows of x in a tile
 CENTROID_BYTES = 1024  # of threadgroup memory, for the centroids of a LUT matrix
 
-QMM = Source("qmm.metal", ("x", "packed", "scales", "biases", "lut", "bias", "other", "order", "bounds"), ("y",))
-SUM_SPLITS = Source("sum_splits.metal", ("parts", "bias", "residual"), ("y",))
+QMM = KernelSource("qmm.metal", ("x", "packed", "scales", "biases", "lut", "bias", "other", "order", "bounds"), ("y",))
+SUM_SPLITS = KernelSource("sum_splits.metal", ("parts", "bias", "residual"), ("y",))
 SUM_SIZE = 256  # threads of a threadgroup that sums
 MAX_SPLIT_TILES = 4  # of 8 rows of x in a threadgroup, where the grid splits k
 MIN_SPLIT_WIDTHS = {1: 4096, 2: 2048, 3: 1024}  # by tiles: below, the second launch takes what the first saves

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..device import DeviceProfile
-from ..registry import Case, Source, op
+from ..registry import Case, KernelSource, op
 from ..testing import sample
 from .activation import ACTIVATIONS, activate
 from .quantized import QuantizedMatrix
@@ -21,7 +21,7 @@ from .staging import tile_width
 
 MAX_QMV_ROWS = 4  # rows of x up to which this is the faster way
 
-QMV = Source("qmv.metal", ("x", "packed", "scales", "biases", "lut", "norm_weight", "bias", "other"), ("y",))
+QMV = KernelSource("qmv.metal", ("x", "packed", "scales", "biases", "lut", "norm_weight", "bias", "other"), ("y",))
 
 
 def bits_of(value: float) -> int:

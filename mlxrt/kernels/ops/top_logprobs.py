@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from ..registry import Case, Source, op
+from ..registry import Case, KernelSource, op
 from .draw import MAX_SLICES, SLICE, cpu_unsupported, sort_key
 
 MAX_COUNT = 256
-SLICES = Source("logprob_slices.metal", ("x",), ("parts", "sums"))
-TOP = Source("top_logprobs.metal", ("x", "parts", "sums", "status"), ("result", "logprobs"))
+SLICES = KernelSource("logprob_slices.metal", ("x",), ("parts", "sums"))
+TOP = KernelSource("top_logprobs.metal", ("x", "parts", "sums", "status"), ("result", "logprobs"))
 
 
 def top_logprobs_cases(dtype: mx.Dtype) -> Iterator[Case]:

@@ -253,7 +253,7 @@ def test_thinned_checkpoints_come_back_and_more_complete_records_replace_poorer(
     model = make("rf")
     with open_engine(model) as engine:
         ask(engine, TEXT)
-        recurrent = next(g for g, part in enumerate(engine.core.pools.empty_states()) if part.sparse)
+        recurrent = next(g for g, part in enumerate(engine.core.pools.empty_states()) if part.has_checkpoints)
         for node in engine.core.prefix_cache.full_nodes(TEXT):
             node.blocks[recurrent] = None
         assert ask(engine, TEXT[:50]).cached_tokens == 48

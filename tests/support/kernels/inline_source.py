@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from mlxrt.kernels import Source
+from mlxrt.kernels import KernelSource
 
 
 @dataclass(frozen=True)
-class InlineSource(Source):
+class InlineSource(KernelSource):
     """`file` is the kernel's name."""
 
     text: str = ""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from mlxrt.kernels import OPS, Op, Source
+from mlxrt.kernels import OPS, KernelSource, Op
 from mlxrt.kernels.metal_source import shim
 
 Edit = tuple[int, int, str]  # from, to, instead
@@ -60,7 +60,7 @@ def pieces(ops: dict[str, Op] | None = None) -> list[Piece]:
     return [Piece(name, text, tuple(dict.fromkeys(names))) for (name, text), names in users.items()]
 
 
-def called(source: Source) -> list[tuple[str, str]]:
+def called(source: KernelSource) -> list[tuple[str, str]]:
     """The functions a body calls, itself or through others; a header holds more than one kernel needs."""
     there = list(functions(shim("metal") + source.helpers))
     reached, words = [], set(re.findall(r"\w+", source.body))
