@@ -71,7 +71,7 @@ BROAD = {
     "mlxrt.engine.output.finish": "what a request's text does ends only that request",
     "mlxrt.engine.threads.acquire": "gives up its place in the line, then raises on",
     "mlxrt.engine.async_stream.open": "cancels what was submitted, then raises on",
-    "mlxrt.engine.async_stream.begun": "forgets what could not be opened, then raises on",
+    "mlxrt.engine.async_stream.wait_submitted": "forgets what could not be opened, then raises on",
     "mlxrt.engine.async_engine._run_jobs": "carried to the coroutine that asked",
     "mlxrt.engine.async_engine._run": "every caller has got the error already; the thread only ends",
     "mlxrt.server.access.__call__": "an answer must come whatever happened; it is logged with its request's id",

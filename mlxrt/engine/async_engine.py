@@ -221,7 +221,7 @@ class AsyncEngine:
     async def generate(self, x: Prompt | Prompts, **options: Unpack[GenerateOptions]) -> Completion | list[Completion]:
         """A Completion for one input (text, tokens, messages, a Request); a list of them for a list of inputs."""
         async with self.stream(x, **options) as stream:
-            order, events = await stream.begun(), await stream.read_all()
+            order, events = await stream.wait_submitted(), await stream.read_all()
         done = complete_all(order, events)
         return done if is_many(x) else done[0]
 

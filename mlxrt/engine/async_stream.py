@@ -153,7 +153,7 @@ class AsyncStream(AsyncIterator[Event]):
         self._closed = False
         self._timeout = RepeatedTimeout()
 
-    async def begun(self) -> list[int]:
+    async def wait_submitted(self) -> list[int]:
         """The ids of the requests, in order. Raises what submitting them raised, and the stream is at its end."""
         if self._ids is not None:
             return self._ids
@@ -167,7 +167,7 @@ class AsyncStream(AsyncIterator[Event]):
             raise
 
     async def __anext__(self) -> Event:
-        ids, buffer = () if self._closed else await self.begun(), self.buffer
+        ids, buffer = () if self._closed else await self.wait_submitted(), self.buffer
         buffer.check_loop()
         while not buffer.events or self._closed:
             if self._closed or self._last_events == len(ids):
@@ -183,12 +183,12 @@ class AsyncStream(AsyncIterator[Event]):
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all requests; known once they have `begun`."""
+        """Of all requests; known once `wait_submitted` has returned."""
         return self.buffer.prompt_tokens
 
     async def read(self, timeout: float | None = None) -> list[Event]:
         """All events that have arrived; waits for the first, and gives none when `timeout` seconds have passed."""
-        ids, buffer = () if self._closed else await self.begun(), self.buffer
+        ids, buffer = () if self._closed else await self.wait_submitted(), self.buffer
         buffer.check_loop()
         if not buffer.events and not self._closed and self._last_events < len(ids):
             buffer.arrival.clear()
@@ -208,7 +208,7 @@ class AsyncStream(AsyncIterator[Event]):
 
     async def cancel(self) -> None:
         """End the requests; the last event of each follows."""
-        for id in await self.begun():
+        for id in await self.wait_submitted():
             await asyncio.wrap_future(self.buffer.cancel(id))
 
     async def read_all(self) -> dict[int, list[Event]]:

@@ -259,16 +259,16 @@ class CudaGraphRunner:
         self._device.enter()
         phase = 0 if not used else 1 + (used + 1) % 2
         if phase not in now.graphs:
-            now.graphs[phase] = self._graphs(now, phase)
+            now.graphs[phase] = self._build_graphs(now, phase)
         results = now.graphs[phase][0].launch()
         now.next += 1
         live = now.tail.pair[1 - used % 2]
         self._last = (self._last[0], live)
         self._busy, self._flushed = True, False
         self.steps += 1
-        return (self._unsampled(now, phase) if now.masked else (now.tokens, *results)), live
+        return (self._defer_sampling(now, phase) if now.masked else (now.tokens, *results)), live
 
-    def _unsampled(self, now: CapturedStep, phase: int) -> UnsampledStep:
+    def _defer_sampling(self, now: CapturedStep, phase: int) -> UnsampledStep:
         def sample(mask: np.ndarray) -> Outputs:
             self._device.enter()
             self._device.upload([(now.at["mask"][0], mask)])
@@ -278,7 +278,7 @@ class CudaGraphRunner:
 
         return UnsampledStep(sample)
 
-    def _graphs(self, now: CapturedStep, phase: int) -> list[Any]:
+    def _build_graphs(self, now: CapturedStep, phase: int) -> list[Any]:
         """The graph of a tail's first step, of those that write the first buffer, or of those that write the second.
         Where there is a mask, one up to its first reader and one of the rest."""
         one, other = now.tail.at["read"], now.tail.at["written"]
@@ -343,7 +343,7 @@ class CudaGraphRunner:
         self.wait()
         masked = "mask" in index[-1]
         tails = {
-            i: tuple(copied(a) if i in self._recurrent else mx.zeros_like(a) for a in arrays)
+            i: tuple(copy_array(a) if i in self._recurrent else mx.zeros_like(a) for a in arrays)
             for i, arrays in live.items()
         }
         asked = self._model.kernels.num_tested
@@ -450,7 +450,7 @@ class CudaGraphRunner:
 
     def _find_tail(self, tails: Live) -> TailBuffers | None:
         """Buffers of the same shapes that captured steps have."""
-        return next((k.tail for k in self.captured.values() if forms(k.tail.pair[0]) == forms(tails)), None)
+        return next((k.tail for k in self.captured.values() if list_shapes(k.tail.pair[0]) == list_shapes(tails)), None)
 
     def _make_tail(self, first: Live, tails: Live, out: Live, at: dict[int, int]) -> TailBuffers:
         layers = {"zeros": first, "read": tails, "written": out, "states": self._states(tails)}
@@ -509,7 +509,7 @@ def make_copies(at: np.ndarray, pieces: np.ndarray, size: int, form: tuple[int, 
     return copies.ravel()
 
 
-def forms(live: Live) -> list[tuple[int, tuple[int, ...], mx.Dtype]]:
+def list_shapes(live: Live) -> list[tuple[int, tuple[int, ...], mx.Dtype]]:
     return [(layer, a.shape, a.dtype) for layer in sorted(live) for a in live[layer]]
 
 
@@ -524,7 +524,7 @@ def own_buffer(count: int) -> mx.array:
     return mx.zeros((max(count, ALIGNMENT // 4),), mx.uint32)
 
 
-def copied(array: mx.array) -> mx.array:
+def copy_array(array: mx.array) -> mx.array:
     """The same numbers in a buffer of their own."""
     return array * mx.array(1, array.dtype)
 

@@ -87,7 +87,7 @@ class GatedDeltaNet(FusedModule):
         """parts: inputs of the convolution, state [B, Hv, Dk, Dv]; projected [B, L, sum of widths]."""
         given = self.arguments(parts)
         if projected.shape[1] > 1:
-            y, *kept = gated_delta_layer(chunks, **split_projection(projected, given["state"]), **given)
+            y, *kept = gated_delta_layer(scan_chunks, **split_projection(projected, given["state"]), **given)
             return tuple(kept), y
         y, *kept = self.kernels.run(gated_delta_step, projected=projected[:, 0], **given)
         return tuple(kept), y[:, None]
@@ -96,14 +96,14 @@ class GatedDeltaNet(FusedModule):
 PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 
 
-def chunks(state, q, k, v, g, beta, size: int = CHUNK):
+def scan_chunks(state, q, k, v, g, beta, size: int = CHUNK):
     """The rule for many tokens, `size` at once: within a chunk every correction depends on those before it by a
     triangular system, whose inverse does not depend on the state. So only the state itself goes from chunk to chunk.
     """
     length = q.shape[-2]
     size = min(size, 1 << (length - 1).bit_length())
-    q, k, v, g, beta = (blocks(x, size) for x in (q, k, v, g, beta))
-    fade = pairwise(g)  # [..., n, size, size]
+    q, k, v, g, beta = (split_chunks(x, size) for x in (q, k, v, g, beta))
+    fade = compute_decay(g)  # [..., n, size, size]
     faded = mx.exp(cumsum(g, axis=-2))
     kt = k.swapaxes(-1, -2)
     inverse = unit_lower_inverse(beta * (k @ kt) * mx.tril(fade, -1))
@@ -118,7 +118,7 @@ def chunks(state, q, k, v, g, beta, size: int = CHUNK):
     return state, mx.concatenate(ys, axis=-2)[..., :length, :]
 
 
-def blocks(x, size: int):
+def split_chunks(x, size: int):
     """[..., L, D] -> [..., n, size, D]; zeros at the end, which as k, beta and g leave the state alone."""
     missing = -x.shape[-2] % size
     if missing:
@@ -131,7 +131,7 @@ def iterate_chunks(*arrays):
     return zip(*(mx.moveaxis(x, -3, 0) for x in arrays), strict=True)
 
 
-def pairwise(g):
+def compute_decay(g):
     """How much of token j is left at token i, [..., L, L] from logs [..., L, 1]; 0 where j comes after i.
 
     Sums over just the tokens between: the difference of two running sums would lose small decays beside large ones.

@@ -89,7 +89,7 @@ def rope_section(raw, kind: str, old: str) -> dict[str, Any]:
 class GemmaMLP(GatedMLP):
     activation = "gelu"
 
-    def after(self, x, *, post, residual, norm):
+    def add_and_feed(self, x, *, post, residual, norm):
         """h = residual + post(x), the sum that this branch begins with: (what it makes of h, h)."""
         if "gate_up_proj" not in self:
             h = add_rms_norm(post, x, residual, self.kernels)
@@ -119,17 +119,19 @@ class GemmaBlock(FusedModule):
         self.pack_norms(self.input_layernorm, into=self.self_attn)
         self.pack_norms(self.post_attention_layernorm, self.pre_feedforward_layernorm, into=self.mlp)
 
-    def branches(self, x, memory):
+    def run_branches(self, x, memory):
         """Both: what the MLP makes, not normed yet, and the residual that it is to be added to."""
         y = self.self_attn(x, memory, norm=self.input_layernorm)
         return self.feed(y, x)
 
     def feed(self, y, x):
         """The MLP, on x + what attention made."""
-        return self.mlp.after(y, post=self.post_attention_layernorm, residual=x, norm=self.pre_feedforward_layernorm)
+        return self.mlp.add_and_feed(
+            y, post=self.post_attention_layernorm, residual=x, norm=self.pre_feedforward_layernorm
+        )
 
     def __call__(self, x, memory):
-        y, h = self.branches(x, memory)
+        y, h = self.run_branches(x, memory)
         return add_rms_norm(self.post_feedforward_layernorm, y, h, self.kernels)
 
 

@@ -231,7 +231,7 @@ class Gemma4Block(GemmaBlock):
 
     def __call__(self, x, memory, own=None):
         """`own` [N, dim] is this layer's input, in the models that have such."""
-        (y, h), post = self.branches(x, memory), self.post_feedforward_layernorm
+        (y, h), post = self.run_branches(x, memory), self.post_feedforward_layernorm
         if own is not None:
             around = {"post": post, "residual": h, "activation": "gelu", "times": own}
             gated, h = add_norm_linear(self.per_layer_input_gate, y, self.kernels, **around)

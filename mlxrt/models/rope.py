@@ -154,15 +154,15 @@ def scale_periods(theta: float, dim: int, factors) -> tuple[float, ...]:
     return tuple(p * f for p, f in zip(default_periods(theta, dim), factors))
 
 
-def default(dim, theta, given, context) -> RopeParams:
+def scale_default(dim, theta, given, context) -> RopeParams:
     return RopeParams(dim, theta)
 
 
-def linear(dim, theta, given, context) -> RopeParams:
+def scale_linear(dim, theta, given, context) -> RopeParams:
     return RopeParams(dim, theta, "linear", scale=1 / read_number(given, "factor", None, low=1e-6, required="linear"))
 
 
-def llama3(dim, theta, given, context) -> RopeParams:
+def scale_llama3(dim, theta, given, context) -> RopeParams:
     """Long periods are scaled by the factor, short ones kept, those between interpolated."""
     factor, low, high = (
         read_number(given, k, None, low=1e-6, required="llama3")
@@ -180,7 +180,7 @@ def llama3(dim, theta, given, context) -> RopeParams:
     return RopeParams(dim, theta, "llama3", tuple(periods))
 
 
-def proportional(dim, theta, given, context) -> RopeParams:
+def scale_proportional(dim, theta, given, context) -> RopeParams:
     """Only the first pairs rotate, with the periods of a fully rotated head (Gemma 4)."""
     share = read_number(given, "partial_rotary_factor", None, low=0)
     share = 1.0 if share is None else share
@@ -192,7 +192,7 @@ def proportional(dim, theta, given, context) -> RopeParams:
     return RopeParams(dim, theta, "proportional", tuple(periods))
 
 
-def yarn(dim, theta, given, context) -> RopeParams:
+def scale_yarn(dim, theta, given, context) -> RopeParams:
     factor = read_number(given, "factor", None, low=1e-6, required="yarn")
     fast = read_number(given, "beta_fast", None, low=1e-6) or 32.0
     slow = read_number(given, "beta_slow", None, low=1e-6) or 1.0
@@ -225,7 +225,7 @@ def yarn_magnitude(given, factor: float) -> float:
     return mscale(m) / mscale(all_dim) if m and all_dim else mscale(1)
 
 
-def dynamic(dim, theta, given, context) -> RopeParams:
+def scale_dynamic(dim, theta, given, context) -> RopeParams:
     """Dynamic NTK changes the rotation of *every* key beyond the trained context.
 
     A KV cache cannot follow that, so the context ends there (`limit`).
@@ -234,7 +234,7 @@ def dynamic(dim, theta, given, context) -> RopeParams:
     return RopeParams(dim, theta, "dynamic", limit=context)
 
 
-def longrope(dim, theta, given, context) -> RopeParams:
+def scale_longrope(dim, theta, given, context) -> RopeParams:
     """Phi-3's two sets of factors: one up to the original context, another beyond it, for *every* key.
 
     As with `dynamic`, a KV cache cannot follow that: the context ends where the first set does.
@@ -253,14 +253,14 @@ def longrope(dim, theta, given, context) -> RopeParams:
 
 
 KINDS = {
-    "default": default,
-    "linear": linear,
-    "llama3": llama3,
-    "yarn": yarn,
-    "dynamic": dynamic,
-    "longrope": longrope,
-    "su": longrope,  # its first name
-    "proportional": proportional,
+    "default": scale_default,
+    "linear": scale_linear,
+    "llama3": scale_llama3,
+    "yarn": scale_yarn,
+    "dynamic": scale_dynamic,
+    "longrope": scale_longrope,
+    "su": scale_longrope,  # its first name
+    "proportional": scale_proportional,
 }
 
 # The keys of a scaling that are read; Qwen's mrope differs from RoPE for images only.

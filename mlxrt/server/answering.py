@@ -56,7 +56,7 @@ class Writer(Protocol):
     def end(self) -> bytes: ...
     def keep_alive(self) -> bytes: ...
     def failure(self, problem: Problem) -> bytes: ...
-    def whole(self, completions: list[Completion]) -> dict[str, Any]: ...
+    def write_body(self, completions: list[Completion]) -> dict[str, Any]: ...
 
 
 async def read_body(http: HttpRequest) -> Fields:
@@ -96,14 +96,14 @@ async def answer(http: HttpRequest, opened: "OpenCall", writer: Writer) -> Respo
             response.headers.update(headers)
             return response
         completions = await unless_disconnected(http, collect(stream, ids, metrics.record))
-        body = encode_json(writer.whole(completions))
+        body = encode_json(writer.write_body(completions))
         return Response(body, media_type="application/json", headers=headers)
 
 
 async def begin(http: HttpRequest, stream: AsyncStream) -> list[int]:
     """The ids of the requests, once they are queued."""
     try:
-        return await stream.begun()
+        return await stream.wait_submitted()
     except QueueFull as error:
         raise describe_full_queue(error, http.app.state.metrics.seconds_per_request()) from None
 

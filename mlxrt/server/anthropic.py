@@ -335,7 +335,7 @@ class MessageWriter:
     def failure(self, problem: Problem) -> bytes:
         return b"event: error\ndata: %b\n\n" % encode_json(write_anthropic(problem, ""))
 
-    def whole(self, completions: list[Completion]) -> dict[str, Any]:
+    def write_body(self, completions: list[Completion]) -> dict[str, Any]:
         [done] = completions
         content: list[dict[str, Any]] = []
         if done.reasoning:

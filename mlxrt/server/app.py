@@ -46,16 +46,16 @@ async def embeddings(http: HttpRequest) -> Response:
     raise Problem(501, "no embedding model is served", "not_implemented", "not_implemented")
 
 
-async def not_found(http: HttpRequest, error: Exception) -> Response:
+async def handle_not_found(http: HttpRequest, error: Exception) -> Response:
     return write_problem(http, Problem(404, f"there is no {http.method} {http.url.path[:120]}", code="not_found"))
 
 
-async def wrong_method(http: HttpRequest, error: Exception) -> Response:
+async def handle_wrong_method(http: HttpRequest, error: Exception) -> Response:
     text = f"{http.url.path[:120]} does not take {http.method}"
     return write_problem(http, Problem(405, text, code="method_not_allowed"))
 
 
-async def failed(http: HttpRequest, error: Exception) -> Response:
+async def handle_error(http: HttpRequest, error: Exception) -> Response:
     return write_problem(http, describe(error))
 
 
@@ -109,7 +109,13 @@ def routes() -> list[Route]:
 def build_app(models: ServedModels, rules: AccessRules, log_prompts: bool = False) -> AccessControl:
     app = Starlette(
         routes=routes(),
-        exception_handlers={404: not_found, 405: wrong_method, Problem: failed, MlxrtError: failed, Exception: failed},
+        exception_handlers={
+            404: handle_not_found,
+            405: handle_wrong_method,
+            Problem: handle_error,
+            MlxrtError: handle_error,
+            Exception: handle_error,
+        },
     )
     app.state.models, app.state.metrics, app.state.running = models, ServerMetrics(), {}
     app.state.log_prompts = log_prompts

@@ -327,7 +327,7 @@ class LineWriter:
     def failure(self, problem: Problem) -> bytes:
         return encode_json({"error": problem.message}) + b"\n"
 
-    def whole(self, completions: list[Completion]) -> dict[str, Any]:
+    def write_body(self, completions: list[Completion]) -> dict[str, Any]:
         [done] = completions
         content: dict[str, Any] = {"content": done.text, **self._logprobs(done.logprobs)}
         if done.reasoning:

@@ -228,7 +228,7 @@ class ChatWriter:
     def failure(self, problem: Problem) -> bytes:
         return write_failure(problem)
 
-    def whole(self, completions: list[Completion]) -> dict[str, Any]:
+    def write_body(self, completions: list[Completion]) -> dict[str, Any]:
         return {
             "id": self.id,
             "object": "chat.completion",

@@ -139,7 +139,7 @@ class TextWriter:
     def failure(self, problem: Problem) -> bytes:
         return write_failure(problem)
 
-    def whole(self, completions: list[Completion]) -> dict[str, Any]:
+    def write_body(self, completions: list[Completion]) -> dict[str, Any]:
         choices = [
             {
                 "index": i,

@@ -329,7 +329,7 @@ class ResponseWriter:
         error = {"code": problem.code or problem.type, "message": problem.message}
         return self._event("failed", response=self._response("failed", error))
 
-    def whole(self, completions: list[Completion]) -> dict[str, Any]:
+    def write_body(self, completions: list[Completion]) -> dict[str, Any]:
         [done] = completions
         if done.reasoning:
             self._output.append(empty_reasoning() | {"content": [{"type": "reasoning_text", "text": done.reasoning}]})

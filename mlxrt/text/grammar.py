@@ -224,7 +224,7 @@ class GrammarCompiler:
                 raise Late
             return run_in_thread(work).result(max(until - time.monotonic(), 0.1))
         except Late:
-            raise too_slow() from None
+            raise make_timeout_error() from None
 
     def _build_tokenizer(self) -> "LLTokenizer":
         from llguidance import LLTokenizer, TokenizerWrapper
@@ -233,7 +233,7 @@ class GrammarCompiler:
         return LLTokenizer(TokenizerWrapper(view), n_vocab=self._vocab_size, eos_token=sorted(self._stops) or None)
 
 
-def too_slow() -> BadRequest:
+def make_timeout_error() -> BadRequest:
     return BadRequest(f"response_format was not compiled within {COMPILE_SECONDS:g} s; make it smaller or flatter")
 
 
@@ -271,7 +271,7 @@ def check_format(wanted: ResponseFormat) -> None:
     try:
         problem = run_in_thread(work).result(COMPILE_SECONDS)
     except Late:
-        raise too_slow() from None
+        raise make_timeout_error() from None
     if problem:
         raise BadRequest(f"response_format of type {wanted.kind}: {first_line(problem)}")
 

@@ -91,7 +91,7 @@ def test_a_slow_reader_stops_its_own_request_only(model):
     async def work():
         async with AsyncEngine(Engine(model), buffer=4) as engine:
             slow = engine.stream(prompt(1), max_tokens=60)
-            await slow.begun()
+            await slow.wait_submitted()
             quick = await engine.generate(prompt(2), max_tokens=60)
             await asyncio.sleep(0.2)
             waiting = len(slow.buffer.events)
@@ -108,7 +108,7 @@ def test_readers_that_stop_do_not_keep_others_out(model):
         async with AsyncEngine(Engine(model, EngineConfig(max_running=2)), buffer=2) as engine:
             idle = [engine.stream(prompt(k), max_tokens=30) for k in (1, 2)]
             for stream in idle:
-                await stream.begun()
+                await stream.wait_submitted()
             done = await engine.generate(prompt(3), max_tokens=10)
             return done.tokens, [tuple([e.token async for e in stream]) for stream in idle]
 
@@ -138,7 +138,7 @@ def test_a_cancelled_request_has_a_last_event(model):
     async def work():
         async with AsyncEngine(Engine(model)) as engine:
             stream = engine.stream(prompt(1), max_tokens=3000)
-            [id] = await stream.begun()
+            [id] = await stream.wait_submitted()
             await anext(stream)
             await engine.cancel(id)
             return [e async for e in stream]
@@ -154,7 +154,7 @@ def test_close_finishes_or_cancels(model, finish):
         n = 40 if finish else 3000  # too many to end before they are cancelled
         tasks = [asyncio.create_task(engine.generate(prompt(k), max_tokens=n)) for k in range(3)]
         unread = engine.stream(prompt(7), max_tokens=40)
-        await unread.begun()
+        await unread.wait_submitted()
         await asyncio.sleep(0.05)
         await engine.close(finish=finish)
         late = await asyncio.gather(engine.generate(prompt(1)), return_exceptions=True)

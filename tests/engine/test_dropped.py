@@ -60,7 +60,7 @@ def test_a_reader_is_woken_when_another_closes_its_stream():
         async with AsyncEngine(Engine(model("full")), buffer=1) as engine:
             stream = engine.stream(prompt(1), max_tokens=400)
             await anext(stream)
-            engine.engine.core.pause((await stream.begun())[0])
+            engine.engine.core.pause((await stream.wait_submitted())[0])
             reader = asyncio.ensure_future(collect(stream))
             await asyncio.sleep(0.05)
             await stream.aclose()

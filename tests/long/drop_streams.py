@@ -141,7 +141,7 @@ async def drop_unstarted(engine: AsyncEngine, rng: random.Random) -> None:
     engine.stream(request(rng))
     stream = engine.stream(request(rng))
     if rng.random() < 0.5:
-        await stream.begun()
+        await stream.wait_submitted()
     engine.generate(request(rng)).close()
     with suppress(TimeoutError):
         await asyncio.wait_for(anext(stream), 1e-4)

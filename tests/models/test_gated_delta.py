@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlxrt.kernels.ops.gated_delta import delta_rule, l2_normalize
-from mlxrt.models.gated_delta import GatedDeltaNet, chunks, unit_lower_inverse
+from mlxrt.models.gated_delta import GatedDeltaNet, scan_chunks, unit_lower_inverse
 
 SHAPE = {
     "hidden_size": 24,
@@ -54,7 +54,7 @@ def close(found, wanted, tolerance):
 @pytest.mark.parametrize("length", [1, 2, 3, 31, 64, 65, 200])
 def test_chunks_are_the_rule(length):
     given = inputs(length)
-    close(chunks(*given), truth(*given), 5e-6)
+    close(scan_chunks(*given), truth(*given), 5e-6)
 
 
 def test_step_is_the_rule():
@@ -66,13 +66,13 @@ def test_step_is_the_rule():
 def test_a_key_that_repeats(length):
     """Here a series for the inverse would need terms beyond float32, all of which cancel."""
     given = inputs(length, steady=True)
-    close(chunks(*given), truth(*given), 1e-5)
+    close(scan_chunks(*given), truth(*given), 1e-5)
 
 
 def test_small_decays_beside_large_ones():
     given = list(inputs(64))
     given[4] = mx.where(mx.arange(64)[:, None] % 8 == 0, -500.0, -0.01) + mx.zeros_like(given[4])
-    close(chunks(*given), truth(*given), 5e-6)
+    close(scan_chunks(*given), truth(*given), 5e-6)
 
 
 def test_inverse():

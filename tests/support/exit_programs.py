@@ -81,7 +81,7 @@ async def is_interrupted() -> None:
 async def leaves_streams_unread() -> None:
     async with AsyncEngine(engine(), buffer=2) as e:
         streams = [e.stream(request(n)) for n in (3, 60)]
-        await streams[1].begun()
+        await streams[1].wait_submitted()
 
 
 async def never_closes() -> None:

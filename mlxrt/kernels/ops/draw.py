@@ -108,25 +108,25 @@ def draw(x, rows, offset, tokens=None, recent=None, mask=None, plan: DrawPlan = 
     y, after = adjust(x.astype(mx.float32), rows, offset, tokens, recent, mask)
     key = sort_key(y)
     best = mx.max(key, axis=-1, keepdims=True)
-    finite = (best > word(LOWEST_KEY)) & (best < word(INFINITE_KEY)) & ~mx.any(y != y, axis=-1, keepdims=True)
+    finite = (best > to_uint32(LOWEST_KEY)) & (best < to_uint32(INFINITE_KEY)) & ~mx.any(y != y, axis=-1, keepdims=True)
     chosen = mx.argmax(key, axis=-1, keepdims=True).astype(mx.uint32)
     if plan.drawn:
-        sharpness = column(rows, draw_rows.SHARPNESS).view(mx.float32)
+        sharpness = select_column(rows, draw_rows.SHARPNESS).view(mx.float32)
         chosen = mx.where(sharpness > 0, pick(y, key, best, rows, offset, sharpness, plan), chosen)
-    chosen = mx.where(finite, chosen, word(0))
+    chosen = mx.where(finite, chosen, to_uint32(0))
     status = mx.concatenate([chosen, (~finite).astype(mx.uint32)], axis=1)
     return (chosen[:, 0], status, y) if recent is None else (chosen[:, 0], status, y, after)
 
 
-def column(rows: mx.array, i: int) -> mx.array:
+def select_column(rows: mx.array, i: int) -> mx.array:
     return mx.contiguous(rows[:, i : i + 1])
 
 
-def word(n: int) -> mx.array:
+def to_uint32(n: int) -> mx.array:
     return mx.array(n, mx.uint32)
 
 
-def long(n: int) -> mx.array:
+def to_uint64(n: int) -> mx.array:
     return mx.array(n, mx.uint64)
 
 
@@ -135,16 +135,16 @@ def adjust(y, rows, offset, tokens, recent, mask):
     r, v = y.shape
     after = None
     if recent is not None:
-        n = column(rows, draw_rows.RECENT) + offset
+        n = select_column(rows, draw_rows.RECENT) + offset
         after = mx.where(mx.arange(recent.shape[1]) + 1 == n, tokens[:, None], recent)
     if rows.shape[1] > LISTS or recent is not None:
         y = penalise(y, rows, after, None if recent is None else n)
     if rows.shape[1] > LISTS:
-        at, ids, values = biases(rows, v)
+        at, ids, values = locate_biases(rows, v)
         y = y + mx.zeros((r, v + 1)).at[at, ids].add(values)[:, :v]
     if mask is not None:
-        bits = mx.repeat(mask, 32, axis=1)[:, :v] >> (mx.arange(v).astype(mx.uint32) & word(31))
-        y = mx.where((bits & word(1)) == 1, y, -mx.inf)
+        bits = mx.repeat(mask, 32, axis=1)[:, :v] >> (mx.arange(v).astype(mx.uint32) & to_uint32(31))
+        y = mx.where((bits & to_uint32(1)) == 1, y, -mx.inf)
     return y, after
 
 
@@ -153,58 +153,58 @@ def penalise(y, rows, recent, n):
     r, v = y.shape
     lists, at = rows[:, LISTS:], mx.arange(r)[:, None]
     i = mx.arange(lists.shape[1]).astype(mx.uint32)
-    prompts, outputs = column(rows, draw_rows.NUM_PROMPT), column(rows, draw_rows.NUM_OUTPUT)
-    outside = word(v)
+    prompts, outputs = select_column(rows, draw_rows.NUM_PROMPT), select_column(rows, draw_rows.NUM_OUTPUT)
+    outside = to_uint32(v)
     ids = mx.minimum(lists, outside)
-    seen = mx.zeros((r, v + 1), mx.uint32).at[at, mx.where(i < prompts, ids, outside)].add(word(1))
+    seen = mx.zeros((r, v + 1), mx.uint32).at[at, mx.where(i < prompts, ids, outside)].add(to_uint32(1))
     own = mx.where((i >= prompts) & (i < prompts + outputs), ids, outside)
-    times = mx.zeros((r, v + 1), mx.uint32).at[at, own].add(word(1))
+    times = mx.zeros((r, v + 1), mx.uint32).at[at, own].add(to_uint32(1))
     if recent is not None:
         newest = mx.where(mx.arange(recent.shape[1]) < n, mx.minimum(recent, outside), outside)
-        times = times.at[at, newest].add(word(1))
+        times = times.at[at, newest].add(to_uint32(1))
     seen, times = seen[:, :v], times[:, :v]
     above, below, presence, frequency = (
-        column(rows, i).view(mx.float32)
+        select_column(rows, i).view(mx.float32)
         for i in (draw_rows.REPEATED_ABOVE, draw_rows.REPEATED_BELOW, draw_rows.PRESENCE, draw_rows.FREQUENCY)
     )
     repeated = mx.where((seen > 0) | (times > 0), y * mx.where(y < 0, below, above), y)
     return mx.where(times > 0, repeated - frequency * times.astype(mx.float32) - presence, repeated)
 
 
-def biases(rows, v):
+def locate_biases(rows, v):
     lists = rows[:, LISTS:]
     i = mx.arange(lists.shape[1]).astype(mx.uint32)
-    begin = column(rows, draw_rows.NUM_PROMPT) + column(rows, draw_rows.NUM_OUTPUT)
-    n = column(rows, draw_rows.NUM_BIAS)
+    begin = select_column(rows, draw_rows.NUM_PROMPT) + select_column(rows, draw_rows.NUM_OUTPUT)
+    n = select_column(rows, draw_rows.NUM_BIAS)
     here = (i >= begin) & (i < begin + n)
-    values = mx.take_along_axis(lists, mx.minimum(i + n, word(lists.shape[1] - 1)), axis=1).view(mx.float32)
-    ids = mx.where(here, mx.minimum(lists, word(v)), word(v))
+    values = mx.take_along_axis(lists, mx.minimum(i + n, to_uint32(lists.shape[1] - 1)), axis=1).view(mx.float32)
+    ids = mx.where(here, mx.minimum(lists, to_uint32(v)), to_uint32(v))
     return mx.arange(rows.shape[0])[:, None], ids, mx.where(here, values, 0.0)
 
 
 def sort_key(y: mx.array) -> mx.array:
     """uint32 in the order of the floats."""
     bits = mx.where(y == 0, 0.0, y).view(mx.uint32)
-    return mx.where(bits >> 31 != 0, ~bits, bits | word(0x80000000))
+    return mx.where(bits >> 31 != 0, ~bits, bits | to_uint32(0x80000000))
 
 
 def key_logit(key: mx.array) -> mx.array:
-    return mx.where(key >> 31 != 0, key & word(0x7FFFFFFF), ~key).view(mx.float32)
+    return mx.where(key >> 31 != 0, key & to_uint32(0x7FFFFFFF), ~key).view(mx.float32)
 
 
 def weigh(gap: mx.array) -> mx.array:
     """2^(40 - gap) as uint64, by whole numbers alone: the same on every device."""
     fixed = mx.where(gap < 41, gap * 2.0**24, 0.0).astype(mx.uint64)
-    g = (fixed & long(0xFFFFFF)) << 8
-    p = long(POLYNOMIAL[0])
+    g = (fixed & to_uint64(0xFFFFFF)) << 8
+    p = to_uint64(POLYNOMIAL[0])
     for coefficient in POLYNOMIAL[1:]:
-        p = long(coefficient) - (p * g >> 32)
-    mantissa = long(2**31) - (p * g >> 33)
-    return mx.where(gap < 41, (mantissa << 9) >> (fixed >> 24), long(0))
+        p = to_uint64(coefficient) - (p * g >> 32)
+    mantissa = to_uint64(2**31) - (p * g >> 33)
+    return mx.where(gap < 41, (mantissa << 9) >> (fixed >> 24), to_uint64(0))
 
 
 def multiply_high64(a: mx.array, b: mx.array) -> mx.array:
-    low = long(LOW)
+    low = to_uint64(LOW)
     middle = (a >> 32) * (b & low) + ((a & low) * (b & low) >> 32)
     carry = (a & low) * (b >> 32) + (middle & low) >> 32
     return (a >> 32) * (b >> 32) + (middle >> 32) + carry
@@ -212,13 +212,20 @@ def multiply_high64(a: mx.array, b: mx.array) -> mx.array:
 
 def random_bits(rows, offset) -> mx.array:
     """Philox 4x32-10: uint64 [R, 1] for each row's seed and position."""
-    low, high = (column(rows, i).astype(mx.uint64) for i in (draw_rows.SEED_LOW, draw_rows.SEED_HIGH))
-    a = (column(rows, draw_rows.POSITION) + offset).astype(mx.uint64)
+    low, high = (select_column(rows, i).astype(mx.uint64) for i in (draw_rows.SEED_LOW, draw_rows.SEED_HIGH))
+    a = (select_column(rows, draw_rows.POSITION) + offset).astype(mx.uint64)
     b = c = d = mx.zeros_like(a)
     for i in range(10):
-        first, second = long(0xD2511F53) * a, long(0xCD9E8D57) * c
-        keys = [(key + long(i * step & LOW)) & long(LOW) for key, step in ((low, 0x9E3779B9), (high, 0xBB67AE85))]
-        a, b, c, d = (second >> 32) ^ b ^ keys[0], second & long(LOW), (first >> 32) ^ d ^ keys[1], first & long(LOW)
+        first, second = to_uint64(0xD2511F53) * a, to_uint64(0xCD9E8D57) * c
+        keys = [
+            (key + to_uint64(i * step & LOW)) & to_uint64(LOW) for key, step in ((low, 0x9E3779B9), (high, 0xBB67AE85))
+        ]
+        a, b, c, d = (
+            (second >> 32) ^ b ^ keys[0],
+            second & to_uint64(LOW),
+            (first >> 32) ^ d ^ keys[1],
+            first & to_uint64(LOW),
+        )
     return b << 32 | a
 
 
@@ -226,7 +233,7 @@ def pick(y, key, best, rows, offset, sharpness, plan):
     """The token [R, 1] that each row's random number points at."""
     upto = cumsum(weigh_kept(y, key, best, rows, sharpness, plan), axis=-1)
     target = multiply_high64(upto[:, -1:], random_bits(rows, offset))
-    return mx.minimum(mx.sum((upto <= target).astype(mx.uint32), axis=-1, keepdims=True), word(y.shape[1] - 1))
+    return mx.minimum(mx.sum((upto <= target).astype(mx.uint32), axis=-1, keepdims=True), to_uint32(y.shape[1] - 1))
 
 
 def weigh_kept(y, key, best, rows, sharpness, plan) -> mx.array:
@@ -234,10 +241,10 @@ def weigh_kept(y, key, best, rows, sharpness, plan) -> mx.array:
     peak = key_logit(best)
     gap = (peak - y) * sharpness
     weight = weigh(gap)
-    stays = (key > word(LOWEST_KEY)) & (gap <= column(rows, draw_rows.MAX_GAP).view(mx.float32))
+    stays = (key > to_uint32(LOWEST_KEY)) & (gap <= select_column(rows, draw_rows.MAX_GAP).view(mx.float32))
     if plan.top_k or plan.sorts:
         stays = stays & keep_best(key, weight, rows, lambda key: weigh((peak - key_logit(key)) * sharpness), plan)
-    return mx.where(stays, weight, long(0))
+    return mx.where(stays, weight, to_uint64(0))
 
 
 def keep_best(key, weight, rows, weight_of, plan) -> mx.array:
@@ -245,20 +252,20 @@ def keep_best(key, weight, rows, weight_of, plan) -> mx.array:
     v = key.shape[1]
     m = v if plan.sorts else plan.top_k
     best = mx.sort(mx.topk(key, m, axis=-1) if m < v else key, axis=-1)  # no more than the last k are needed
-    k = mx.minimum(column(rows, draw_rows.TOP_K), word(m))
+    k = mx.minimum(select_column(rows, draw_rows.TOP_K), to_uint32(m))
     kth = mx.take_along_axis(best, mx.where(k > 0, m - k.astype(mx.int32), 0), axis=-1)
-    cut = mx.where(k > 0, kth, word(0))
-    top_p = column(rows, draw_rows.TOP_P).astype(mx.uint64)
-    total = mx.sum(mx.where(key >= cut, weight, long(0)), axis=-1, keepdims=True)
-    limit = mx.maximum((total >> 32) * top_p + ((total & long(LOW)) * top_p >> 32), long(1))
+    cut = mx.where(k > 0, kth, to_uint32(0))
+    top_p = select_column(rows, draw_rows.TOP_P).astype(mx.uint64)
+    total = mx.sum(mx.where(key >= cut, weight, to_uint64(0)), axis=-1, keepdims=True)
+    limit = mx.maximum((total >> 32) * top_p + ((total & to_uint64(LOW)) * top_p >> 32), to_uint64(1))
     down = mx.contiguous(best[:, ::-1])
-    mass = mx.where(down >= cut, weight_of(down), long(0))
+    mass = mx.where(down >= cut, weight_of(down), to_uint64(0))
     inside = (cumsum(mass, axis=-1) - mass < limit) & (down >= cut)
     last = mx.maximum(mx.sum(inside.astype(mx.int32), axis=-1, keepdims=True), 1) - 1
     nucleus = mx.take_along_axis(down, last, axis=-1)
-    above = mx.sum(mx.where(key > nucleus, weight, long(0)), axis=-1, keepdims=True)
-    each = mx.maximum(weight_of(nucleus), long(1))
-    ties = (limit - above + each - long(1)) // each
+    above = mx.sum(mx.where(key > nucleus, weight, to_uint64(0)), axis=-1, keepdims=True)
+    each = mx.maximum(weight_of(nucleus), to_uint64(1))
+    ties = (limit - above + each - to_uint64(1)) // each
     tied = key == nucleus
     stays = (key > nucleus) | (tied & (cumsum(tied.astype(mx.uint64), axis=-1) <= ties))
     return mx.where(top_p > 0, stays, key >= cut)
