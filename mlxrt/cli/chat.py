@@ -173,19 +173,19 @@ class Chat:
 
     def answer(self, session: "Session", question: str) -> None:
         """Print an answer, and run the tools it calls until it calls no more."""
-        said: str | list[dict[str, Any]] = question
+        content: str | list[dict[str, Any]] = question
         for _ in range(MAX_ROUNDS):
-            done = self.print_answer(session, said)
+            done = self.print_answer(session, content)
             if not done.tool_calls or done.finish_reason == "cancelled":
                 return
-            said = [self.tools.answer(call) for call in done.tool_calls]
+            content = [self.tools.answer(call) for call in done.tool_calls]
         note(f"the model called tools {MAX_ROUNDS} times in a row; ask it to go on")
 
-    def print_answer(self, session: "Session", said: "str | list[dict[str, Any]]") -> "Completion":
+    def print_answer(self, session: "Session", content: "str | list[dict[str, Any]]") -> "Completion":
         """Print an answer; Ctrl-C stops it, and what came is kept. The chat goes on with this session."""
         from .output import StreamPrinter
 
-        reply = session.say(said)
+        reply = session.say(content)
         printer = StreamPrinter(stop=lambda: reply.stop(wait=False), show_thinking=self.show_thinking)
         try:
             printer.consume(reply)

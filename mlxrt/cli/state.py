@@ -55,9 +55,9 @@ def format_rows(action: str, found: dict[str, Any]) -> list[str]:
     if action == "rm":
         return [f"removed {name}" for name in found["removed"]] or ["nothing to remove"]
     if action == "show":
-        said = [f"{message['role']}: {message['content']}" for message in found.get("messages", ())]
+        messages = [f"{message['role']}: {message['content']}" for message in found.get("messages", ())]
         shown = {key: value for key, value in found.items() if key != "messages"}
-        return [*(f"{key:<12} {format_value(key, value)}" for key, value in shown.items()), *said]
+        return [*(f"{key:<12} {format_value(key, value)}" for key, value in shown.items()), *messages]
     rows = [[format_value(key, value) for key, value in entry.items()] for entry in found["entries"]]
     if not rows:
         return [f"{found['path']}: nothing is saved there"]

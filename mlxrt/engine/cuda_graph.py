@@ -246,8 +246,8 @@ class CudaGraphRunner:
         """The rows' block tables, where their tails end at every step, and which step is the next."""
         self._last = (tables, self._last[1])
         self._device.enter()
-        places = zip(now.at["table"], now.at["steps"], strict=True)
-        copies = [copy for to, own in zip(places, tables, strict=True) for copy in zip(to, own, strict=True)]
+        targets = zip(now.at["table"], now.at["steps"], strict=True)
+        copies = [copy for to, own in zip(targets, tables, strict=True) for copy in zip(to, own, strict=True)]
         self._device.upload([*copies, (now.at["step"][0], np.array([used], np.uint32))])
         now.next = used
 

@@ -205,8 +205,8 @@ def prepare_model(model: CausalLM, config: EngineConfig) -> CausalLM:
     count = 0 if cpu is None else pack_modules(model, kernels)
     if cpu is not None:
         widen_halves(model)
-    coded = any(isinstance(m, Packed) and m.mode != "dense" for m in model.modules())
-    if config.cpu_activations != "float32" and not coded:
+    packed = any(isinstance(m, Packed) and m.mode != "dense" for m in model.modules())
+    if config.cpu_activations != "float32" and not packed:
         raise BadRequest("cpu_activations does not apply: no packed matrix of this model has a CPU kernel")
     if cpu is not None and count:
         rounded = ", activations rounded to 8 bits" if cpu.activations == "int8" else ""

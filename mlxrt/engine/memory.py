@@ -235,14 +235,14 @@ def refuse_overflow(name: str) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        said = str(error)
+        message = str(error)
         traceback.clear_frames(error.__traceback__)  # their locals hold what fills the device
     else:
         return
     device.release_cache()
     total, free = device.memory()
     raise WontFit(
-        f"{name} does not fit: the device ran out of memory ({said}); without it {free} of {total} bytes are free; "
+        f"{name} does not fit: the device ran out of memory ({message}); without it {free} of {total} bytes are free; "
         "use a smaller model, kv_memory or chunk, or close other engines and programs"
     )
 

@@ -35,8 +35,8 @@ def fast_rope(
     threads = x.shape[0] * -(-x.shape[1] // HEADS_PER_THREAD)
     if short > 1 and threads > MAX_Z and backend() == "cuda":
         x = mx.pad(x, [(0, 0), (0, 0), (0, short - 1), (0, 0)])
-    turned = mx.fast.rope(x, dims, traditional=False, base=base, scale=scale, offset=offset, freqs=freqs)
-    return turned[:, :, :1]
+    rotated = mx.fast.rope(x, dims, traditional=False, base=base, scale=scale, offset=offset, freqs=freqs)
+    return rotated[:, :, :1]
 
 
 def gather_mm(x: mx.array, stack: mx.array, experts: mx.array, *, ordered: bool = False) -> mx.array:

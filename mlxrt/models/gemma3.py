@@ -23,7 +23,7 @@ from .gemma import (
 from .multimodal import TOWERS, read_text_config, rename_text_tensor
 
 # The published 4B, 12B and 27B list only what differs from these.
-LEFT_OUT = {
+DEFAULTS = {
     "vocab_size": 262208,
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 131072,
@@ -36,7 +36,7 @@ LEFT_OUT = {
     "sliding_window_pattern": 6,
 }
 # A file that leaves out all of these is one of them; one that leaves out a few is damaged.
-TELLING = {"vocab_size", "rms_norm_eps", "max_position_embeddings", "rope_theta", "rope_parameters"}
+FULL_CONFIG_KEYS = {"vocab_size", "rms_norm_eps", "max_position_embeddings", "rope_theta", "rope_parameters"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +71,8 @@ class Gemma3(Gemma):
         if raw.get("model_type") != "gemma3":
             return cls.Config.parse(raw)
         text = read_text_config(raw)
-        if not TELLING & set(text):
-            text = LEFT_OUT | text
+        if not FULL_CONFIG_KEYS & set(text):
+            text = DEFAULTS | text
         return cls.Config.parse(text, {**cls.Config.supported, "final_logit_softcapping": (None,)})
 
     def block(self, c, i):

@@ -218,8 +218,8 @@ def construct(raw: Mapping[str, Any]) -> nn.Module:
 
 
 def build_error(kind: str, bad: BaseException) -> BadCheckpoint:
-    said = " ".join(str(bad).split())[:160]
-    return BadCheckpoint(f"config.json: mlx-lm cannot build {quote(kind)} from it ({type(bad).__name__}: {said})")
+    message = " ".join(str(bad).split())[:160]
+    return BadCheckpoint(f"config.json: mlx-lm cannot build {quote(kind)} from it ({type(bad).__name__}: {message})")
 
 
 def trim_limit(caches: list[Any]) -> int:

@@ -223,8 +223,8 @@ class Experts(FusedModule):
             return True
         # Many tokens on an H200, a layer of Qwen3-30B-A3B: 1.20 ms against 2.53 of gather_qmm's for 128, 1.26 against
         # 9.06 for 512. Not measured on a Mac, whose gather_qmm differs.
-        coded = isinstance(self.gate_up_proj, LUTExpertLinear | PackedExpertLinear)
-        return (coded or self.kernels.gpu.name == "cuda") and self.is_grouped(x)
+        packed = isinstance(self.gate_up_proj, LUTExpertLinear | PackedExpertLinear)
+        return (packed or self.kernels.gpu.name == "cuda") and self.is_grouped(x)
 
     def is_grouped(self, x: mx.array) -> bool:
         """Whether every expert is read once for all of its tokens: on a CPU always."""

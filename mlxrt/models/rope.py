@@ -114,12 +114,12 @@ def find_unknown_keys(raw: Mapping[str, Any]) -> list[str]:
 def rotary_dim(raw, given, head_dim: int) -> int:
     """How many elements of a head are rotated, from any of the three keys."""
     factors = [read_number(place, "partial_rotary_factor", None, low=0) for place in (given, raw)]
-    said = {int(head_dim * factor) for factor in factors if factor is not None}
+    dims = {int(head_dim * factor) for factor in factors if factor is not None}
     if (direct := read_number(raw, "rotary_dim", None, low=0)) is not None:
-        said.add(int(direct))
-    if len(said) > 1:
-        raise BadCheckpoint(f"config.json: rotary_dim and partial_rotary_factor contradict each other: {sorted(said)}")
-    dim = said.pop() if said else head_dim
+        dims.add(int(direct))
+    if len(dims) > 1:
+        raise BadCheckpoint(f"config.json: rotary_dim and partial_rotary_factor contradict each other: {sorted(dims)}")
+    dim = dims.pop() if dims else head_dim
     if not 2 <= dim <= head_dim:
         raise BadCheckpoint(f"config.json: rope over {dim} of a head's {head_dim} numbers is not possible")
     return dim

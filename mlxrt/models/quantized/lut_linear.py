@@ -64,7 +64,7 @@ class LUTEncoding:
         return rows if self.rotation is None else unrotate(rows, self.rotation.blocks, self.rotation.signs())
 
     def __str__(self) -> str:
-        return f"{self.name} {self.bits} bit" + ("" if self.rotation else " not turned")
+        return f"{self.name} {self.bits} bit" + ("" if self.rotation else " not rotated")
 
 
 class LUTLayer(FusedModule):
