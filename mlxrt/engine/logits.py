@@ -35,7 +35,7 @@ class LogitsView:
         if self._given is None:
             ids = ", ".join(str(seq.id) for seq in self.rows)
             raise StaleLogits(
-                f"the logits of step (requests {ids}) were read after the step ended; "
+                f"the logits of requests {ids} were read after their step had ended; "
                 "read them inside on_logits, and keep numbers rather than the row"
             )
         return self._given

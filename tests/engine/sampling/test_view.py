@@ -26,7 +26,7 @@ def test_reading_after_the_step_raises_through_every_door(x, sequence):
     doors = [lambda: view.logits, lambda: view.latest, lambda: row.logits, lambda: row.logprobs, lambda: row.top(2)]
     doors += [lambda: row.tokens, lambda: row.ban([1]), lambda: row.edit(x[0]), lambda: view.row(0).logits]
     for door in doors:
-        with pytest.raises(StaleLogits, match=r"step \(requests 40, 41, 42\)"):
+        with pytest.raises(StaleLogits, match="requests 40, 41, 42"):
             door()
 
 
