@@ -22,10 +22,12 @@ SUITES ?= decode prefill prefix batch kv startup
 COMMA := ,
 EXTRAS := $(if $(filter metal,$(BACKEND)),dev,$(BACKEND)$(COMMA)dev)
 
-.PHONY: demo test test-kernels test-gpu test-all bench lint clean backend
+.PHONY: install demo test test-kernels test-gpu test-all bench lint clean backend
 
 demo: $(READY)
 	@$(BIN)/python examples/demo.py
+
+install: $(READY)
 
 # The default model is fetched first, so that the tests that need a real one run; without network they are skipped. The
 # CPU kernels are compiled meanwhile: otherwise every process of the tests would begin with that.

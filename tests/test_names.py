@@ -37,6 +37,11 @@ KERNEL_WORDS = ("simdgroup", "threadgroup")
 
 
 @cache
+def parse_all() -> Tree:
+    return Tree(ROOT, *FOLDERS)
+
+
+@cache
 def words(name: str) -> set[str]:
     parts = (re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", part) for part in name.split("_"))
     return {word.lower() for part in parts for word in part}
@@ -89,7 +94,7 @@ DESCRIBED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def test_no_old_name_returns():
-    found = old_names(Tree(ROOT, *FOLDERS))
+    found = old_names(parse_all())
     assert not found, "\n".join(found)
 
 
@@ -120,6 +125,5 @@ def test_planted_names_are_found(rule, text, tmp_path):
 
 
 def test_every_exception_is_needed():
-    tree = Tree(ROOT, *FOLDERS)
-    used = {name for module in tree for name, _ in names(module) if is_allowed(name, module.name)}
+    used = {name for module in parse_all() for name, _ in names(module) if is_allowed(name, module.name)}
     assert used == set(ALLOWED)

@@ -46,7 +46,7 @@ def engine(request, tmp_path):
 
 def test_the_text_is_what_follows_the_prompt(engine):
     spaces = 0
-    for i in range(40):
+    for i in range(16):
         prompt, options = f"w{i} w{i + 1 & 31}", {"max_tokens": 6, "temperature": 1.0, "seed": i}
         tokens = engine.tokenizer.encode(prompt)
         done = engine.generate(prompt, **options)
@@ -58,7 +58,7 @@ def test_the_text_is_what_follows_the_prompt(engine):
             spaces += 1
             stopped = engine.generate(prompt, stop=done.text[:2], **options)
             assert (stopped.text, stopped.finish_reason) == ("", "stop")
-    assert spaces > 10
+    assert spaces > 5
 
 
 def test_a_session_is_fed_its_messages(engine):

@@ -46,7 +46,7 @@ def test_a_token_on_the_border_of_top_k_is_a_tie(gap, tied):
     both = row.copy()
     both[3] = both[2]
     found = 0
-    for seed in range(60):
+    for seed in range(24):
         params = SamplingParams(temperature=1.3, top_k=3, seed=seed)
         seq = Sequence(0, Request(tokens=(1, 2), params=params), (1, 2), frozenset(), seed)
         right, other = draw_alone(seq, (), row), draw_alone(seq, (), both)
