@@ -59,13 +59,13 @@ def set_summary(turns: Sequence[Turn], summary: str) -> tuple[Turn, ...]:
     )
 
 
-def make_summary(engine: Any, system: Sequence[dict], dropped: Sequence[dict]) -> tuple[str, str]:
-    """The model's summary of these messages; or nothing, and why."""
+def make_summary(engine: Any, system: Sequence[dict], dropped: Sequence[dict], salt: str) -> tuple[str, str]:
+    """The model's summary of these messages; or nothing, and why. `salt`: of the conversation's prefixes."""
     tokenizer = engine.tokenizer
     limit = max(8, engine.context // SUMMARY_SHARE)
     off = {"thinking": "off"} if tokenizer.chat_format.thinks and tokenizer.chat_format.switchable else {}
     messages = [*system, *dropped, {"role": "user", "content": SUMMARY_REQUEST}]
-    request = Request.of(messages, max_tokens=limit, **off)
+    request = Request.of(messages, max_tokens=limit, cache_salt=salt, **off)
     prompt = engine.encode(request)
     if len(prompt) + limit > engine.context:
         return "", "the turns are too long to be summarized"

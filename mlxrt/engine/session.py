@@ -95,7 +95,7 @@ class ReplyRecorder:
             self.stopped and event.finish_reason is Finish.CANCELLED and any(e.token is not None for e in self.events)
         )
         if kept or event.finish_reason in (Finish.STOP, Finish.LENGTH):
-            self._session.accept(self._base, [*self._plan.before, self._make_turn()])
+            self._session.accept(self._base, [*self._plan.before, self._make_turn()], self._plan.request.cache_salt)
         return event
 
     def complete(self) -> Completion:
@@ -172,7 +172,7 @@ class Session:
         if not isinstance(system, str | None):
             raise BadRequest(f"system must be a text, not {type(system).__name__}")
         self.engine, self.options, self.on_overflow = engine, dict(options or {}), on_overflow
-        Request.of([{"role": "user", "content": "x"}], **self.options)
+        self._salt = Request.of([{"role": "user", "content": "x"}], **self.options).cache_salt  # of its last answer
         first = ({"role": "system", "content": system},) if system else ()
         self.turns: list[Turn] = [Turn(first)]
 
@@ -230,21 +230,22 @@ class Session:
             short, plan = left, self._plan_after(left.turns, new, options)
         if self.on_overflow == "drop-oldest" or not short.count:
             return replace(plan, dropped=short.count)
-        summary, refused = make_summary(self.engine, whole.before[0].messages, short.dropped)
+        salt = plan.request.cache_salt
+        summary, refused = make_summary(self.engine, whole.before[0].messages, short.dropped, salt)
         if summary:
             plan = self._plan_after(set_summary(short.turns, summary), new, options)
         return replace(plan, dropped=short.count, summary=summary, refused=refused)
 
-    def accept(self, base: Turn, turns: list[Turn]) -> None:
+    def accept(self, base: Turn, turns: list[Turn], salt: str) -> None:
         """Replace the turns by those that a complete answer leads to, if `base` is still the last."""
         if self.turns[-1] is not base:
             raise BadRequest("the session moved on while this answer was being given; fork it to answer in parallel")
-        self.turns = turns
+        self.turns, self._salt = turns, salt
 
     def fork(self) -> "Session":
         """A session that goes its own way from here. Nothing is copied: both find the same blocks."""
         other = Session(self.engine, None, self.options, self.on_overflow)
-        other.turns = list(self.turns)
+        other.turns, other._salt = list(self.turns), self._salt
         return other
 
     def rewind(self, turns: int = 1) -> None:
@@ -262,7 +263,7 @@ class Session:
             raise BadRequest(f"{path.parent} is no folder to save into")
         archive = Archive(path) if is_archive(path, name) else None
         tokens = self._next_prefix()
-        state = engine.compute_state(tokens, self.options.get("cache_salt", ""))
+        state = engine.compute_state(tokens, self._salt)
         if state is None:
             raise BadSnapshot("there is nothing to save: no turn is complete, or the prefix cache is off")
         extra = {"turns": [asdict(t) for t in self.turns], "model": engine.source.name}
@@ -296,8 +297,9 @@ class Session:
         session = cls(engine, None, dict(options), on_overflow)
         path = read_path(path, name)
         file, digest = Archive(path).find(name) if is_archive(path, name) else (path, None)
-        salt = session.options.get("cache_salt", "")
-        session.turns = engine.load_state(file, digest, lambda extra: read_turns(file, extra, engine.vocab_size), salt)
+        session.turns = engine.load_state(
+            file, digest, lambda extra: read_turns(file, extra, engine.vocab_size), session._salt
+        )
         return session
 
 

@@ -22,7 +22,7 @@ def engine(tmp_path_factory):
 
 def converse_past_the_end(engine, policy: str, turns: int) -> tuple[Session, list[str]]:
     """A conversation that is longer than the context, and what its answers noted."""
-    session, notes = engine.session("Be brief.", on_overflow=policy), []
+    session, notes = engine.session("Be brief.", on_overflow=policy, cache_salt="a"), []
     for i in range(turns):
         events = list(session.say(f"This is question {i}.", **write(f"Answer {i}.", engine)))
         notes += [event.note for event in events if event.note]
@@ -46,6 +46,7 @@ def test_a_summary_replaces_the_oldest_turns(tmp_path, monkeypatch, summary, not
 
         def generate(request: Request) -> SimpleNamespace:
             asked.append(request.messages)
+            assert request.cache_salt == "a"  # as the conversation's: it begins with its turns
             return SimpleNamespace(text=summary)
 
         monkeypatch.setattr(engine, "generate", generate)

@@ -211,6 +211,16 @@ def test_a_saved_conversation_stays_with_its_cache_salt(llm, engine, tokenizer, 
             assert done.tokens == truth(llm, tuple(tokenizer.chat(asked)), 4)
 
 
+def test_a_salt_given_to_one_answer_is_that_of_what_is_saved_after_it(engine, tokenizer, tmp_path):
+    session = engine.session("be kind")
+    session.say("one", max_tokens=12, cache_salt="a").completion  # noqa: B018  runs it
+    engine.core.prefix_cache.clear()
+    session.fork().save(tmp_path / "state")
+    asked = [*session.messages, {"role": "user", "content": "two"}]
+    for salt, found in (("", 0), ("a", next_prefix(tokenizer, session.messages))):
+        assert engine.generate(asked, max_tokens=1, cache_salt=salt).cached_tokens == found
+
+
 def test_nothing_to_save(engine, llm, tokenizer, tmp_path):
     with pytest.raises(mlxrt.BadSnapshot):
         engine.session().save(tmp_path / "x")
