@@ -4,12 +4,17 @@ Nothing may run as plain MLX, and logits are as near to those of float32 as plai
 make some models chaotic, and rounding alone gives them other logits. GPU_STRICT_SHAPES sets which.
 """
 
+import gc
+import os
+import time
+
 import mlx.core as mx
 import pytest
 
 from bench.gpu.shapes import make_prompts, make_request, random_model
-from mlxrt import Engine, EngineConfig
+from mlxrt import Engine, EngineConfig, WontFit
 from mlxrt.engine.engine import Source
+from mlxrt.errors import is_out_of_memory
 from mlxrt.kernels import backend
 from mlxrt.weights.random_models import published_configs
 
@@ -22,6 +27,7 @@ SHAPES = from_environment(
 PROMPT, TOKENS, ROWS = 150, 40, 24
 # Root mean square of a row, relative to that of its logits; or so many times plain MLX's.
 MAX_ERROR, MAX_RATIO = 0.05, 1.3
+MAX_WAIT = 200  # seconds for memory that other processes hold
 
 
 def run(shape, kernels, exact=False):
@@ -38,6 +44,21 @@ def run(shape, kernels, exact=False):
     return mx.concatenate(rows), alone, together, used
 
 
+def run_when_it_fits(*args, **options):
+    """`run`, again while other parts of the tests fill the device; a test that has it alone must fit at once."""
+    end = time.monotonic() + (MAX_WAIT if "PART" in os.environ else 0)
+    while True:
+        try:
+            return run(*args, **options)
+        except (RuntimeError, WontFit) as error:
+            full = isinstance(error, WontFit) or is_out_of_memory(error)
+            if not full or time.monotonic() > end:
+                raise
+        gc.collect()
+        mx.clear_cache()
+        time.sleep(2)
+
+
 def find_error(rows, right):
     """The median over rows: rounding sends some tokens to other experts."""
     errors = mx.sqrt(mx.square(rows - right).mean(axis=-1) / mx.square(right).mean(axis=-1))
@@ -48,9 +69,9 @@ def find_error(rows, right):
 def test_a_published_shape_is_nothing_but_kernels(shape, report):
     if backend() == "cpu":
         pytest.skip("needs a GPU's kernels")
-    rows, alone, together, used = run(shape, "strict")
-    plain, *_ = run(shape, "reference")
-    right, *_ = run(shape, "reference", exact=True)
+    rows, alone, together, used = run_when_it_fits(shape, "strict")
+    plain, *_ = run_when_it_fits(shape, "reference")
+    right, *_ = run_when_it_fits(shape, "reference", exact=True)
     error, allowed = find_error(rows, right), find_error(plain, right)
     what = (
         f"{sum(used.values())} calls of {len(used)} kernels, logits {error:.1e} off float32 (plain MLX {allowed:.1e})"
