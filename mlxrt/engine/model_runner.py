@@ -54,6 +54,11 @@ class InflightStep:
     finite: mx.array | None = None  # of such a step: of every token, or of each row's last, whether it is finite
     draw: "Callable[[GrammarMasks], Sampled] | None" = None  # sampling that waits for the tokens before: see `sample`
 
+    @property
+    def only_first_tokens(self) -> bool:
+        """Whether no row that samples has generated a token before."""
+        return all(s.start < len(s.seq.prompt) for s in self.slices)
+
     def overflows(self) -> list[Slice]:
         """Chunks of prompts with a hidden state that is NaN or infinite. Waits."""
         if self.finite is None:

@@ -251,6 +251,31 @@ def test_pools_that_moved_are_followed(engines):
     assert answers[0] == answers[1] and device.graphs > made > 0
 
 
+def test_first_tokens_are_given_before_the_next_step_is_launched(engines):
+    """It may be captured first, which takes as long as many steps. Rows that were decoding go on at once instead."""
+    engine, device, _ = engines(True)
+    core = engine.core
+
+    def step_until_first(*ids):
+        events = {}
+        while not events.keys() >= set(ids):
+            core.step()
+            events |= {id: found for id in ids if (found := engine.take(id))}
+        return [len([e for e in events[id] if e.token is not None]) for id in ids]
+
+    for prompt in (PROMPT, OTHER, [7]):
+        first = engine.submit(ask(prompt, 8))
+        assert step_until_first(first) == [1] and core.positions == len(prompt)
+        later = engine.submit(ask([3, *prompt], 2))
+        step_until_first(later)
+        assert core.positions > len(prompt) + len([3, *prompt]) + 1
+        while core.busy:
+            core.step()
+        core.positions = 0
+        core.prefix_cache.clear()
+    assert device.launched
+
+
 def test_a_step_with_plain_mlx_in_it_is_left_to_mlx(engines):
     """As it is where a kernel is wrong on a machine."""
     for again in (False, True):
