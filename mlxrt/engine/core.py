@@ -315,12 +315,13 @@ class EngineCore:
         return progressed
 
     def _step(self, began: float) -> bool:
-        newest = self._inflight[-1] if self._inflight else None
-        emitted = self._retire_prefill()
-        if emitted and newest is not None and newest.only_first_tokens:
-            # Their readers get them now: the next step takes the host a millisecond, and 20 to 50 if it is captured.
-            self._measure(0, emitted, began)
-            return True
+        emitted, newest = 0, self._inflight[-1] if self._inflight else None
+        if newest and newest.prefill_tokens and newest.sampled and self.runner.graphs is not None:
+            emitted = self._retire_all()  # a graph cannot be launched before: it would wait anyway
+            if newest.only_first_tokens:
+                # Readers get them now: the next step takes the host a millisecond, and 20 to 50 if it is captured.
+                self._measure(0, emitted, began)
+                return True
         overflowed = self._check_prefill() if self.allocator.frees_unchecked(self.scheduler.limits.chunk) else 0
         expired = self.scheduler.expire()
         for seq in expired:
@@ -341,8 +342,7 @@ class EngineCore:
                 self._unchecked.append(launched)
                 mark_unchecked(launched.rows)
             if launched.draw is not None:  # what may come next depends on the tokens before: read them meanwhile
-                while self._inflight:
-                    emitted += self._retire(self._inflight.pop(0))
+                emitted += self._retire_all()
                 launched = self.runner.sample(launched)
             self._inflight.append(launched)
             self.positions += self._launched[1]
@@ -358,8 +358,7 @@ class EngineCore:
         if step and any(s.seq.request.on_logits for s in step.slices):
             # A row with a callback cannot be launched ahead. Without it the batch would be another one in every
             # second step, and its tail be flushed each time.
-            while self._inflight:
-                emitted += self._retire(self._inflight.pop(0))
+            emitted += self._retire_all()
         self._measure(step.prefill_tokens if step else 0, emitted, began)
         if not self.busy:
             device.release_idle_cache()
@@ -385,13 +384,11 @@ class EngineCore:
                     ended += 1
         return ended
 
-    def _retire_prefill(self) -> int:
-        """Emit first tokens before the next step is made, where making it would wait for them anyway."""
+    def _retire_all(self) -> int:
+        """Wait for the tokens of all steps in flight and emit them; how many they were."""
         emitted = 0
-        newest = self._inflight[-1] if self._inflight else None
-        if self.runner.graphs is not None and newest and newest.prefill_tokens and newest.sampled is not None:
-            while self._inflight:
-                emitted += self._retire(self._inflight.pop(0))
+        while self._inflight:
+            emitted += self._retire(self._inflight.pop(0))
         return emitted
 
     def _retire(self, inflight: InflightStep) -> int:
