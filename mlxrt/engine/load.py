@@ -14,7 +14,7 @@ from ..cache.memory import ExternalKV
 from ..config import EngineConfig
 from ..errors import BadRequest, ContextOverflow, NoTokenizer
 from ..kernels import Kernels, backend, device, make_gpu
-from ..kernels.cuda.module_cache import use_module_folder
+from ..kernels.cuda.module_cache import announce_compiling, use_module_folder
 from ..kernels.dtypes import DTYPES
 from ..kernels.mlx_defects import ask_for_exact_float32
 from ..kernels.selftest import verify_on_first_use
@@ -110,7 +110,7 @@ class OpenModel:
         if device.backend() == "cpu" and not self.config.deterministic and (limited := blas.yield_to_others()):
             log.info(limited)
         if device.backend() == "cuda":  # before MLX computes anything
-            use_module_folder(cache_root() / "kernels", device.architecture())
+            announce_compiling(use_module_folder(cache_root() / "kernels", device.architecture()))
         with refuse_overflow(self.source.name):
             model = self._build()
         files = check_loaded(self.stamps, self.checkpoint.files()) if self.checkpoint is not None else ()

@@ -9,7 +9,7 @@ import pytest
 
 from mlxrt.kernels import make_gpu
 from mlxrt.kernels.cuda import nvrtc as cuda_compiler
-from mlxrt.kernels.cuda.module_cache import hash_bytes, put_module, use_module_folder
+from mlxrt.kernels.cuda.module_cache import announce_compiling, hash_bytes, put_module, use_module_folder
 from mlxrt.kernels.cuda.nvrtc import Library, compile_cubin, cuda_source, find_nvrtc
 
 from ..support.log_lines import capture_log
@@ -126,6 +126,18 @@ def test_modules_that_were_cut_off_are_compiled_anew(tmp_path):
 
 def test_a_folder_that_is_not_there_has_nothing_to_remove(tmp_path):
     assert use_module_folder(tmp_path, "sm_90") == tmp_path / "modules" and not (tmp_path / "modules").exists()
+
+
+def test_a_machine_where_mlx_has_compiled_nothing_is_told_that_first_prompts_take_long(tmp_path):
+    said = capture_log("MLX compiles its CUDA kernels")
+    announce_compiling(tmp_path / "none")
+    put_module(tmp_path, "ours", b"code")
+    announce_compiling(tmp_path)
+    assert len(said) == 2
+    (tmp_path / "long").mkdir()
+    (tmp_path / "long" / "gather.cu").write_bytes(b"text")
+    announce_compiling(tmp_path)
+    assert len(said) == 2
 
 
 def test_where_modules_cannot_be_stored_kernels_carry_their_code(tmp_path, compiler):

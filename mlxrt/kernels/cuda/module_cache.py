@@ -32,6 +32,15 @@ def use_module_folder(folder: Path, architecture: str) -> Path:
     return modules
 
 
+def announce_compiling(folder: Path) -> None:
+    """Say why first answers are late, where MLX has compiled nothing yet. Our own modules come without their source."""
+    if not any(folder.rglob("*.cu")):
+        log.info(
+            "MLX compiles its CUDA kernels when they are first used, once for this machine: first prompts can take "
+            f"minutes ({folder})"
+        )
+
+
 def remove_unfinished(folder: Path) -> None:
     """Have MLX compile anew what was cut off while it was written.
 
