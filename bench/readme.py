@@ -28,7 +28,7 @@ def rows(report: Report, path: str) -> Iterator[str]:
     minutes = report.settings["minutes"]
     command = "make bench" if minutes == 8 else f'make bench BENCH="--minutes {minutes:g}"'
     yield from ("", "```", command, "```", "")
-    yield "| | mlxrt | " + " | ".join(peers) + " | " + " | ".join(f"ratio to {p}" for p in peers) + " | of roof |"
+    yield "| | mlxrt | " + " | ".join(peers) + " | " + " | ".join(f"ratio to {p}" for p in peers) + " | of roofline |"
     yield "|---" * (3 + 2 * len(peers)) + "|"
     for f in report.figures:
         if f.suite in SUITES and f.what not in HIDDEN:
