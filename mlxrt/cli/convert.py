@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..config import DTYPES
 from ..errors import BadRequest, NoTokenizer
 from .flags import Parser, add_engine_flags, engine_config
 from .progress import show_progress
@@ -27,7 +28,7 @@ GGUF_TYPES = (
 # Flags that mean nothing to a GGUF file, and their values when they are not given.
 FOLDER_FLAGS = {
     "--bits": None, "--group-size": None, "--profile": None, "--rules": None, "--hadamard": False, "--codes": None,
-    "--length": None, "--shard-size": None,
+    "--length": None, "--shard-size": None, "--dtype": None,
 }  # fmt: skip
 SHARD_GB = 4.0
 MIN_SAME_CHOICE = 0.8  # of the tokens of the sample
@@ -55,12 +56,14 @@ def add_flags(parser: Parser) -> None:
     text = "codebook size, at most (default 16384)"
     parser.add_argument("--codes", type=int, dest="codebook_size", help=text)
     parser.add_argument("--length", type=int, help="weights per codebook vector (default 8)")
+    text = "of mlx: the type of floats and scales in the files (default: the source's)"
+    parser.add_argument("--dtype", metavar="|".join(DTYPES), dest="stored_dtype", help=text)
     parser.add_argument("--shard-size", type=float, metavar="GB", help="of one file (default 4)")
     parser.add_argument("--sample", default=SAMPLE, help="text to compare logits on, and to calibrate a codebook on")
     parser.add_argument("--no-tokenizer", action="store_true", help="write weights and config only")
     parser.add_argument("--no-check", action="store_true", help="do not load both models to compare their logits")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_engine_flags(parser, only=("revision", "offline", "dtype"))
+    add_engine_flags(parser, only=("revision", "offline"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,7 +105,7 @@ def choose_format(args: argparse.Namespace) -> None:
     if args.type is None or args.type.lower() not in GGUF_TYPES:
         problem = "is missing: give" if args.type is None else f"{args.type} is unknown; give"
         raise BadRequest(f"--type {problem} one of {', '.join(GGUF_TYPES)}")
-    given = {"--group-size": "group", "--codes": "codebook_size"}
+    given = {"--group-size": "group", "--codes": "codebook_size", "--dtype": "stored_dtype"}
     for flag, default in FOLDER_FLAGS.items():
         if getattr(args, given.get(flag, flag.lstrip("-").replace("-", "_"))) != default:
             raise BadRequest(f"{flag} does not apply to gguf; see --type")
@@ -141,7 +144,7 @@ def read_recipe(args: argparse.Namespace) -> "Recipe":
     rules = read_rules(read_given_rules(args.rules)) if args.rules else ()
     names = ("format", "bits", "group", "profile", "hadamard", "codebook_size", "length")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
-    return Recipe(**given, rules=rules)
+    return Recipe(**given, rules=rules, dtype=args.stored_dtype)
 
 
 def read_given_rules(given: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ WRONG = [
         (("x.gguf", "--type", "f16", *flag), f"{flag[0]} does not apply to gguf")
         for flag in (
             ("--bits", 4), ("--group-size", 32), ("--profile", "JANG_4M"), ("--rules", "{}"), ("--hadamard",),
-            ("--codes", 256), ("--length", 8), ("--shard-size", 1),
+            ("--codes", 256), ("--length", 8), ("--shard-size", 1), ("--dtype", "bfloat16"),
         )
     ],
 ]  # fmt: skip

@@ -51,6 +51,8 @@ def make_config(source: SourceModel, recipe: Recipe, tensors: Iterable[EncodedTe
         config["quantization"] = {"group_size": group, "bits": bits, "mode": mode, **entries}
     if recipe.format == "jangtq":
         config |= {"weight_format": "mxtq", "mxtq_seed": SEED, "mxtq_bits": mxtq_bits(tensors)}
+    if recipe.dtype is not None:
+        config |= {"torch_dtype": recipe.dtype} | ({"dtype": recipe.dtype} if "dtype" in config else {})
     return config | source.norm_flag()
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import BadCheckpoint, BadRequest, MlxrtError
-from ...kernels.dtypes import FLOATS
+from ...kernels.dtypes import DTYPES, FLOATS
 from ..formats.checkpoint import Checkpoint
 from ..formats.hadamard import is_rotated
 from ..formats.quantized import AFFINE_GROUPS
@@ -84,7 +84,7 @@ def convert(
     importance = calibrate() if learned else Importance()
     if importance.digest and (unseen := [name for name in learned if name not in importance.squares]):
         log.info(f"the sample did not reach {len(unseen)} matrices ({unseen[0]}): their inputs count equally")
-    log_copies(plans)
+    log_copies(plans, recipe.dtype)
     start(partial, files, recipe, plans, importance.digest)
     try:
         if tokenizer:
@@ -108,11 +108,12 @@ def check_space(path: Path, need: int) -> None:
         raise BadRequest(f"{path} needs about {need} bytes, its disk has {free} free; free space or choose another")
 
 
-def log_copies(plans: list[TensorPlan]) -> None:
+def log_copies(plans: list[TensorPlan], dtype: str | None) -> None:
     kinds = Counter(f"{p.encoding.mode} {p.encoding.bits} bit" for p in plans if p.encoding.kind == "copied")
     if kinds:
         listed = ", ".join(f"{count} as {kind}" for kind, count in kinds.most_common())
-        log.info(f"{kinds.total()} matrices are in MLX's formats already and copied bit for bit: {listed}")
+        scales = f", their scales as {dtype}" if dtype else ""
+        log.info(f"{kinds.total()} matrices are in MLX's formats already and copied bit for bit{scales}: {listed}")
 
 
 def report_odd_widths(plans: list[TensorPlan], recipe: Recipe) -> None:
@@ -215,7 +216,8 @@ def encode_tensor(source: SourceModel, plan: TensorPlan, recipe: Recipe, importa
     encoding = plan.encoding
     if encoding.kind == "copied":
         path = plan.name.removesuffix(".weight")
-        return source.formats[path].module_tensors(path, source.arrays)
+        parts = source.formats[path].module_tensors(path, source.arrays)
+        return {part: cast_float(array, plan, source, recipe) for part, array in parts.items()}
     array = source.tensor(plan.name)
     if encoding.kind == "plain":
         return {"": cast_float(array, plan, source, recipe)}
@@ -223,20 +225,26 @@ def encode_tensor(source: SourceModel, plan: TensorPlan, recipe: Recipe, importa
         return encode.jangtq(array, encoding.bits)
     if encoding.kind == "codebook":
         return encode.codebook(array, encoding.group_size, recipe.codebook_size, importance(plan.name, array.shape[-1]))
-    dtype = source.dtype if recipe.format == "mlx" else mx.float16
+    dtype = float_dtype(source, recipe)
     rotation = None
     if recipe.hadamard and is_rotated(plan.name, encoding.bits):
         rotation = encode.hadamard_rotation(array.shape[-1])
     return encode.affine(array, encoding.bits, encoding.group_size, dtype, rotation)
 
 
+def float_dtype(source: SourceModel, recipe: Recipe) -> mx.Dtype:
+    if recipe.dtype is not None:
+        return DTYPES[recipe.dtype]
+    return source.dtype if recipe.format == "mlx" else mx.float16
+
+
 def cast_float(array: mx.array, plan: TensorPlan, source: SourceModel, recipe: Recipe) -> mx.array:
-    if recipe.format == "mlx":
-        was_packed = plan.name.removesuffix(".weight") in source.formats  # and is float32 now
-        return array.astype(source.dtype) if was_packed else array
+    """Floats as the recipe stores them. MLX's format leaves them as they are, unless told, or unpacked just now."""
     if array.dtype not in FLOATS or plan.name.endswith(KEEP_FP32):
         return array
-    return array.astype(mx.float16)
+    unpacked = plan.encoding.kind == "plain" and plan.name.removesuffix(".weight") in source.formats
+    kept = recipe.format == "mlx" and recipe.dtype is None and not unpacked
+    return array if kept else array.astype(float_dtype(source, recipe))
 
 
 def stored_tensors(

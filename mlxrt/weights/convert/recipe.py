@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import BadRequest, quote
+from ...kernels.dtypes import DTYPES
 from ..formats.quantized import AFFINE_BITS, AFFINE_GROUPS, MLXFormat
 
 FORMATS = ("mlx", "jang", "jangtq", "codebook")
@@ -57,6 +58,7 @@ class Recipe:
     experts: int = 0
     length: int = 8  # of codebook vectors
     codebook_size: int = 1 << 14  # maximum number of codebook vectors
+    dtype: str | None = None  # of stored floats, of scales too; None: the source's
 
     def __post_init__(self) -> None:
         require(self.format in FORMATS, f"--format must be one of {', '.join(FORMATS)}, not {quote(self.format)}")
@@ -68,6 +70,11 @@ class Recipe:
         if self.group is not None:
             require(self.group in AFFINE_GROUPS, f"--group-size must be one of {list(AFFINE_GROUPS)}, not {self.group}")
         require(not self.rules or self.format == "mlx", f"rules apply to --format mlx, not to {self.format}")
+        require(self.dtype in (None, *DTYPES), f"--dtype must be {', '.join(DTYPES)}, not {quote(self.dtype)}")
+        require(
+            self.dtype is None or self.format == "mlx",
+            f"--dtype applies to --format mlx: {self.format} stores floats as float16",
+        )
         require(not self.hadamard or self.format == "jang", f"--hadamard applies to --format jang, not {self.format}")
         if self.profile is not None:
             known = {"jang": [f"JANG_{t}" for t in TIERS], "jangtq": list(JANGTQ_BITS)}.get(self.format, [])

@@ -67,6 +67,29 @@ def test_affine_is_mlx_own(moe, tmp_path):
     assert made["model.layers.0.mlp.gate.weight"].dtype == np.float16
 
 
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
+def test_floats_are_stored_as_asked(moe, tmp_path, dtype):
+    """Of matrices that are packed now, and of those that were: their codes stay, their scales are rounded."""
+    name = str(dtype).removeprefix("mlx.core.")
+    path, true = "lm_head", plain(moe)
+    written(moe, tmp_path / "as it was", Recipe("mlx", bits=4))
+    for source in (moe, tmp_path / "as it was"):
+        folder = tmp_path / f"of {source.name}"
+        bits = 4 if source == moe else None
+        convert.convert(FolderCheckpoint(source), folder, Recipe("mlx", bits=bits, dtype=name))
+        made = {}
+        for file in folder.glob("*.safetensors"):
+            made |= mx.load(str(file))
+        assert {a.dtype for a in made.values()} == {dtype, mx.uint32}
+        assert json.loads((folder / "config.json").read_text())["torch_dtype"] == name
+        given = mx.array(true[f"{path}.weight"]).astype(dtype if source == moe else mx.float16)
+        words, scales, biases = mx.quantize(given, 64 if given.shape[-1] % 64 == 0 else 32, 4)
+        for part, array in (("weight", words), ("scales", scales.astype(dtype)), ("biases", biases.astype(dtype))):
+            assert mx.array_equal(made[f"{path}.{part}"], array), part
+        with mlxrt.load(str(folder)) as engine:
+            assert mx.isfinite(engine.score(TOKENS)).all()
+
+
 @pytest.mark.parametrize("bits", [1, 2, 3])
 def test_indices_are_the_definitions(moe, tmp_path, bits):
     made = written(moe, tmp_path / "out", Recipe("jangtq", bits=bits))
@@ -235,7 +258,8 @@ def test_command(moe, tmp_path, capsys):
         ["--format", "mlx", "--bits", "7"], ["--format", "mlx", "--hadamard"], ["--format", "jangtq", "--bits", "5"],
         ["--format", "jangtq", "--rules", "x.json"], ["--format", "codebook", "--length", "3"],
         ["--format", "codebook", "--codes", "1"], ["--format", "mlx", "--group-size", "48"],
-        ["--format", "jang", "--shard-size", "0"],
+        ["--format", "jang", "--shard-size", "0"], ["--format", "jang", "--dtype", "bfloat16"],
+        ["--format", "mlx", "--dtype", "int8"],
     ],
     ids=" ".join,
 )  # fmt: skip
