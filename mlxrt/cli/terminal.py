@@ -7,6 +7,7 @@ bars, which are only drawn while something is downloaded.
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
@@ -55,6 +56,11 @@ class NoteHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         note(record.getMessage())
+        text = record.exc_text or ""
+        if record.exc_info and record.exc_info[0]:
+            text = "".join(traceback.format_exception(*record.exc_info))
+        for line in text.splitlines():  # of a defect: whoever reports it needs to see where it is
+            note(line)
 
 
 HANDLER = NoteHandler()

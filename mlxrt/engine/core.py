@@ -88,7 +88,7 @@ class EngineCore:
         self._closed = self._closing = self._in_step = False
         self._failure: BaseException | None = None
         self._aborts: deque[tuple[int, bool]] = deque()  # deferred: (request, whether it gets a last event)
-        self._launched = 0, 0  # rows and tokens of the newest step, for messages
+        self._doing = ""  # what the device was last asked for, for messages
         self._launched_prefill = 0  # prompt tokens of the step that is still running
         track_thread()
         register_steps(self)
@@ -173,10 +173,27 @@ class EngineCore:
             with mx.stream(self._stream):
                 yield
         finally:
-            if not self._in_step:
-                self._run_deferred()
-            self._lock.release()
+            try:
+                if not self._in_step:
+                    self._run_deferred()
+            finally:  # a listener may have raised Ctrl-C: other threads wait for the lock
+                self._lock.release()
             self._run_deferred_if_free()
+
+    @contextmanager
+    def device_work(self, what: str) -> Iterator[None]:
+        """Exclusive use to write keys and values outside a step: a failure in the middle leaves them half written, so
+        it ends the engine, and Ctrl-C waits for the end."""
+        with StepInterrupt() as interrupt, self.exclusive():
+            self.check_open()
+            self._doing = what
+            try:
+                yield
+            except MLX_ERRORS as error:
+                self._shut_down(error)
+                raise self.closed_error("") from error
+        if interrupt.requested:
+            raise KeyboardInterrupt
 
     def _run_deferred(self) -> None:
         """Abort and close what was asked for in the middle of a step, or by a caller that could not wait."""
@@ -218,8 +235,8 @@ class EngineCore:
         if self._failure is None:
             return EngineClosed(message)
         notes = "".join(f", {note}" for note in getattr(self._failure, "__notes__", ()))
-        step = describe_step(*self._launched)
-        error = EngineFailed(f"the engine stopped in the middle of {step} ({self._failure!r}{notes}); load it again")
+        stopped = f"the engine stopped in the middle of {self._doing}"
+        error = EngineFailed(f"{stopped} ({self._failure!r}{notes}); load it again")
         error.__cause__ = self._failure
         return error
 
@@ -228,7 +245,8 @@ class EngineCore:
     def add_request(self, request: Request, prompt: tuple[int, ...], stops: frozenset[int], seed: int) -> Sequence:
         """Queue a request. What the disk has of its prompt comes into the prefix cache first."""
         if self.disk is not None and len(prompt) < self.context:
-            self.disk.recall(prompt, request.cache_salt)
+            with self.device_work("recalling a prompt from disk"):
+                self.disk.recall(prompt, request.cache_salt)
         return self.scheduler.add(request, prompt, stops, seed)
 
     def finish(self, seq: Sequence, reason: Finish, error: Exception | None = None, emit: bool = True) -> None:
@@ -283,7 +301,7 @@ class EngineCore:
 
     def resume_all(self) -> None:
         with self.exclusive():
-            for state in self.outputs.states.values():
+            for state in list(self.outputs.states.values()):  # readers take theirs out meanwhile
                 if state.seq.paused:
                     self.scheduler.resume(state.seq)
 
@@ -334,7 +352,7 @@ class EngineCore:
             self.finish(seq, Finish.ERROR, error)
         # Launch
         if step:
-            self._launched = len(step.slices), step.num_tokens
+            self._doing = describe_step(len(step.slices), step.num_tokens)
             launched = self.runner.launch(step)
             self.allocator.end_launch(step)
             overflowed += self._check_prefill()  # here, where a launched step keeps the device busy meanwhile
@@ -345,7 +363,7 @@ class EngineCore:
                 emitted += self._retire_all()
                 launched = self.runner.sample(launched)
             self._inflight.append(launched)
-            self.positions += self._launched[1]
+            self.positions += step.num_tokens
             if self.config.deterministic:
                 self.runner.flush()  # the order of sums depends on where keys are stored: always in the pools
         else:
@@ -456,18 +474,13 @@ class EngineCore:
 
     def feed(self, seq: Sequence, n: int) -> mx.array:
         """Compute the next n known tokens of a detached sequence; their logits, float32 [n, vocab]."""
-        with self.exclusive():
-            self.check_open()
-            step, self._launched = self.allocator.step_of(seq, n), (1, n)
+        with self.device_work(describe_step(1, n)):
+            step = self.allocator.step_of(seq, n)
             self.positions += n
-            try:
-                logits = self.model.logits(self.runner.hidden(step, every=True)).astype(mx.float32)
-                self.allocator.end_launch(step)
-                finite = mx.isfinite(logits).all()
-                mx.eval(logits, finite, self.runner.live)
-            except MLX_ERRORS as error:
-                self._shut_down(error)
-                raise self.closed_error("") from error
+            logits = self.model.logits(self.runner.hidden(step, every=True)).astype(mx.float32)
+            self.allocator.end_launch(step)
+            finite = mx.isfinite(logits).all()
+            mx.eval(logits, finite, self.runner.live)
             if not finite.item():
                 seq.max_cached = min(seq.max_cached, seq.length - n)
         return logits
@@ -538,6 +551,8 @@ class EngineCore:
         self._inflight.clear()
         if self.prefix_cache is not None:
             self.prefix_cache.clear()
+        if isinstance(failure, Exception) and not is_out_of_memory(failure):
+            log_defect(f"the engine stopped in the middle of {self._doing}", failure)
         if failure is not None:
             traceback.clear_frames(failure.__traceback__)  # their locals hold arrays
             if is_out_of_memory(failure):
@@ -553,6 +568,13 @@ class EngineCore:
                 raise
             log.error(f"the device does not answer after a failed step: {error}; restart the program to use it again")
         self._release_stream()
+
+
+def log_defect(line: str, error: Exception) -> None:
+    """A line and the traceback, as text: a handler that keeps the error itself would keep blocks through its frames."""
+    record = log.makeRecord(log.name, logging.ERROR, __file__, 0, line, (), None)
+    record.exc_text = "".join(traceback.format_exception(error)).rstrip()
+    log.handle(record)
 
 
 def describe_step(rows: int, tokens: int) -> str:

@@ -223,7 +223,7 @@ class Engine:
         rows, most = [], chunk or core.scheduler.limits.chunk
         while seq.length < len(known):
             rows.append(core.feed(seq, min(most, len(known) - seq.length)))  # other threads may step in between
-        with core.exclusive():
+        with core.device_work("scoring"):
             core.runner.flush()
             logits = mx.concatenate(rows) if len(rows) > 1 else rows[0]
             mx.eval(logits)  # here: another thread could not evaluate it
@@ -238,7 +238,7 @@ class Engine:
     def compute_state(self, tokens: Many[int], salt: str = "") -> SequenceState | None:
         """The state of these tokens but perhaps the last; what the prefix cache has evicted is computed again."""
         core = self.core
-        with core.exclusive():
+        with core.device_work("computing a state"):
             cached = self.state(tokens, salt)
             if core.prefix_cache is None or not tokens or (cached is not None and len(cached) >= len(tokens) - 1):
                 return cached
@@ -265,7 +265,7 @@ class Engine:
     def save_state(self, path: Path, state: SequenceState, extra: dict[str, Any]) -> str:
         """Write a state and `extra` to a file; its digest."""
         core = self.core
-        with core.exclusive():
+        with core.device_work("saving a state"):
             core.runner.flush()
             return save_state(path, core.pools, state, core.identity(), extra)
 
@@ -274,7 +274,7 @@ class Engine:
         core = self.core
         if core.prefix_cache is None:
             raise BadRequest("the engine runs without a prefix cache: a state cannot be restored into it")
-        with core.exclusive():
+        with core.device_work("loading a state"):
             core.runner.flush()
             empty, evict = core.pools.empty_states(), core.prefix_cache.evict
             state, extra = load_state(path, core.pools, empty, core.identity(), digest, evict)

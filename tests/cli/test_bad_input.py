@@ -1,10 +1,12 @@
 """Whatever is wrong gets one line and an exit code, never a traceback."""
 
 import json
+import logging
 
 import mlx.core as mx
 import pytest
 
+from mlxrt.cli.terminal import configure_logging
 from mlxrt.engine import load as loader
 from mlxrt.kernels import device
 
@@ -14,7 +16,7 @@ from .conftest import weights, write_tokenizer
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--temperature", "-1"], "temperature must be >= 0, not -1.0"),
+        (["--temperature", "-1"], "temperature must be in 0..1000000, not -1.0"),
         (["--temp", "nan"], "'nan' is not a finite number"),
         (["--top-p", "0"], "top_p must be in (0, 1], not 0.0"),
         (["--top-p", "1.5"], "top_p must be in (0, 1], not 1.5"),
@@ -128,6 +130,17 @@ def test_wrong_shape_names_tensor_expected_and_found(cli, folder):
     folder.store(weights() | {name: mx.zeros((64, 31))})
     line = cli("generate", "-m", folder, "hi").refused(1)
     assert name in line and "[64, 32]" in line and "[64, 31]" in line
+
+
+def test_a_defect_is_logged_with_where_it_is(capsys):
+    configure_logging(verbose=False, quiet=True)
+    try:
+        raise LookupError("planted\x1b[2J")
+    except LookupError as error:
+        logging.getLogger("mlxrt").error("the engine stopped", exc_info=error)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "the engine stopped" and lines[-1] == r"LookupError: planted\x1b[2J"
+    assert any(__file__ in line for line in lines)
 
 
 def test_wrong_dtype_names_tensor_expected_and_found(cli, folder):

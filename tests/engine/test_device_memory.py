@@ -280,6 +280,52 @@ def test_an_error_of_mlx_while_scoring_ends_the_engine(monkeypatch):
         engine.generate(ask(2, 9, 5))
 
 
+@pytest.mark.parametrize("what", ["saving a state", "loading a state", "recalling a prompt from disk"])
+def test_an_error_of_mlx_between_steps_ends_the_engine(what, tmp_path, monkeypatch):
+    """Keys and values may be half written. Nothing reads them again, and the caller is told what failed."""
+    model, asked, config = KINDS["full"](), ask(1, 70, 3), EngineConfig(disk_cache=str(tmp_path / "disk"))
+    with Engine(model, config) as engine:
+        engine.generate(asked)
+        engine.save_state(tmp_path / "state", engine.compute_state(asked.tokens), {})
+
+    def fail(*_):
+        raise RuntimeError("cudaMallocAsync failed: out of memory")
+
+    engine = Engine(model, config)
+    acts = {
+        "saving a state": lambda: engine.save_state(tmp_path / "x", engine.compute_state(asked.tokens), {}),
+        "loading a state": lambda: engine.load_state(tmp_path / "state", None, lambda extra: extra),
+        "recalling a prompt from disk": lambda: engine.generate(asked),
+    }
+    monkeypatch.setattr(engine.core.pools, "read" if "saving" in what else "apply_pending", fail)
+    with pytest.raises(mlxrt.EngineFailed, match=f"in the middle of {what}.*out of memory"):
+        acts[what]()
+    with pytest.raises(mlxrt.EngineFailed):
+        engine.generate(ask(2, 9, 5))
+
+
+@pytest.mark.parametrize("kind", ["full", "gemma"])
+def test_what_is_on_disk_is_recalled_as_far_as_the_device_allows(fake, kind, tmp_path):
+    """Pools may be planned for more than the device has when they are to grow."""
+    model, asked = KINDS[kind](), ask(1, 400, 3)
+    config = EngineConfig(max_running=4, kv_memory="64M", chunk=64, disk_cache=str(tmp_path))
+    with Engine(model, config) as engine:
+        expected = engine.generate(asked).tokens
+        engine.save_state(tmp_path / "state", engine.compute_state(asked.tokens), {})
+    with Engine(model, config) as engine:
+        engine.core.pools.reserve = lambda tokens: 0
+        fake.taken = fake.memory()[1] - engine.stats().kv_allocated - 4096  # one more layer and a little
+        with pytest.raises(mlxrt.WontFit, match=r"does not fit: .* bytes free"):
+            engine.load_state(tmp_path / "state", None, lambda extra: extra)
+        with pytest.raises(mlxrt.WontFit, match="bytes free"):  # it does not fit at all, recalled or not
+            engine.generate(asked)
+        short = ask(1, 20, 12)
+        assert engine.generate(short).tokens == truth(model, short.tokens, 12)
+        fake.taken = 0
+        done = engine.generate(asked)
+        assert done.tokens == expected and done.cached_tokens
+
+
 def test_an_error_of_mlx_after_the_last_token_loses_no_answer(monkeypatch):
     model = KINDS["full"]()
     engine, lines = Engine(model), capture_log("the engine stopped")

@@ -139,6 +139,37 @@ def test_a_callback_may_cancel_and_close_but_not_wait():
         engine.generate(prompt(3), max_tokens=9, on_logits=lambda row: engine.close())
 
 
+def test_a_listener_that_ends_the_program_does_not_keep_the_engine():
+    """Its request ends as others leave the engine, who must not keep its lock."""
+    model = make("f")
+    engine = Engine(model)
+
+    def listen(event):
+        raise SystemExit
+
+    id = engine.submit(Request(tokens=prompt(1), params=SamplingParams(max_tokens=50)), listen)
+    with pytest.raises(SystemExit), engine.core.exclusive():
+        engine.cancel(id, wait=False)
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(engine.generate, prompt(2), max_tokens=4).result(60).tokens == truth(model, prompt(2), 4)
+
+
+def test_readers_may_take_their_answers_while_all_are_resumed():
+    engine = Engine(make("f"))
+    ids = [engine.submit(Request(tokens=prompt(k), params=SamplingParams(max_tokens=9))) for k in range(3)]
+    for id in ids:
+        engine.core.pause(id)
+    resume, states = engine.core.scheduler.resume, engine.core.outputs.states
+
+    def resume_and_take(seq):
+        resume(seq)
+        states.pop(seq.id)
+
+    engine.core.scheduler.resume = resume_and_take
+    engine.core.resume_all()
+    assert not states
+
+
 def test_the_lock_is_taken_in_order():
     lock, order = FairLock(), []
     lock.acquire()

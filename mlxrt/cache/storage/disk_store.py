@@ -13,7 +13,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from ...errors import BadSnapshot
+from ...errors import BadSnapshot, NoRoom
 from ...weights.identity import identity_digest
 from .. import Block, LayerState, PrefixCache
 from ..memory import KVPools
@@ -91,7 +91,11 @@ class DiskStore:
             )
             if records is None or not same:
                 continue
-            self._load(records, keys, tokens, salt)
+            try:
+                self._load(records, keys, tokens, salt)
+            except NoRoom:  # the device holds less than the pools were planned for: only allocating tells
+                limit = plan.depth - 1
+                continue
             self.hits += 1
             self.tokens += (plan.depth - start) * size
             return (plan.depth - start) * size
@@ -147,6 +151,7 @@ class DiskStore:
         records = {file: self._read_checked(file, key) for file, key in key_of.items()}
         if None in records.values():
             return None
+        self._faults.discard("read")
         self.index.touch(sorted(key_of, key=lambda file: key_of[file].index))
         return {at: record for at, file in files.items() if (record := records[file]) is not None}
 
@@ -191,8 +196,8 @@ class DiskStore:
     def _load(self, records: dict[GroupNode, Record], keys: list[NodeKey], tokens: Sequence[int], salt: str) -> None:
         """Write the records into newly allocated blocks, layer by layer, and insert those into the prefix cache."""
         pools, empty = self.pools, self.empty()
+        blocks = {at: pools.groups[at[0]].pool.allocate()[0] for at in records}  # NoRoom: nothing has changed
         self.flush()
-        blocks = {at: pools.groups[at[0]].pool.allocate()[0] for at in records}
         mx.synchronize()
         pools.apply_pending()
         for layer, g in pools.group_of.items():

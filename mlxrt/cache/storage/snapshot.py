@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...errors import BadSnapshot, WontFit
+from ...errors import BadSnapshot, NoRoom, WontFit
 from ...weights.identity import check_same
-from .. import BlockPool, LayerState, SequenceState
+from .. import LayerState, SequenceState
 from ..files import remove_partial_files
 from ..memory import KVPools
 from .checksummed import ChecksummedFile, read_checksummed, write_checksummed
@@ -32,7 +32,7 @@ def load_state(
     empty: tuple[LayerState, ...],
     identity: dict[str, str],
     digest: str | None = None,
-    evict: Callable[[BlockPool], bool] = lambda pool: False,
+    evict: Callable[[Any], bool] = lambda pool: False,
 ) -> tuple[SequenceState, dict[str, Any]]:
     """The state, in newly allocated blocks, and the `extra` saved with it.
 
@@ -48,12 +48,13 @@ def load_state(
         )
     header = check_header(path, file.header)
     check_same(path, header["identity"], identity)
-    for g, blocks in check_arrays(path, file, pools, empty).items():
-        pool = pools.groups[g].pool
-        while pool.available < blocks:
-            if not evict(pool):
-                raise WontFit(f"{path} needs {blocks} blocks, {pool.available} are free; wait, or raise kv_memory")
-    return pools.write(tuple(header["tokens"]), header["parts"], file.arrays), header["extra"]
+    check_arrays(path, file, pools, empty)
+    while True:
+        try:
+            return pools.write(tuple(header["tokens"]), header["parts"], file.arrays), header["extra"]
+        except NoRoom as full:  # the device may hold less than the pool was planned for: only allocating tells
+            if not evict(full.pool):
+                raise WontFit(f"{path} does not fit: {full}; wait, or raise kv_memory") from None
 
 
 def check_header(path: Path, header: dict[str, Any]) -> dict[str, Any]:
@@ -74,8 +75,8 @@ def check_header(path: Path, header: dict[str, Any]) -> dict[str, Any]:
     return header
 
 
-def check_arrays(path: Path, file: ChecksummedFile, pools: KVPools, empty: tuple[LayerState, ...]) -> dict[int, int]:
-    """Check that every array is there and fits its pool; returns the number of blocks by group."""
+def check_arrays(path: Path, file: ChecksummedFile, pools: KVPools, empty: tuple[LayerState, ...]) -> None:
+    """Check that every array is there and fits its pool, and that all of a group hold as many blocks."""
     parts = file.header["parts"]
     if len(parts) != len(empty) or any(set(p) != set(e.describe()) for p, e in zip(parts, empty)):
         raise BadSnapshot(f"{path} does not describe the {len(empty)} kinds of cache of this model; it was not used")
@@ -87,4 +88,3 @@ def check_arrays(path: Path, file: ChecksummedFile, pools: KVPools, empty: tuple
                 raise BadSnapshot(f"{path} has no layer.{i}.{n} of {pool.dtype} {pool.shape[1:]}; it was not used")
             if blocks.setdefault(g, found.shape[0]) != found.shape[0] or not found.shape[0]:
                 raise BadSnapshot(f"{path}: layer.{i}.{n} holds {found.shape[0]} blocks, others of its kind differ")
-    return blocks
