@@ -1,17 +1,20 @@
 """The engine for asyncio: one thread steps, coroutines await events."""
 
 import asyncio
+import logging
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack, overload
 
 import mlx.core as mx
 
 from ..config import EngineConfig, check_number
+from ..errors import EngineClosed
 from .async_stream import AsyncReply, AsyncStream, EventBuffer, LoopReaders
 from .engine import Engine, is_many, read_requests
 from .options import EngineOptions, GenerateOptions, Prompt, Prompts, spell_out
@@ -20,6 +23,8 @@ from .process_exit import is_exiting, register_steps
 from .request import Completion, EngineEvent, Request
 from .session import PromptPlan, ReplyRecorder, Session
 from .stats import Stats
+
+log = logging.getLogger("mlxrt")
 
 T = TypeVar("T")
 UNBOUNDED = 1 << 62
@@ -66,6 +71,10 @@ class EngineThread:
     def __init__(self, engine: Engine, buffer: int):
         self._engine, self._buffer = engine, buffer
         self._jobs: deque[tuple[Callable[[], Any], Future]] = deque()
+        self._encoder = ThreadPoolExecutor(
+            1, "mlxrt encoder"
+        )  # one: requests are submitted in the order of their calls
+        self._unencoded: deque[tuple[Future[list[int]], EventBuffer, list[Request]]] = deque()
         self._readers: dict[asyncio.AbstractEventLoop, LoopReaders] = {}
         self._work = threading.Condition()  # reentrant: `release` runs in finalisers
         self._ending = False  # nothing new is accepted; what is there is finished
@@ -82,22 +91,51 @@ class EngineThread:
         done: Future[T] = Future()
         with self._work:
             if self._ended or self._ending:
-                done.set_exception(self._engine.core.closed_error("the engine is closing and accepts nothing new"))
+                done.set_exception(self._closing_error())
                 return done
             self._jobs.append((job, done))
             self._work.notify_all()
         return done
 
     def open(
-        self, buffer: EventBuffer, requests: list[Request], prompts: Sequence[tuple[int, ...]] | None = None
+        self, buffer: EventBuffer, requests: list[Request], prompts: Sequence[tuple[int, ...]]
     ) -> "Future[list[int]]":
-        """Submit requests whose events go to a buffer. `prompts`: their tokens, where they are known already."""
+        """Submit requests whose events go to a buffer. `prompts`: their tokens."""
 
         def open() -> list[int]:
             readers = self._readers.setdefault(buffer.loop, LoopReaders(buffer.loop))
             return buffer.open(readers, requests, prompts)
 
         return self.post(open)
+
+    def encode_and_open(self, buffer: EventBuffer, requests: list[Request]) -> "Future[list[int]]":
+        """As `open`, once prompts are encoded and grammars compiled: on a thread of its own, since a long text or a
+        large schema takes seconds, in which the others' tokens would wait."""
+        opened: Future[list[int]] = Future()
+        self._unencoded.append((opened, buffer, requests))
+        try:
+            self._encoder.submit(self._encode_next)
+        except RuntimeError:  # it was shut down
+            self._unencoded.remove((opened, buffer, requests))
+            opened.set_exception(self._closing_error())
+        return opened
+
+    def _encode_next(self) -> None:
+        opened, buffer, requests = self._unencoded.popleft()
+        try:
+            if not opened.set_running_or_notify_cancel():
+                return
+            prompts = [] if buffer.abandoned else [self._engine.encode(request) for request in requests]
+            for request in requests[: len(prompts)]:
+                self._engine.compile_grammar(request)
+            self.open(buffer, requests, prompts).add_done_callback(partial(copy_result, to=opened))
+        except Exception as error:  # raised where the caller awaits it
+            opened.set_exception(error)
+        finally:
+            del opened  # an error's traceback holds this frame and its callers', and `opened` the error
+
+    def _closing_error(self) -> EngineClosed:
+        return self._engine.core.closed_error("the engine is closing and accepts nothing new")
 
     def capacity(self) -> int:
         """Events of a stream that may wait; once the engine is ending, any number."""
@@ -135,8 +173,11 @@ class EngineThread:
                     with self._work:
                         if not self._jobs:  # all that is left waits for its readers, or for its deadline
                             self._work.wait(0.1)
-        except Exception:  # every caller has got the error already, from the step that failed or from `close`
+        except EngineClosed:  # every caller has got the error, from the step that failed or from `close`
             return
+        except Exception:
+            if core.failure is None:  # otherwise it was logged where the engine stopped
+                log.exception("the thread that steps the engine has ended")
         finally:
             self._end()
 
@@ -178,11 +219,21 @@ class EngineThread:
         with self._work:
             self._ended = True
             left, self._jobs = self._jobs, deque()
-        if not self._released:
-            self._engine.close()
-        for _, done in left:
-            if done.set_running_or_notify_cancel():
-                done.set_exception(self._engine.core.closed_error("the engine was closed before the request began"))
+        self._encoder.shutdown(wait=False)  # what it has yet to encode is refused when it is posted
+        try:
+            if not self._released:
+                self._engine.close()
+        finally:
+            for _, done in left:
+                if done.set_running_or_notify_cancel():
+                    done.set_exception(self._engine.core.closed_error("the engine was closed before the request began"))
+
+
+def copy_result(done: Future, to: Future) -> None:
+    if (error := done.exception()) is not None:
+        to.set_exception(error)
+    else:
+        to.set_result(done.result())
 
 
 class AsyncEngine:
@@ -237,7 +288,11 @@ class AsyncEngine:
 
     def _open_stream(self, requests: list[Request], prompts: Sequence[tuple[int, ...]] | None = None) -> AsyncStream:
         buffer = EventBuffer(self.engine, asyncio.get_running_loop(), self.thread.capacity, self.thread.post)
-        return AsyncStream(self.engine, buffer, self.thread.open(buffer, requests, prompts), owner=self)
+        thread = self.thread
+        opening = (
+            thread.encode_and_open(buffer, requests) if prompts is None else thread.open(buffer, requests, prompts)
+        )
+        return AsyncStream(self.engine, buffer, opening, owner=self)
 
     async def score(self, tokens: Sequence[int], chunk: int | None = None) -> mx.array:
         """What `Engine.score` gives."""

@@ -74,9 +74,7 @@ class EventBuffer:
 
     # On the engine's thread
 
-    def open(
-        self, readers: LoopReaders, requests: list[Request], prompts: Sequence[tuple[int, ...]] | None = None
-    ) -> list[int]:
+    def open(self, readers: LoopReaders, requests: list[Request], prompts: Sequence[tuple[int, ...]]) -> list[int]:
         def listen(event: Event) -> None:
             self.send(event, readers)
 
@@ -85,7 +83,7 @@ class EventBuffer:
             for i, request in enumerate(requests):
                 if self.abandoned:
                     break
-                self.ids.append(self._engine.submit(request, listen, None if prompts is None else prompts[i]))
+                self.ids.append(self._engine.submit(request, listen, prompts[i]))
                 if (state := self._engine.core.outputs.states.get(self.ids[-1])) is not None:
                     self.prompt_tokens += len(state.seq.prompt)
         except BaseException:  # whatever it was: nobody will read what was submitted

@@ -1,6 +1,7 @@
 """AsyncEngine: the engine's tokens, back-pressure, both ways to close, and a death that everybody hears of."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -47,6 +48,47 @@ def test_generate_and_stream_give_the_tokens(model):
     assert rows.shape == (12, VOCAB) and stats.finished == {"length": 9}
 
 
+def test_a_prompt_that_takes_long_to_encode_holds_up_no_stream(model):
+    """It is encoded, and its grammar compiled, beside the thread that steps."""
+    gate, in_time = threading.Event(), []
+
+    async def work():
+        async with AsyncEngine(Engine(model)) as engine:
+            encode = engine.engine.encode
+
+            def encode_slowly(request):
+                if request.tokens == prompt(1, 5):
+                    in_time.append(gate.wait(60))
+                return encode(request)
+
+            engine.engine.encode = encode_slowly
+            running = engine.stream(prompt(2), max_tokens=60)
+            first = await anext(running)
+            slow = engine.stream(prompt(1, 5), max_tokens=4)
+            tokens = (first.token, *[e.token async for e in running])
+            gate.set()
+            return tokens, tuple([e.token async for e in slow])
+
+    assert run(work()) == (truth(model, prompt(2), 60), truth(model, prompt(1, 5), 4))
+    assert in_time == [True]
+
+
+def test_streams_opened_as_the_engine_closes_get_the_error(model):
+    async def work():
+        engine = AsyncEngine(Engine(model))
+        gate, encode = threading.Event(), engine.engine.encode
+        engine.engine.encode = lambda request: gate.wait(60) and encode(request)
+        waiting = engine.stream(prompt(1), max_tokens=4)
+        await engine.close()
+        late = engine.stream(prompt(2), max_tokens=4)
+        gate.set()
+        for stream in (waiting, late):
+            with pytest.raises(mlxrt.EngineClosed):
+                await anext(stream)
+
+    run(work())
+
+
 def test_reads_that_time_out_lose_no_event(model):
     """As a server that sends a sign of life whenever nothing came for a while."""
 
@@ -74,7 +116,8 @@ def test_an_event_loop_is_woken_once_for_all_streams_of_a_step(model):
         readers, buffers = LoopReaders(loop), []
         for k in range(8):
             buffers.append(EventBuffer(engine, loop, lambda: 64, lambda job: None))
-            buffers[k].open(readers, [Request(tokens=prompt(k), params=SamplingParams(max_tokens=9))] * 2)
+            asked = [Request(tokens=prompt(k), params=SamplingParams(max_tokens=9))] * 2
+            buffers[k].open(readers, asked, [tuple(prompt(k))] * 2)
         while not all(len(buffer.events) > 3 for buffer in buffers):
             engine.step()  # on this thread: the loop cannot run meanwhile
         assert len(woken) == 1 and not any(buffer.arrival.is_set() for buffer in buffers)
