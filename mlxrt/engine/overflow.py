@@ -22,6 +22,7 @@ class Turn:
     messages: tuple[dict, ...] = ()
     tokens: tuple[int, ...] = ()  # all that was fed and produced for the last answer
     summary: str = ""  # of what was before the first message
+    salt: str = ""  # the cache salt of the last answer
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def drop_oldest(short: Shortened) -> Shortened | None:
         if rest and rest[0].messages[gone]["role"] == "tool":
             continue  # its call would be missing
         begun = len(first.messages)
-        left = [Turn(first.messages + turn.messages[gone:], summary=first.summary) for turn in rest]
+        left = [Turn(first.messages + turn.messages[gone:], summary=first.summary, salt=turn.salt) for turn in rest]
         return Shortened((first, *left), short.dropped + later[n - 1].messages[begun:], short.count + n)
     return None
 

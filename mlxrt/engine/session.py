@@ -20,7 +20,7 @@ from ..errors import BadRequest, BadSnapshot, show
 from ..text import Tokenizer
 from .core import Source
 from .options import GenerateOptions, spell_out
-from .output import RequestStream, complete
+from .output import RequestStream, complete_only
 from .overflow import OVERFLOW, SUMMARY_SHARE, Shortened, Turn, drop_oldest, make_summary, set_summary
 from .request import Completion, Event, Finish, Request
 
@@ -95,14 +95,12 @@ class ReplyRecorder:
             self.stopped and event.finish_reason is Finish.CANCELLED and any(e.token is not None for e in self.events)
         )
         if kept or event.finish_reason in (Finish.STOP, Finish.LENGTH):
-            self._session.accept(self._base, [*self._plan.before, self._make_turn()], self._plan.request.cache_salt)
+            self._session.accept(self._base, [*self._plan.before, self._make_turn()])
         return event
 
     def complete(self) -> Completion:
         """The full answer."""
-        if not self.events or not self.events[-1].finish_reason:
-            raise BadRequest("this answer has no end: it failed, or was closed before; ask again")
-        return complete(self.events)
+        return complete_only(self.events)
 
     def describe(self) -> str:
         reason = self.events[-1].finish_reason if self.events else None
@@ -111,7 +109,8 @@ class ReplyRecorder:
     def _make_turn(self) -> Turn:
         done = self.complete()
         messages = (*self._plan.messages, done.to_message())
-        return Turn(messages, self._plan.tokens + done.tokens, self._plan.before[-1].summary)
+        salt = self._plan.request.cache_salt
+        return Turn(messages, self._plan.tokens + done.tokens, self._plan.before[-1].summary, salt)
 
 
 class Reply(Iterator[Event]):
@@ -172,9 +171,9 @@ class Session:
         if not isinstance(system, str | None):
             raise BadRequest(f"system must be a text, not {type(system).__name__}")
         self.engine, self.options, self.on_overflow = engine, dict(options or {}), on_overflow
-        self._salt = Request.of([{"role": "user", "content": "x"}], **self.options).cache_salt  # of its last answer
+        salt = Request.of([{"role": "user", "content": "x"}], **self.options).cache_salt
         first = ({"role": "system", "content": system},) if system else ()
-        self.turns: list[Turn] = [Turn(first)]
+        self.turns: list[Turn] = [Turn(first, salt=salt)]
 
     @property
     def messages(self) -> tuple[dict, ...]:
@@ -236,16 +235,16 @@ class Session:
             plan = self._plan_after(set_summary(short.turns, summary), new, options)
         return replace(plan, dropped=short.count, summary=summary, refused=refused)
 
-    def accept(self, base: Turn, turns: list[Turn], salt: str) -> None:
+    def accept(self, base: Turn, turns: list[Turn]) -> None:
         """Replace the turns by those that a complete answer leads to, if `base` is still the last."""
         if self.turns[-1] is not base:
             raise BadRequest("the session moved on while this answer was being given; fork it to answer in parallel")
-        self.turns, self._salt = turns, salt
+        self.turns = turns
 
     def fork(self) -> "Session":
         """A session that goes its own way from here. Nothing is copied: both find the same blocks."""
         other = Session(self.engine, None, self.options, self.on_overflow)
-        other.turns, other._salt = list(self.turns), self._salt
+        other.turns = list(self.turns)
         return other
 
     def rewind(self, turns: int = 1) -> None:
@@ -263,10 +262,11 @@ class Session:
             raise BadRequest(f"{path.parent} is no folder to save into")
         archive = Archive(path) if is_archive(path, name) else None
         tokens = self._next_prefix()
-        state = engine.compute_state(tokens, self._salt)
+        state = engine.compute_state(tokens, self.turns[-1].salt)
         if state is None:
             raise BadSnapshot("there is nothing to save: no turn is complete, or the prefix cache is off")
-        extra = {"turns": [asdict(t) for t in self.turns], "model": engine.source.name}
+        turns = [{k: v for k, v in asdict(turn).items() if k != "salt"} for turn in self.turns]
+        extra = {"turns": turns, "model": engine.source.name}
         try:
             if archive is None:
                 engine.save_state(path, state, extra)
@@ -297,8 +297,9 @@ class Session:
         session = cls(engine, None, dict(options), on_overflow)
         path = read_path(path, name)
         file, digest = Archive(path).find(name) if is_archive(path, name) else (path, None)
+        salt = session.turns[0].salt
         session.turns = engine.load_state(
-            file, digest, lambda extra: read_turns(file, extra, engine.vocab_size), session._salt
+            file, digest, lambda extra: read_turns(file, extra, engine.vocab_size, salt), salt
         )
         return session
 
@@ -337,12 +338,12 @@ def is_tool_result(messages: Sequence[dict]) -> bool:
     return bool(messages) and messages[0].get("role") == "tool"
 
 
-def read_turns(file: Path, extra: dict[str, Any], vocab: int) -> list[Turn]:
+def read_turns(file: Path, extra: dict[str, Any], vocab: int, salt: str) -> list[Turn]:
     """The turns in a saved state, each checked."""
     turns = extra.get("turns")
     if not isinstance(turns, list) or not turns:
         raise BadSnapshot(f"{file} holds a state without a conversation; it was not used")
-    return [read_turn(file, t, vocab) for t in turns]
+    return [replace(read_turn(file, t, vocab), salt=salt) for t in turns]
 
 
 def read_turn(file: Path, saved: Any, vocab: int) -> Turn:

@@ -221,6 +221,18 @@ def test_a_salt_given_to_one_answer_is_that_of_what_is_saved_after_it(engine, to
         assert engine.generate(asked, max_tokens=1, cache_salt=salt).cached_tokens == found
 
 
+def test_a_rewound_conversation_has_the_salt_of_the_answer_it_goes_back_to(engine, tokenizer, tmp_path):
+    session = engine.session("be kind")
+    for text, salt in (("one", "a"), ("two", "b")):
+        session.say(text, max_tokens=12, cache_salt=salt).completion  # noqa: B018  runs it
+    session.rewind()
+    engine.core.prefix_cache.clear()
+    session.save(tmp_path / "state")
+    asked = [*session.messages, {"role": "user", "content": "three"}]
+    for salt, found in (("", 0), ("b", 0), ("a", next_prefix(tokenizer, session.messages))):
+        assert engine.generate(asked, max_tokens=1, cache_salt=salt).cached_tokens == found
+
+
 def test_nothing_to_save(engine, llm, tokenizer, tmp_path):
     with pytest.raises(mlxrt.BadSnapshot):
         engine.session().save(tmp_path / "x")
