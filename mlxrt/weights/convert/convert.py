@@ -13,12 +13,13 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
+from ...cache.files import atomic_write
 from ...errors import BadCheckpoint, BadRequest, MlxrtError
 from ...kernels.dtypes import DTYPES, FLOATS
 from ..formats.checkpoint import Checkpoint
@@ -75,7 +76,7 @@ def convert(
         raise BadRequest(f"{folder} exists; give a new folder")
     files = describe_files(checkpoint)
     source = open_source(checkpoint)
-    recipe = Recipe(**{**vars(recipe), "experts": source.experts})
+    recipe = replace(recipe, experts=source.experts)
     plans = plan_tensors(source, recipe, shard_bytes)
     report_odd_widths(plans, recipe)
     partial = folder.with_name(f"{folder.name}.partial")
@@ -208,7 +209,8 @@ def start(
         log.info(f"continuing in {partial}")
         return
     partial.mkdir(parents=True)
-    (partial / JOURNAL).write_text(digest)
+    with atomic_write(partial / JOURNAL, mode=0o644) as out:
+        out.write(digest.encode())
 
 
 def encode_tensor(source: SourceModel, plan: TensorPlan, recipe: Recipe, importance: Importance) -> dict[str, mx.array]:
@@ -270,6 +272,8 @@ def write_shard(path: Path, arrays: dict[str, mx.array]) -> None:
         full = os.strerror(errno.ENOSPC) if free < sum(a.nbytes for a in ready.values()) else str(error)
         raise OSError(errno.ENOSPC, full, str(path)) from None
     read_header(temporary)
+    with open(temporary, "rb+") as file:  # a file with the shard's name counts as complete, after a power cut too
+        os.fsync(file.fileno())
     os.replace(temporary, path)
 
 
@@ -294,8 +298,8 @@ def finish(
         documents["generation_config.json"] = generation
     for name, document in documents.items():
         (partial / name).write_text(json.dumps(document, indent=1, ensure_ascii=False), encoding="utf-8")
-    (partial / JOURNAL).unlink()
     os.replace(partial, folder)
+    (folder / JOURNAL).unlink()  # last: without it, an interrupted run could not tell whose folder it is
     return Converted(folder, parameters, nbytes)
 
 

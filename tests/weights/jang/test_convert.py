@@ -190,6 +190,23 @@ def test_stopped_conversion_goes_on(moe, tmp_path, monkeypatch):
     assert full
 
 
+def test_stopped_as_the_folder_gets_its_name(moe, tmp_path, monkeypatch):
+    """The same command completes it: the folder is still known as that conversion's."""
+    folder, rename = tmp_path / "out", os.replace
+
+    def stop(source, target):
+        if target == folder:
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(convert.os, "replace", stop)
+    with pytest.raises(KeyboardInterrupt):
+        convert.convert(FolderCheckpoint(moe), folder, Recipe("mlx"))
+    monkeypatch.undo()
+    made = written(moe, folder, Recipe("mlx"))
+    assert made and not (folder / convert.JOURNAL).exists()
+
+
 def test_a_source_that_changes_meanwhile_is_refused(moe, tmp_path, monkeypatch):
     source, write = shutil.copytree(moe, tmp_path / "source"), convert.write_shard
 
