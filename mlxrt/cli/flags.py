@@ -19,7 +19,6 @@ METAVARS = {
     "kv": "KIND", "kernels": "auto|strict|reference", "dtype": "float32|bfloat16|float16",
     "cpu_activations": "float32|int8",
 } | dict.fromkeys(("memory", "kv_memory", "disk_cache_bytes"), "SIZE")  # fmt: skip
-UNLIMITED = 2**31  # tokens: the context ends before
 SWITCHES = {"on": True, "off": False}
 FLAG_HELP = {
     "max_tokens": "most tokens to generate; -1: to the end of the context",
@@ -151,8 +150,6 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     given = select_given(args, (option.name for option in fields(SamplingParams)))
     if "logit_bias" in given:
         given["logit_bias"] = dict(given["logit_bias"])
-    if given.get("max_tokens") == -1:
-        given["max_tokens"] = UNLIMITED
     SamplingParams(**given)
     return given
 
@@ -175,7 +172,7 @@ def parse_sampling_option(name: str, text: str) -> tuple[str, Any]:
         raise BadRequest(f"{name}: {error}") from None
     if kind.get("action") is Extend and not isinstance(value, tuple):
         value = (value,)
-    value = dict(value) if name == "logit_bias" else UNLIMITED if (name, value) == ("max_tokens", -1) else value
+    value = dict(value) if name == "logit_bias" else value
     option: dict[str, Any] = {name: value}
     SamplingParams(**option)
     return name, value

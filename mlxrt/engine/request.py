@@ -21,7 +21,7 @@ Logprobs = tuple[tuple[int, float], ...]  # (token, log probability), the chosen
 class SamplingParams:
     """How tokens are chosen. Order: penalties, bias, suppression, temperature, top-k, top-p, min-p."""
 
-    max_tokens: int = 256
+    max_tokens: int = 256  # -1: to the end of the context
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -45,6 +45,8 @@ class SamplingParams:
         if not isinstance(self.logit_bias, Mapping | None):
             raise BadRequest(f"logit_bias must be a dict of token ids and numbers, not {show(self.logit_bias)}")
         put("logit_bias", self.logit_bias or {})
+        if self.max_tokens == -1:
+            put("max_tokens", MAX_TOKENS)
         for name, (kind, low, high, text) in RANGES.items():
             put(name, check_number(name, getattr(self, name), kind, low, high, text))
         if self.seed is not None:
@@ -62,15 +64,16 @@ class SamplingParams:
             raise BadRequest(f"stop must be one or more non-empty strings, not {show(self.stop)}")
 
 
+MAX_TOKENS = 2**31  # the context ends before
 RANGES: dict[str, tuple[type, float, float, str]] = {
-    "max_tokens": (int, 1, 2**31, "a whole number >= 1"),
-    "temperature": (float, 0, 1e6, ">= 0"),
+    "max_tokens": (int, 1, MAX_TOKENS, "a whole number >= 1, or -1: to the end of the context"),
+    "temperature": (float, 0, 1e6, "in 0..1000000"),
     "top_k": (int, 0, 2**31, "a whole number >= 0 (0: off)"),
     "top_p": (float, math.ulp(0.0), 1, "in (0, 1]"),
     "min_p": (float, 0, 1, "in [0, 1]"),
-    "repetition_penalty": (float, math.ulp(0.0), 1e6, "> 0"),
-    "presence_penalty": (float, -1e6, 1e6, "a finite number"),
-    "frequency_penalty": (float, -1e6, 1e6, "a finite number"),
+    "repetition_penalty": (float, math.ulp(0.0), 1e6, "> 0, at most 1000000"),
+    "presence_penalty": (float, -1e6, 1e6, "in -1000000..1000000"),
+    "frequency_penalty": (float, -1e6, 1e6, "in -1000000..1000000"),
     "logprobs": (int, 0, 1024, "in 0..1024"),
 }
 

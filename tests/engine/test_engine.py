@@ -257,14 +257,15 @@ def test_without_a_prefix_cache_nothing_is_reused(model):
 
 def test_the_context_ends_an_answer(model):
     engine = Engine(model, EngineConfig(max_context=16))
-    done = engine.generate(P, max_tokens=100)
-    assert done.finish_reason == "length" and len(P) + len(done.tokens) == 16
+    for most in (100, -1):
+        done = engine.generate(P, max_tokens=most)
+        assert done.finish_reason == "length" and len(P) + len(done.tokens) == 16
 
 
 @pytest.mark.parametrize(
     "options, words",
     [
-        (dict(temperature=-0.1), "temperature must be >= 0, not -0.1"),
+        (dict(temperature=-0.1), "temperature must be in 0..1000000, not -0.1"),
         (dict(top_p=0), "top_p must be in"),
         (dict(top_p=1.5), "top_p must be in"),
         (dict(top_p=float("nan")), "top_p must be in"),
