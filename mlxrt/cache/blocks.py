@@ -42,7 +42,6 @@ class BlockPool:
         self.max_size: Callable[[int], int] | None = None  # the largest size up to one that the device holds
         self.shortage = ""  # why the limit is below the planned one
         self.generations = [0] * size
-        self.revoked = 0  # stale handles so far: while it does not change, blocks need no second check
         self.copies: list[tuple[Block, Block]] = []
         self._free = list(range(size - 1, 0, -1))
 
@@ -79,11 +78,7 @@ class BlockPool:
         self.size = size
 
     def free(self, block: Block) -> None:
+        """Take a block back. A handle that is left of it is stale from here on: its generation has passed."""
         if self.generations[block.id] == block.generation:
             self.generations[block.id] += 1
             self._free.append(block.id)
-
-    def revoke(self, block: Block) -> None:
-        """Free a block that states still name: their handles become stale and raise EvictedBlock."""
-        self.revoked += 1
-        self.free(block)

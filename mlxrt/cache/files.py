@@ -42,10 +42,9 @@ def link_if_absent(name: str, path: Path) -> bool:
     return True
 
 
-def remove_partial_files(folder: Path, *prefixes: str) -> None:
+def remove_partial_files(folder: Path) -> None:
     """Remove what killed writers left, where the file system lets us."""
-    for prefix in prefixes or (PARTIAL,):
-        for partial in folder.glob(prefix + "*"):
-            with contextlib.suppress(OSError):
-                if time.time() - partial.stat().st_mtime > ABANDONED_AFTER:
-                    partial.unlink()
+    for partial in folder.glob(PARTIAL + "*"):
+        with contextlib.suppress(OSError):
+            if time.time() - partial.stat().st_mtime > ABANDONED_AFTER:
+                partial.unlink()

@@ -22,7 +22,7 @@ from typing import IO, Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..cache.files import PARTIAL, atomic_write, remove_partial_files
+from ..cache.files import atomic_write, remove_partial_files
 from .cpu.library import CpuKernels
 from .dispatch import Gpu, Kernels
 from .dtypes import DTYPES, HALVES
@@ -220,7 +220,7 @@ class ResultFile:
         with contextlib.ExitStack() as stack:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                remove_partial_files(self.path.parent, PARTIAL, ".partial-")  # the second: of older versions
+                remove_partial_files(self.path.parent)
                 lock = stack.enter_context(open(self.path.with_suffix(".lock"), "a"))
                 mine = wait_for_lock(lock)
             except OSError:
@@ -232,7 +232,7 @@ class ResultFile:
         found = self.results.get(self._key(op, dtype))
         try:
             return SelfTestResult(**found) if found else None
-        except TypeError:  # written by another version of this file
+        except TypeError:  # spoiled, or of another version of this package
             return None
 
     def put(self, op: Op, result: SelfTestResult) -> None:

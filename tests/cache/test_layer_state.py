@@ -57,7 +57,7 @@ def test_a_stale_handle_raises():
     pool = BlockPool(4)
     a = BlockTable(pool, 4).grow(4)
     block = a.blocks[0]
-    pool.revoke(block)
+    pool.free(block)  # too early
     pool.allocate()
     with pytest.raises(EvictedBlock, match="generation"):
         block.check()

@@ -320,18 +320,6 @@ def test_bad_configurations(model, options):
         Engine(model, EngineConfig(**options))
 
 
-def test_a_place_taken_away_while_decoding_is_noticed_at_the_next_step():
-    """A step does not look at every block again, but it must see that one was revoked."""
-    engine = Engine(make("f", size=32), EngineConfig(ahead=0))
-    with pytest.raises(mlxrt.EvictedBlock), engine.stream(tuple(range(5, 45)), max_tokens=20) as stream:
-        for i, _ in enumerate(stream):
-            assert i < 5
-            if i == 4:
-                [seq] = engine.core.scheduler.running
-                block = seq.parts[0].blocks[0]
-                block._pool.revoke(block)
-
-
 def test_prefixes_are_shared_only_with_the_same_salt():
     """Stored ones and those that another request is just computing."""
     from tests.support.state_machine.kinds import model, tokenizer

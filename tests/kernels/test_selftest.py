@@ -162,7 +162,7 @@ def test_results_of_another_process_are_not_lost(two_ops, tmp_path):
 
 
 def test_what_killed_writers_left_is_removed(two_ops, tmp_path):
-    for name in (".partial-old", ".mlxrt-partial-old", ".mlxrt-partial-young"):
+    for name in (".mlxrt-partial-old", ".mlxrt-partial-young"):
         (tmp_path / name).write_text("half")
         if name.endswith("old"):
             os.utime(tmp_path / name, (time.time() - 3600,) * 2)

@@ -254,7 +254,7 @@ class PagedKV(LayerSpec):
         base = [s.first * s.size for s in states]
         first = base + [0] * (rows - len(base))
         # Decoding stays in the same blocks for many steps.
-        key = [states[0].pool.revoked, rows, width, *(s.serial for s in states)]
+        key = [rows, width, *(s.serial for s in states)]
         table = arrays.with_host((self, "table"), key, block_table)
         index = {"table": table.array, "base": arrays((self, "base"), first)}
         if tail is not None:  # all that kernels need beside the table, as one array

@@ -19,18 +19,15 @@ def fault(name: str, file: str, old: str, new: str, kinds: str = "gemma") -> Fau
     return Fault(name, file, old, new, tuple(kinds.split()))
 
 
-BLOCKS, STATES, NODES = "cache/blocks.py", "cache/layer_state.py", "cache/prefix_cache.py"
+STATES, NODES = "cache/layer_state.py", "cache/prefix_cache.py"
 KV, RECURRENT = "cache/memory/paged.py", "cache/memory/recurrent.py"
 
 FAULTS = (
     # Blocks
-    fault("a generation is not checked", BLOCKS, "if now != self.generation:", "if now < 0:"),
-    fault("a freed block keeps its generation", BLOCKS, "self.generations[block.id] += 1", "self.generations[0] += 1"),
     fault(
         "a shared block is written in place", STATES, "blocks[-1].filled != at  #", "blocks[-1].filled < 0  #", "full"
     ),
     fault("a table goes on when its blocks are others", STATES, "if blocks is self.blocks:", "if True:"),
-    fault("a table goes on when a block was revoked", BLOCKS, "self.revoked += 1", "self.revoked += 0"),
     fault("a window lets unflushed blocks go", STATES, "self.window - self.slack + 1)", "self.window + 1)", "narrow"),
     fault(
         "a resumed window misses its first block",

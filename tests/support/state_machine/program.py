@@ -18,7 +18,7 @@ OPS = (
     *["submit"] * 7,
     *["step"] * 7,
     *["cancel", "finish"] * 2,
-    *["hold", "feed", "rewind", "rewind", "put", "freeze", "revoke", "score"],
+    *["hold", "feed", "rewind", "rewind", "put", "freeze", "score"],
     *["hold", "feed"],
     *["evict"] * 2,
     *["clear", "open", "fork", "unsay", "save", "restore", "sleep", "duet", "reboot"],

@@ -44,7 +44,6 @@ EVENTS = (
     "rewinds refused",
     "values stored",
     "values through a file",
-    "stale blocks refused",
     "scores",
     "answers",
     "answers with cached tokens",

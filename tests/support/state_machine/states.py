@@ -11,7 +11,7 @@ from mlxrt.cache import SequenceState
 from mlxrt.cache.storage.snapshot import load_state, save_state
 from mlxrt.engine.request import Request
 from mlxrt.engine.sequence import Sequence
-from mlxrt.errors import CannotRewind, EvictedBlock
+from mlxrt.errors import CannotRewind
 
 from . import invariants
 from .stage import Stage
@@ -139,37 +139,3 @@ class StateOps(Stage):
             self.keep(loaded[0])
             self.tally["values through a file"] += 1
             self.trace.append(f"a value of {len(state)} tokens went through a file")
-
-    def do_revoke(self, a: int, b: int, c: int, *_: int) -> None:
-        """Take a place from a value: whoever still names it is told. Alone, so that nobody else is hurt."""
-        engine = self.engine
-        if self.busy() or not (state := self.held(a)) or not len(state):
-            return
-        while self.advance():
-            continue
-        self.store.clear()
-        if not (state := self.held(a)) or len(state) + 2 > engine.context:  # somebody needed the room
-            return
-        blocks = [block for part in state.parts for block in part.blocks]
-        block = blocks[b % len(blocks)]
-        block._pool.revoke(block)
-        self.trace.append(f"revoke place {block.id} of a value of {len(state)} tokens")
-        try:
-            self._fed(state, (*state.tokens, 5, 6), 1 + c % 2)
-        except EvictedBlock:
-            self.tally["stale blocks refused"] += 1
-        else:
-            raise AssertionError(f"place {block.id} was taken away and used all the same")
-        self.holds.clear()
-        self.store.clear()
-
-    def do_score(self, a: int, b: int, c: int, *_: int) -> None:
-        tokens = self.prompts[a % len(self.prompts)][: 1 + b % 40]
-        if len(tokens) > self.engine.context:
-            return
-        rows = self.refused(lambda: self.engine.score(tokens, 1 + c % 20))
-        if rows is not None and self.overflows(tokens):
-            self.tally["scores that overflowed"] += 1
-        elif rows is not None:
-            self.checker.check_logits(tokens, rows, f"score of {list(tokens)}")
-            self.tally["scores"] += 1
