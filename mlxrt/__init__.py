@@ -27,6 +27,9 @@ ERRORS = """BadCheckpoint BadLogits BadRequest BadSnapshot BadTemplate BadTokeni
     WontFit""".split()
 HOMES = dict.fromkeys(ERRORS, "errors") | {
     "AsyncEngine": "engine.async_engine",
+    "AsyncReply": "engine.async_stream",
+    "AsyncSession": "engine.async_engine",
+    "AsyncStream": "engine.async_stream",
     "Completion": "engine.request",
     "Cost": "engine.memory",
     "Engine": "engine.engine",
@@ -36,6 +39,7 @@ HOMES = dict.fromkeys(ERRORS, "errors") | {
     "Finish": "engine.request",
     "LogitsRow": "engine.logits",
     "LogitsView": "engine.logits",
+    "Reply": "engine.session",
     "Request": "engine.request",
     "SamplingParams": "engine.request",
     "Session": "engine.session",

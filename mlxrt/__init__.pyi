@@ -2,6 +2,9 @@
 
 from .config import EngineConfig as EngineConfig
 from .engine.async_engine import AsyncEngine as AsyncEngine
+from .engine.async_engine import AsyncSession as AsyncSession
+from .engine.async_stream import AsyncReply as AsyncReply
+from .engine.async_stream import AsyncStream as AsyncStream
 from .engine.engine import Engine as Engine
 from .engine.load import load as load
 from .engine.logits import LogitsRow as LogitsRow
@@ -14,6 +17,7 @@ from .engine.request import Finish as Finish
 from .engine.request import Request as Request
 from .engine.request import SamplingParams as SamplingParams
 from .engine.request import Timings as Timings
+from .engine.session import Reply as Reply
 from .engine.session import Session as Session
 from .engine.stats import Stats as Stats
 from .errors import BadCheckpoint as BadCheckpoint

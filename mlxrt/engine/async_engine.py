@@ -46,23 +46,42 @@ class AsyncSession:
 
     @property
     def messages(self) -> tuple[dict[str, Any], ...]:
+        """The conversation so far."""
         return self.session.messages
 
     @property
     def tokens(self) -> tuple[int, ...]:
+        """The last prompt and its answer."""
         return self.session.tokens
 
     def __repr__(self) -> str:
         return f"<Async{repr(self.session)[1:]}"
 
     def fork(self) -> "AsyncSession":
+        """A session that goes its own way from here."""
         return AsyncSession(self.session.fork(), self._stream)
 
     def rewind(self, turns: int = 1) -> None:
+        """Forget the last questions and answers."""
         self.session.rewind(turns)
 
     async def save(self, path: str | Path, name: str | None = None) -> None:
+        """Write the conversation and its KV state atomically."""
         await asyncio.to_thread(self.session.save, path, name)
+
+    @classmethod
+    @spell_out(GenerateOptions)
+    async def restore(
+        cls,
+        engine: "AsyncEngine",
+        path: str | Path,
+        name: str | None = None,
+        on_overflow: str = "error",
+        **options: Unpack[GenerateOptions],
+    ) -> "AsyncSession":
+        """The session that was saved there, by either kind; `name` picks one of an archive."""
+        session = await asyncio.to_thread(Session.restore, engine.engine, path, name, on_overflow, **options)
+        return cls(session, engine.stream_plan)
 
 
 class EngineThread:
@@ -316,11 +335,11 @@ class AsyncEngine:
         self, system: str | None = None, on_overflow: str = "error", **options: Unpack[GenerateOptions]
     ) -> AsyncSession:
         """A conversation whose answers are awaited."""
+        return AsyncSession(Session(self.engine, system, dict(options), on_overflow), self.stream_plan)
 
-        def stream(plan: PromptPlan) -> AsyncStream:
-            return self._open_stream([plan.request], [plan.tokens])
-
-        return AsyncSession(Session(self.engine, system, dict(options), on_overflow), stream)
+    def stream_plan(self, plan: PromptPlan) -> AsyncStream:
+        """The events of a session's next answer."""
+        return self._open_stream([plan.request], [plan.tokens])
 
     async def close(self, finish: bool = False) -> None:
         """Stop the thread and close the engine: at once (callers get EngineClosed), or when all requests are done."""

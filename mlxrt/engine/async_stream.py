@@ -142,7 +142,9 @@ class EventBuffer:
 
 
 class AsyncStream(AsyncIterator[Event]):
-    """The events of one call. `owner` is kept alive as long as the stream is."""
+    """The events of one call. Its requests end when it is closed or nobody holds it any more.
+
+    `owner` is kept alive as long as the stream is."""
 
     def __init__(self, engine: Engine, buffer: EventBuffer, opening: "Future[list[int]]", owner: object):
         self._engine, self.buffer, self._opening, self._owner = engine, buffer, opening, owner
@@ -262,6 +264,7 @@ class AsyncReply(AsyncIterator[Event]):
         return self._recorder.complete()
 
     async def text(self) -> str:
+        """The full answer's."""
         return (await self.completion()).text
 
     @property
@@ -271,6 +274,7 @@ class AsyncReply(AsyncIterator[Event]):
 
     @property
     def dropped_turns(self) -> int:
+        """Turns that were given up to fit the context."""
         return self._recorder.dropped_turns
 
     async def stop(self) -> None:

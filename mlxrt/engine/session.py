@@ -125,14 +125,17 @@ class Reply(Iterator[Event]):
 
     @property
     def events(self) -> list[Event]:
+        """Those that were read."""
         return self._recorder.events
 
     @property
     def dropped_turns(self) -> int:
+        """Turns that were given up to fit the context."""
         return self._recorder.dropped_turns
 
     @property
     def prompt_tokens(self) -> int:
+        """Of the conversation so far and the question."""
         return self._stream.prompt_tokens
 
     @property
@@ -144,6 +147,7 @@ class Reply(Iterator[Event]):
 
     @property
     def text(self) -> str:
+        """The full answer's; waits for it."""
         return self.completion.text
 
     def stop(self, wait: bool = True) -> None:
@@ -163,6 +167,8 @@ class Reply(Iterator[Event]):
 
 
 class Session:
+    """A conversation: its messages, and keys and values of all that was said, which the next turn goes on from."""
+
     def __init__(
         self, engine: SessionEngine, system: str | None = None, options: dict | None = None, on_overflow: str = "error"
     ):

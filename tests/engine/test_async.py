@@ -6,7 +6,7 @@ import threading
 import pytest
 
 import mlxrt
-from mlxrt import AsyncEngine, Engine, EngineConfig, Request, SamplingParams
+from mlxrt import AsyncEngine, AsyncSession, Engine, EngineConfig, Request, SamplingParams
 from mlxrt.engine.async_stream import EventBuffer, LoopReaders
 from tests.support.oracle import truth, truths
 from tests.support.state_machine.kinds import model as spoken
@@ -248,7 +248,7 @@ def test_errors_of_one_request_are_its_own(model):
     assert good.tokens == truth(model, prompt(2), 7)
 
 
-def test_a_conversation():
+def test_a_conversation(tmp_path):
     sync = Engine(spoken("gemma"), tokenizer=tokenizer()).session("s", max_tokens=6)
     want = [sync.say("why?").text, sync.say("no").text]
 
@@ -258,10 +258,16 @@ def test_a_conversation():
             first = await (await session.say("why?")).text()
             other = session.fork()
             second, again = await asyncio.gather((await session.say("no")).text(), (await other.say("no")).text())
-            return [first, second], again
+            other.rewind()
+            await other.save(tmp_path / "state")
+            restored = await AsyncSession.restore(engine, tmp_path / "state", max_tokens=6)
+            assert restored.messages == other.messages
+            later = await (await restored.say("no")).completion()
+            assert later.cached_tokens
+            return [first, second], again, later.text
 
-    got, again = run(work())
-    assert got == want and again == want[1]
+    got, again, later = run(work())
+    assert got == want and again == later == want[1]
 
 
 def test_a_stopped_reply_is_kept_as_far_as_it_came():

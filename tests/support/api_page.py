@@ -23,7 +23,11 @@ OPTIONS = get_type_hints(GenerateOptions) | get_type_hints(EngineOptions)
 CLASSES = {
     "Engine": "generate stream score session stats cost encode tokenizer submit stream_of step take cancel close",
     "Session": "say fork rewind save restore messages tokens summary",
+    "Reply": "text completion events prompt_tokens dropped_turns stop close",
     "AsyncEngine": "load generate stream score session stats cancel close",
+    "AsyncStream": "wait_submitted read read_all cancel aclose",
+    "AsyncSession": "say fork rewind save restore messages tokens",
+    "AsyncReply": "text completion events dropped_turns stop aclose",
     "LogitsRow": "logits logprobs top edit add ban allow tokens prompt_tokens output_tokens",
 }
 RECORDS = ("Request", "Event", "Completion", "ToolCall", "ToolCallDelta", "Timings", "EngineEvent", "Cost", "Stats")

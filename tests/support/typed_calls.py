@@ -52,7 +52,7 @@ def converse(engine: mlxrt.Engine) -> None:
     session.save("talk", name="one")
     restored = mlxrt.Session.restore(engine, "talk", name="one", temperature=0.1)
     print(restored.messages, restored.summary, other.tokens)
-    reply = session.say([{"role": "tool", "content": "3"}], thinking="off", thinking_budget=None)
+    reply: mlxrt.Reply = session.say([{"role": "tool", "content": "3"}], thinking="off", thinking_budget=None)
     for event in reply:
         print(event.text, reply.events, reply.dropped_turns, reply.prompt_tokens)
     reply.stop()
@@ -96,8 +96,10 @@ async def wait() -> None:
         async with engine.stream("hi", top_p=0.9) as events:
             async for event in events:
                 print(event.text, done.text, len(some))
-        session = engine.session(system="Be brief.", max_tokens=9)
-        reply = await session.say("hi", min_p=0.1)
+        stream: mlxrt.AsyncStream = engine.stream("hi")
+        print(await stream.wait_submitted(), await stream.read(timeout=0.1), await stream.read_all())
+        session: mlxrt.AsyncSession = engine.session(system="Be brief.", max_tokens=9)
+        reply: mlxrt.AsyncReply = await session.say("hi", min_p=0.1)
         first: mlxrt.Event = await anext(reply)
         print(first.text, reply.events, reply.dropped_turns)
         await reply.stop()
@@ -105,6 +107,7 @@ async def wait() -> None:
         print(await (await session.fork().say("hi")).text(), whole, session.messages, session.tokens)
         session.rewind(1)
         await session.save("talk")
+        session = await mlxrt.AsyncSession.restore(engine, "talk", max_tokens=9)
         await reply.aclose()
         print((await engine.stats()).running, (await engine.score([1, 2])).shape)
         await engine.cancel(3)
