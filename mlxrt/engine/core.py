@@ -551,6 +551,8 @@ class EngineCore:
         self._inflight.clear()
         if self.prefix_cache is not None:
             self.prefix_cache.clear()
+        if self.disk is not None:
+            self.disk.close()
         if isinstance(failure, Exception) and not is_out_of_memory(failure):
             log_defect(f"the engine stopped in the middle of {self._doing}", failure)
         if failure is not None:

@@ -23,6 +23,7 @@ def saved(folder, tmp_path):
         session.save(tmp_path / "bundle", "first")
         session.say("more").text  # noqa: B018
         session.save(tmp_path / "bundle", "second")
+        engine.core.disk.wait()
         assert engine.stats().disk.records >= 2
     return tmp_path
 

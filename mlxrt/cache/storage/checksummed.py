@@ -28,6 +28,7 @@ MAGIC = b'{"__metadata__":{"sha256":"'  # the digest comes first, so that its of
 DIGEST_OFFSET = 8 + len(MAGIC)
 BLANK_DIGEST = b"0" * 64  # stands for the digest while it is computed
 READ_BYTES = 1 << 22
+Encoded = list[bytes | memoryview]
 
 
 class CannotRead(BadSnapshot):
@@ -41,14 +42,21 @@ class ChecksummedFile:
     arrays: dict[str, mx.array]
 
 
-def write_checksummed(path: Path, header: dict[str, Any], arrays: dict[str, mx.array], *, replace: bool = True) -> str:
-    """Write the file and return its digest. With `replace` off an existing file is left as it is."""
-    head = encode_header(header, arrays)
-    digest = hashlib.sha256(head)
+def write_checksummed(path: Path, header: dict[str, Any], arrays: dict[str, mx.array]) -> str:
+    """Write the file and return its digest."""
+    return write_encoded(path, encode_file(header, arrays))
+
+
+def encode_file(header: dict[str, Any], arrays: dict[str, mx.array]) -> Encoded:
+    """All bytes of the file, but for the digest: what needs MLX, and so the thread whose arrays they are."""
+    return [encode_header(header, arrays), *(array_bytes(arrays[name]) for name in sorted(arrays))]
+
+
+def write_encoded(path: Path, parts: Encoded, *, replace: bool = True) -> str:
+    """Write the file and return its digest, on any thread. With `replace` off an existing file is left as it is."""
+    digest = hashlib.sha256()
     with atomic_write(path, replace=replace) as file:
-        file.write(head)
-        for name in sorted(arrays):
-            data = array_bytes(arrays[name])
+        for data in parts:
             digest.update(data)
             file.write(data)
         file.seek(DIGEST_OFFSET)

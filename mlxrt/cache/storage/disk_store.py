@@ -1,12 +1,18 @@
 """Disk store: the nodes of the prefix cache on disk, written when a request ends and recalled before one begins.
 
+A thread of its own writes: every file is hashed and synced, milliseconds for each 32 tokens of a prompt, in which no
+step could be launched. What it is to write was copied from the pools before; it never touches them.
+
 No fault here may change an answer or end a request: a record that is not exactly right is counted, logged, removed and
 computed again; a disk that cannot be read or written is reported once, and tried again later.
 """
 
 import logging
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +25,15 @@ from .. import Block, LayerState, PrefixCache
 from ..memory import KVPools
 from ..memory.slices import update
 from ..prefix_cache import Node, NodeBlock
-from .checksummed import CannotRead, read_verified_header
+from .checksummed import CannotRead, Encoded, read_verified_header, write_encoded
 from .disk_index import DiskIndex
-from .record import NodeKey, Record, node_keys, read_record, write_record
+from .record import NodeKey, Record, encode_record, node_keys, read_record
 from .resume_plan import ResumePlan, plan_resume
 
 log = logging.getLogger("mlxrt")
 
 BATCH_BYTES = 1 << 28  # read from the device at once
+MAX_QUEUED_BYTES = 1 << 29  # copied and not yet written; requests wait beyond it
 RETRY_WRITE = 60.0  # seconds after a failure until writing is tried again
 GroupNode = tuple[int, int]  # group, index of the node
 
@@ -61,13 +68,18 @@ class DiskStore:
         self.hits = self.misses = self.tokens = self.corrupt = self.evicted = self.written = 0
         self._faults: set[str] = set()  # what was reported
         self._next_write = 0.0  # on time.monotonic
+        self._lock = threading.RLock()  # of the index, the counts and all below
+        self._writer = ThreadPoolExecutor(1, "mlxrt disk cache")
+        self._queued: set[Path] = set()  # records that are being written
+        self._jobs: deque[tuple[int, Future[None]]] = deque()  # and their bytes
 
     # Disk to memory
 
     def recall(self, tokens: Sequence[int], salt: str = "") -> int:
         """Load what the prefix cache lacks of this prompt and the disk has; returns the tokens gained."""
         try:
-            return self._recall(tokens, salt)
+            with self._lock:
+                return self._recall(tokens, salt)
         except OSError as error:  # what was read before is in memory or nowhere: `_load` reads no file
             self._report("read", error)
             return 0
@@ -151,7 +163,6 @@ class DiskStore:
         records = {file: self._read_checked(file, key) for file, key in key_of.items()}
         if None in records.values():
             return None
-        self._faults.discard("read")
         self.index.touch(sorted(key_of, key=lambda file: key_of[file].index))
         return {at: record for at, file in files.items() if (record := records[file]) is not None}
 
@@ -216,29 +227,37 @@ class DiskStore:
 
     # Memory to disk
 
-    def save(self, tokens: Sequence[int], salt: str = "") -> int:
-        """Write the nodes of this text that the disk lacks; returns the bytes written."""
+    def save(self, tokens: Sequence[int], salt: str = "") -> None:
+        """Have the nodes of this text written that the disk lacks."""
         if time.monotonic() < self._next_write:
-            return 0
+            return
         try:
-            written = self._save(tokens, salt)
+            with self._lock:
+                self.index.refresh()
+                keys = node_keys(self.digest, tokens, self.prefix_cache.node_size, salt)
+                batches = list(self._batches(keys, self.prefix_cache.full_nodes(tokens, salt)))
+            for batch in batches:
+                self._submit(self._encode(batch))
+            self._jobs.append((1, self._writer.submit(self._tidy_up, keys)))
         except OSError as error:
-            self._next_write = time.monotonic() + RETRY_WRITE
-            self._report("written", error)
-            return 0
-        if written and "written" in self._faults:
-            self._faults.clear()
-            log.info(f"disk cache: {self.index.root} is written again")
-        return written
+            self._pause_writing(error)
 
-    def _save(self, tokens: Sequence[int], salt: str) -> int:
-        keys = node_keys(self.digest, tokens, self.prefix_cache.node_size, salt)
-        nodes, index = self.prefix_cache.full_nodes(tokens, salt), self.index
-        index.refresh()
-        written = sum(self._write(batch) for batch in self._batches(keys, nodes))
-        index.touch(index.path(key.digest, g) for key in keys for g in index.groups.get(key.digest, ()))
-        self.evicted += index.evict()
-        return written
+    def _submit(self, records: list[tuple[NodeKey, Path, Encoded]]) -> None:
+        """Give them to the writer, once it is not too far behind."""
+        with self._lock:
+            self._queued |= {file for _, file, _ in records}
+        self.wait(MAX_QUEUED_BYTES)
+        size = sum(memoryview(part).nbytes for _, _, parts in records for part in parts)
+        self._jobs.append((size, self._writer.submit(self._write, records)))
+
+    def wait(self, queued_bytes: int = 0) -> None:
+        """Until the writer has no more than so many bytes to write."""
+        while self._jobs and (self._jobs[0][1].done() or sum(size for size, _ in self._jobs) > queued_bytes):
+            self._jobs.popleft()[1].result()
+
+    def close(self) -> None:
+        """Write what is left; nothing can be saved afterwards."""
+        self._writer.shutdown()
 
     def _batches(self, keys: list[NodeKey], nodes: list[Node]) -> Iterator[list[tuple[NodeKey, Node]]]:
         """The nodes to write, in batches of about BATCH_BYTES, up to the byte limit of the disk cache."""
@@ -250,7 +269,8 @@ class DiskStore:
             total += own
             if total > self.index.limit:
                 break
-            if groups and not any(groups & mask == groups for mask in self.index.groups.get(key.digest, ())):
+            known = any(groups & mask == groups for mask in self.index.groups.get(key.digest, ()))
+            if groups and not known and self.index.path(key.digest, groups) not in self._queued:
                 batch.append((key, node))
                 size += own
             if size > BATCH_BYTES:
@@ -259,21 +279,56 @@ class DiskStore:
         if batch:
             yield batch
 
-    def _write(self, batch: list[tuple[NodeKey, Node]]) -> int:
-        arrays, before = self._read_pools(batch), self.index.nbytes
-        self.index.prepare()  # another process may have removed the folder
-        for i, (key, node) in enumerate(batch):
+    def _encode(self, batch: list[tuple[NodeKey, Node]]) -> list[tuple[NodeKey, Path, Encoded]]:
+        """The records of nodes, with their files."""
+        records = []
+        for (key, node), arrays in zip(batch, self._read_pools(batch)):
             metadata = {g: describe(block, key.index) for g, block in enumerate(node.blocks) if block is not None}
             file = self.index.path(key.digest, group_mask(node))
-            write_record(file, key, self.identity, Record(metadata, arrays[i]))
-            self.written += 1
-            self.index.add(file)
-        grown = self.index.nbytes - before
-        for key, node in batch:  # records of fewer groups are superseded
-            groups = group_mask(node)
-            for less in [g for g in self.index.groups.get(key.digest, ()) if g != groups and g & groups == g]:
-                self.index.remove(self.index.path(key.digest, less))
-        return grown
+            records.append((key, file, encode_record(key, self.identity, Record(metadata, arrays))))
+        return records
+
+    # On the writer's thread
+
+    def _write(self, records: list[tuple[NodeKey, Path, Encoded]]) -> None:
+        try:
+            self.index.prepare()  # another process may have removed the folder
+            for key, file, parts in records:
+                write_encoded(file, parts, replace=False)
+                with self._lock:
+                    self.written += 1
+                    self.index.add(file)
+                    self._remove_superseded(key)
+            with self._lock:
+                if "written" in self._faults:
+                    self._faults.clear()
+                    log.info(f"disk cache: {self.index.root} is written again")
+        except OSError as error:
+            self._pause_writing(error)
+        finally:
+            with self._lock:
+                self._queued -= {file for _, file, _ in records}
+
+    def _remove_superseded(self, key: NodeKey) -> None:
+        """The records of a node that hold fewer of its groups than another."""
+        masks = self.index.groups.get(key.digest, set())
+        for less in [one for one in masks if any(one != more and one & more == one for more in masks)]:
+            self.index.remove(self.index.path(key.digest, less))
+
+    def _tidy_up(self, keys: list[NodeKey]) -> None:
+        """Mark a text as used last, and keep the byte limit."""
+        try:
+            with self._lock:
+                groups = self.index.groups
+                self.index.touch(self.index.path(key.digest, g) for key in keys for g in groups.get(key.digest, ()))
+                self.evicted += self.index.evict()
+        except OSError as error:
+            self._pause_writing(error)
+
+    def _pause_writing(self, error: OSError) -> None:
+        with self._lock:
+            self._next_write = time.monotonic() + RETRY_WRITE
+            self._report("written", error)
 
     def _read_pools(self, batch: list[tuple[NodeKey, Node]]) -> list[dict[str, mx.array]]:
         """The arrays of each node, one read per layer."""
@@ -296,6 +351,10 @@ class DiskStore:
 
     def verify(self) -> int:
         """Check every record's bytes, remove the damaged ones; returns how many there were."""
+        with self._lock:
+            return self._verify()
+
+    def _verify(self) -> int:
         self.index.refresh()
         before = self.corrupt
         for file in list(self.index.files()):
@@ -309,11 +368,17 @@ class DiskStore:
 
     def clear(self) -> None:
         """Remove this model's records."""
-        self.index.refresh()
-        for file in list(self.index.files()):
-            self.index.remove(file)
+        with self._lock:
+            self.index.refresh()
+            for file in list(self.index.files()):
+                self.index.remove(file)
 
     def stats(self) -> DiskStats:
+        """What is written counts; what is still to be written does not."""
+        with self._lock:
+            return self._count()
+
+    def _count(self) -> DiskStats:
         return DiskStats(
             records=len(self.index),
             nbytes=self.index.nbytes,

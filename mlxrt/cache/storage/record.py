@@ -17,7 +17,7 @@ import mlx.core as mx
 from ...errors import BadSnapshot, quote
 from ...weights.identity import differing_field
 from .. import LayerState
-from .checksummed import read_checksummed, write_checksummed
+from .checksummed import Encoded, encode_file, read_checksummed
 
 KIND, FORMAT, SUFFIX = "prefix", "1", ".safetensors"
 FILE_NAME = re.compile(rf"([0-9a-f]{{64}})-([0-9a-f]{{1,8}}){re.escape(SUFFIX)}")
@@ -79,10 +79,11 @@ def header_fields(key: NodeKey, identity: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def write_record(path: Path, key: NodeKey, identity: Mapping[str, str], record: Record) -> None:
-    """An existing record stays: it holds the same, and another process may be reading it."""
+def encode_record(key: NodeKey, identity: Mapping[str, str], record: Record) -> Encoded:
+    """The bytes of a record, for `write_encoded`. An existing one should stay: it holds the same, and another process
+    may be reading it."""
     groups = {str(g): dict(metadata) for g, metadata in record.metadata.items()}
-    write_checksummed(path, header_fields(key, identity) | {"groups": groups}, record.arrays, replace=False)
+    return encode_file(header_fields(key, identity) | {"groups": groups}, record.arrays)
 
 
 def read_record(path: Path, key: NodeKey, identity: Mapping[str, str], empty: Sequence[LayerState]) -> Record:

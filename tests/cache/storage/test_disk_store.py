@@ -1,12 +1,14 @@
 """Prefixes on disk: what a new process finds again, and what it must never use."""
 
 import random
+import threading
 
 import pytest
 
 import mlxrt
 from mlxrt import Engine, EngineConfig, Request, SamplingParams
 from mlxrt.cache.memory import QuantizedKV
+from mlxrt.cache.storage import DiskStore, disk_store
 from mlxrt.cache.storage.record import node_keys
 from tests.support.oracle import truth
 from tests.support.toy_models import KINDS, VOCAB, make
@@ -290,3 +292,36 @@ def test_a_disk_that_fails_ends_no_request(open_engine, monkeypatch, log_lines):
         assert ask(engine, TEXT).tokens == truth(model, TEXT, 4)
         assert ask(engine, TEXT[:20]).tokens == truth(model, TEXT[:20], 4)
     assert len(log_lines) == 1 and "No space left" in log_lines[0]
+
+
+def test_steps_go_on_while_records_are_written(open_engine, monkeypatch):
+    """Writing waits for a gate that opens when the other request has its answer: nothing else would open it."""
+    model, gate, write = make("wf"), threading.Event(), disk_store.write_encoded
+    monkeypatch.setattr(DiskStore, "save", DiskStore.save.__wrapped__)  # conftest waits for the writer
+    in_time = []
+
+    def write_late(*args, **options):
+        in_time.append(gate.wait(60))
+        return write(*args, **options)
+
+    monkeypatch.setattr(disk_store, "write_encoded", write_late)
+    with open_engine(model) as engine:
+        ask(engine, TEXT, 1)
+        again = ask(engine, TEXT, 8)  # what is queued is not queued again
+        assert again.tokens == truth(model, TEXT, 8) and not engine.stats().disk.written
+        gate.set()
+    assert set(in_time) == {True}
+    with open_engine(model) as engine:  # closing wrote what was left
+        assert engine.stats().disk.records == len(in_time)
+        assert ask(engine, (*TEXT, 1)).cached_tokens == resumable_length(model, len(TEXT))
+
+
+def test_a_writer_that_lags_behind_is_waited_for(open_engine, monkeypatch):
+    """No more is copied than a limit, and every record is written all the same."""
+    monkeypatch.setattr(disk_store, "MAX_QUEUED_BYTES", 1)
+    monkeypatch.setattr(disk_store, "BATCH_BYTES", 1)
+    model = make("f")
+    with open_engine(model) as engine:
+        ask(engine, TEXT, 1)
+    with open_engine(model) as engine:
+        assert ask(engine, (*TEXT, 1)).cached_tokens == resumable_length(model, len(TEXT))
