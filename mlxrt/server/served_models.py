@@ -120,7 +120,8 @@ class ServedModels:
                     began = time.monotonic()
                     log.info(f"loading {model.name} from {model.source}")
                     model.engine = await asyncio.to_thread(self._load, model.source, self.config)
-                    model.loaded_at, model.load_s = time.time(), time.monotonic() - began
+                    model.loaded_at, model.last_used = time.time(), time.monotonic()
+                    model.load_s = model.last_used - began
         return model.engine
 
     async def _make_space(self) -> None:
@@ -133,29 +134,36 @@ class ServedModels:
                 text = f"{names} is answering and --max-models is {self._max}; try again when it is done"
                 raise Problem(503, text, "unavailable_error", headers={"retry-after": "5"})
             oldest = min(idle, key=lambda m: m.last_used)
-            await self.unload(oldest)
+            await self._unload(oldest)
             loaded.remove(oldest)
 
     async def release(self, model: ServedModel) -> None:
         """Unload a model, once the requests that use it are done."""
-        model.leaving = model.users > 0
-        if not model.leaving:
-            await self.unload(model)
+        model.leaving = True
+        if not model.users:
+            await self._unload_unused(model)
 
-    async def unload(self, model: ServedModel) -> None:
-        engine, model.engine = model.engine, None
+    async def _unload_unused(self, model: ServedModel, unused_s: float = 0.0) -> None:
+        """Unload a model, unless somebody uses it or has used it less than `unused_s` ago."""
+        async with self._loading:
+            if not model.users and time.monotonic() - model.last_used >= unused_s:
+                await self._unload(model)
+
+    async def _unload(self, model: ServedModel) -> None:
+        """Under `_loading`: until the engine is closed its memory is not free for another."""
+        engine, model.engine, model.leaving = model.engine, None, False
         if engine is not None:
             log.info(f"unloading {model.name}")
             await engine.close()
 
     async def unload_idle(self) -> None:
-        """Runs for as long as the server does."""
+        """Runs for as long as the server does, whatever becomes of one engine."""
         while self._idle_s is not None:
             await asyncio.sleep(min(IDLE_CHECK, self._idle_s))
-            for model in self.models.values():
-                idle = model.engine is not None and not model.users
-                if idle and time.monotonic() - model.last_used > self._idle_s:
-                    await self.unload(model)
+            for model in [m for m in self.models.values() if m.engine is not None]:
+                [raised] = await asyncio.gather(self._unload_unused(model, self._idle_s), return_exceptions=True)
+                if raised is not None:
+                    log.error(f"{model.name} was not closed properly", exc_info=raised)
 
     def stop(self) -> None:
         """Ask the server to end; from any thread."""
@@ -173,7 +181,8 @@ class ServedModels:
         for model in self.models.values():
             if model.engine is not None and model.engine.failure is not None:
                 log.error(f"{model.name} failed and is loaded again: {model.engine.failure}")
-                await self.unload(model)
+                async with self._loading:
+                    await self._unload(model)
         self.failure = None
 
     async def close(self, finish: bool) -> None:
