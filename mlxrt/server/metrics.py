@@ -9,7 +9,7 @@ from ..engine.request import Event, Timings
 from ..engine.stats import Stats
 
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-RECENT = 32  # requests
+RECENT, RECENT_S = 32, 600.0  # requests, and how long ago they ended at most
 TOKENS = (1, 8, 32, 128, 512, 2048, 8192, 32768, 131072)
 
 
@@ -70,8 +70,11 @@ class ServerMetrics:
             self.per_token.observe((t.total_s - t.first_token_s) / (t.generated_tokens - 1))
 
     def seconds_per_request(self) -> float:
-        """How long it has lately taken until the next request ended: the queue gets shorter so often."""
-        return (time.monotonic() - self._ends[0]) / len(self._ends) if self._ends else 1.0
+        """How long it has lately taken until the next request ended: the queue gets shorter so often. An idle hour
+        says nothing about that."""
+        now = time.monotonic()
+        ends = [end for end in self._ends if now - end < RECENT_S]
+        return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else 1.0
 
     def write(self, stats: dict[str, Stats]) -> str:
         lines: list[str] = []
