@@ -33,16 +33,20 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument(
         "--any-model", action="store_true", help="answer requests for unknown models with the first one"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8080, help="port (default: 8080; 0: any free one)")
-    parser.add_argument("--uds", metavar="PATH", help="listen on a Unix socket instead")
+    parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port (default: 8080; 0: any free one)")
+    parser.add_argument("--uds", metavar="PATH", help="listen on a Unix socket instead of host and port")
     parser.add_argument("--api-key-file", metavar="FILE", help="file of keys, one a line; or set MLXRT_API_KEY")
     parser.add_argument("--insecure", action="store_true", help="listen beyond this machine without a key")
     parser.add_argument(
         "--allow-origin", action="append", default=[], metavar="ORIGIN", help="pages that may call; may repeat"
     )
     parser.add_argument(
-        "--allow-host", action="append", default=[], metavar="NAME", help="further Host names; may repeat"
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="further Host names; may repeat; where given, Host is checked on every address",
     )
     parser.add_argument("--open-metrics", action="store_true", help="/metrics without a key")
     parser.add_argument(
@@ -131,21 +135,26 @@ def read_options(args: argparse.Namespace) -> "ServeOptions":
     from ..server.run import Address, ServeOptions
 
     check_limits(args)
-    address = Address(args.host, args.port, args.uds)
+    given = {name: value for name in ("host", "port") if (value := getattr(args, name)) is not None}
+    if args.uds is not None and given:
+        flags = " and ".join(f"--{name}" for name in given)
+        raise BadRequest(f"--uds listens on a socket and on no address: leave out {flags}, or --uds")
+    address = Address(path=args.uds, **given)
     keys = read_keys(args.api_key_file)
     if not address.loopback and not keys and not args.insecure:
         raise BadRequest(
-            f"--host {args.host} can be reached from other machines: give --api-key-file, or allow all by --insecure"
+            f"--host {address.host} can be reached from other machines: give --api-key-file, or allow all by --insecure"
         )
     if "*" in args.allow_origin:
         raise BadRequest("--allow-origin '*' would let every web page use this server; name the origins")
     if wrong := next((text for text in args.allow_origin if not ORIGIN.fullmatch(text)), None):
         raise BadRequest(f"--allow-origin {wrong!r}: expected what browsers send, like https://app.example:3000")
-    hosts = (*args.allow_host, args.host)
+    hosts = tuple(name.lower() for name in (*args.allow_host, address.host))
+    check_host = address.loopback or bool(args.allow_host)
     if args.isolate and not keys:
         raise BadRequest("--isolate separates clients by their keys: give --api-key-file with one for each")
     rules = AccessRules(
-        keys, tuple(args.allow_origin), hosts, address.loopback, args.max_body, args.open_metrics, args.isolate
+        keys, tuple(args.allow_origin), hosts, check_host, args.max_body, args.open_metrics, args.isolate
     )
     return ServeOptions(address, rules, args.grace, args.restart, args.log_prompts)
 

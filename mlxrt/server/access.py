@@ -30,6 +30,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 OPEN_PATHS = ("/", "/health", "/ready", "/favicon.ico")  # without a key: they tell nothing about anybody's requests
 OPEN_PREFIX = "/page/"
+EXPOSED = b"x-request-id, request-id, x-mlxrt-ignored, retry-after, x-should-retry"  # what pages may read
 SEND_TIMEOUT_S = 120.0
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -41,7 +42,7 @@ class AccessRules:
     keys: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()  # of pages that may call, besides the server's own
     hosts: tuple[str, ...] = ()  # names, besides those of the loopback device and of the bound address
-    loopback: bool = True  # bound to this machine only
+    check_host: bool = True  # bound to this machine only, or the operator has named hosts
     max_body: int = 32 << 20
     open_metrics: bool = False
     isolate: bool = False  # clients with different keys share no cached prefix
@@ -88,16 +89,20 @@ class AccessControl:
         origin = headers.get("origin")
         if origin is None or origin not in self.rules.origins:
             return []
-        return [
+        found = [
             (b"access-control-allow-origin", origin.encode("latin-1")),
-            (b"access-control-allow-headers", b"authorization, content-type, x-api-key, x-request-id"),
             (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
-            (b"vary", b"origin"),
+            (b"access-control-expose-headers", EXPOSED),
+            (b"vary", b"origin, access-control-request-headers"),
         ]
+        # Clients' packages send headers of their own (x-stainless-..., anthropic-version); none of them gives rights.
+        if asked := headers.get("access-control-request-headers"):
+            found.append((b"access-control-allow-headers", asked.encode("latin-1")))
+        return found
 
     def _check(self, scope: Scope, headers: dict[str, str]) -> None:
         host, origin, path = headers.get("host"), headers.get("origin"), scope["path"]
-        if self.rules.loopback and host is not None and not self._known_host(host):
+        if self.rules.check_host and host is not None and not self._known_host(host):
             raise Problem(
                 403, f"the Host {host[:80]!r} is not this server; allow it with --allow-host", "permission_error"
             )

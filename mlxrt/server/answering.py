@@ -9,9 +9,9 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -28,9 +28,12 @@ from .problem import CLIENT_LEFT, Fields, Problem, describe, describe_full_queue
 
 log = logging.getLogger("mlxrt.server")
 
-# Templates, tokenisation and grammars take up to a second: not on the event loop, and not on the engine's thread,
-# where everybody's next token would wait for them.
+# Templates and tokenisation take up to a second: not on the event loop, and not on the engine's thread, where
+# everybody's next token would wait for them.
 PREPARERS = ThreadPoolExecutor(2, "mlxrt prepare")
+# A grammar takes up to ten seconds. More threads than compile at a time: who asks for a form that is compiled already
+# waits for none of them.
+COMPILERS = ThreadPoolExecutor(8, "mlxrt compile")
 
 KEEP_ALIVE_S = 5.0  # by the clock: proxies and clients give up on a silent stream
 MAX_DEPTH = 200  # of a body's JSON
@@ -82,6 +85,38 @@ def check_depth(body: Any) -> None:
         level = [v for v in inner if isinstance(v, (dict, list))]
 
 
+def reply(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer in JSON, whatever its protocol."""
+    return Response(encode_json(value), status, headers, "application/json")
+
+
+@dataclass(frozen=True, eq=False)  # two that look alike are two calls
+class RunningCall:
+    """What an HTTP request asked of an engine. `salt`: of its key, where keys are isolated."""
+
+    engine: AsyncEngine
+    ids: list[int]
+    salt: str
+
+
+class RunningCalls:
+    """The calls that may be cancelled, by the id of their HTTP request; clients choose ids, so several may have one."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, list[RunningCall]] = {}
+
+    def add(self, request_id: str, call: RunningCall) -> None:
+        self._calls.setdefault(request_id, []).append(call)
+
+    def remove(self, request_id: str, call: RunningCall) -> None:
+        self._calls[request_id].remove(call)
+        if not self._calls[request_id]:
+            del self._calls[request_id]
+
+    def find(self, request_id: str, salt: str) -> list[RunningCall]:
+        return [call for call in self._calls.get(request_id, ()) if call.salt == salt]
+
+
 async def answer(http: HttpRequest, opened: "OpenCall", writer: Writer) -> Response:
     """Answer with a stream or at once; then close the engine's stream and release the model."""
     call, stream, metrics = opened.call, opened.stream, http.app.state.metrics
@@ -89,21 +124,28 @@ async def answer(http: HttpRequest, opened: "OpenCall", writer: Writer) -> Respo
     async with opened.leave as leave:
         ids = await begin(http, stream)
         running, request_id = http.app.state.running, http.state.request_id
-        running[request_id] = (opened.engine, ids)
-        leave.callback(running.pop, request_id, None)
+        entry = RunningCall(opened.engine, ids, http.state.cache_salt)
+        running.add(request_id, entry)
+        leave.callback(running.remove, request_id, entry)
         if call.stream:
             response = FrameResponse(http, opened, ids, writer, leave.pop_all())
             response.headers.update(headers)
             return response
         completions = await unless_disconnected(http, collect(stream, ids, metrics.record))
-        body = encode_json(writer.write_body(completions))
-        return Response(body, media_type="application/json", headers=headers)
+        return reply(writer.write_body(completions), headers=headers)
 
 
 async def begin(http: HttpRequest, stream: AsyncStream) -> list[int]:
     """The ids of the requests, once they are queued."""
-    try:
+    with report_full_queue(http):
         return await stream.wait_submitted()
+
+
+@contextmanager
+def report_full_queue(http: HttpRequest) -> Iterator[None]:
+    """A queue that is full as a 429, which says when there is likely to be room."""
+    try:
+        yield
     except QueueFull as error:
         raise describe_full_queue(error, http.app.state.metrics.seconds_per_request()) from None
 
@@ -223,7 +265,7 @@ async def open_call(http: HttpRequest, name: str | None, make: Callable[[AsyncEn
         call = replace(call, requests=[restrict(http, request) for request in call.requests])
         if http.app.state.log_prompts:
             log_prompt(http.state.request_id, call)
-        prompts = await asyncio.get_running_loop().run_in_executor(PREPARERS, prepare, engine, call.requests)
+        prompts = await prepare(http, engine, call.requests)
         stream = engine.stream_encoded(call.requests, prompts)
         leave.push_async_callback(stream.aclose)
         return OpenCall(call, engine, stream, leave.pop_all())
@@ -243,11 +285,44 @@ def restrict(http: HttpRequest, request: Request) -> Request:
         raise Problem(400, text, param=TIMEOUT_HEADER) from None
 
 
-def prepare(engine: AsyncEngine, requests: list[Request]) -> list[tuple[int, ...]]:
-    """The requests' prompts as tokens; their grammar is compiled on the way. Copies of a request are encoded once."""
-    first = requests[0]
-    if first.response_format is not None or first.tools:
-        engine.engine.compile_grammar(first)
+class PreparationQueue:
+    """Counts the calls that are being prepared: no more at a time than `size`, so that no burst is kept waiting out of
+    sight of the engine's own queue."""
+
+    def __init__(self, size: int):
+        self._size, self._calls = size, 0
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """QueueFull where there is no room."""
+        if self._calls >= self._size:
+            text = f"{self._calls} calls are being prepared; the queue holds {self._size}"
+            raise QueueFull(f"{text}: try again later, or raise max_queue")
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+
+
+async def prepare(
+    http: HttpRequest, engine: AsyncEngine, requests: list[Request], compiles: bool = True
+) -> list[tuple[int, ...]]:
+    """The requests' prompts as tokens; their grammar is compiled before, unless nothing will be generated. A client
+    that leaves meanwhile gives up its place."""
+
+    async def work() -> list[tuple[int, ...]]:
+        loop, first = asyncio.get_running_loop(), requests[0]
+        if compiles and (first.response_format is not None or first.tools):
+            await loop.run_in_executor(COMPILERS, engine.engine.compile_grammar, first)
+        return await loop.run_in_executor(PREPARERS, encode_prompts, engine, requests)
+
+    with report_full_queue(http), http.app.state.preparing.enter():
+        return await unless_disconnected(http, work())
+
+
+def encode_prompts(engine: AsyncEngine, requests: list[Request]) -> list[tuple[int, ...]]:
+    """Copies of a request are encoded once."""
     found: list[tuple[int, ...]] = []
     for i, request in enumerate(requests):
         same = i > 0 and is_same_prompt(request, requests[i - 1])

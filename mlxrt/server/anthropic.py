@@ -9,9 +9,10 @@ from starlette.responses import Response
 
 from ..engine.async_engine import AsyncEngine
 from ..engine.request import Completion, Event, Finish, Request
-from .answering import Call, answer, open_call, read_body
+from ..text.parsing.segments import ToolCall
+from .answering import Call, answer, open_call, prepare, read_body, reply
 from .openai_chat import Usage
-from .options import choose_effort, make_params, read_stop, read_timeout
+from .options import choose_effort, choose_tool, make_params, read_stop, read_timeout
 from .problem import Fields, Problem, encode_json, write_anthropic
 
 IGNORED = (
@@ -51,13 +52,10 @@ async def messages(http: HttpRequest) -> Response:
 
 
 async def count_tokens(http: HttpRequest) -> Response:
-    import asyncio
-
     body = await read_body(http)
     async with http.app.state.models.use(body.text("model")) as (_, engine):
-        [request] = read_messages(body, engine).requests
-        tokens = await asyncio.to_thread(engine.engine.encode, request)
-    return Response(encode_json({"input_tokens": len(tokens)}), media_type="application/json")
+        [tokens] = await prepare(http, engine, read_messages(body, engine).requests, compiles=False)
+    return reply({"input_tokens": len(tokens)})
 
 
 def read_messages(body: Fields, engine: AsyncEngine) -> Call:
@@ -200,9 +198,7 @@ def read_tools(body: Fields) -> dict[str, Any]:
     if kind == "any":
         found["tool_choice"] = "required"
     elif kind == "tool":
-        if name not in [tool["function"]["name"] for tool in tools]:
-            raise body.fail("tool_choice.name", f"{str(name)[:80]!r} is not among the tools")
-        found["tool_choice"] = {"type": "function", "function": {"name": name}}
+        found |= choose_tool(body, "tool_choice.name", name, tools)
     return found if parallel else found | {"parallel_tool_calls": False}
 
 
@@ -342,7 +338,7 @@ class MessageWriter:
             content.append({"type": "thinking", "thinking": done.reasoning, "signature": self.id})
         if done.text or not done.tool_calls:
             content.append({"type": "text", "text": done.text})
-        content += [{"type": "tool_use", "id": c.id, "name": c.name, "input": c.parsed or {}} for c in done.tool_calls]
+        content += [write_tool_use(call) for call in done.tool_calls]
         reason, stop = stop_reason(done, bool(done.tool_calls))
         return {
             "id": self.id,
@@ -354,6 +350,13 @@ class MessageWriter:
             "stop_sequence": stop,
             "usage": write_usage(Usage.of([done])),
         }
+
+
+def write_tool_use(call: ToolCall) -> dict[str, Any]:
+    """A call as a block. A stream gives the text of broken arguments as it comes; here an object has to hold it, under
+    the key that Anthropic's own documentation gives such text."""
+    given = call.parsed if call.parsed is not None else {"INVALID_JSON": call.arguments}
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
 
 
 def stop_reason(ended: Event | Completion, called: bool) -> tuple[str, str | None]:

@@ -11,8 +11,9 @@ from starlette.routing import Route
 from ..errors import MlxrtError
 from . import anthropic, ollama, openai_chat, openai_completions, openai_responses, operation
 from .access import AccessControl, AccessRules
+from .answering import PreparationQueue, RunningCalls, reply
 from .metrics import ServerMetrics
-from .problem import WRITERS, Problem, describe, encode_json, protocol_of
+from .problem import WRITERS, Problem, describe, protocol_of
 from .served_models import ServedModels
 
 PAGE_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -61,10 +62,10 @@ async def handle_error(http: HttpRequest, error: Exception) -> Response:
 
 def write_problem(http: HttpRequest, problem: Problem) -> Response:
     body = WRITERS[protocol_of(http.url.path)](problem, http.state.request_id)
-    return Response(encode_json(body), problem.status, problem.headers, "application/json")
+    return reply(body, problem.status, problem.headers)
 
 
-def routes() -> list[Route]:
+def list_routes() -> list[Route]:
     found = [
         Route("/", front_page, methods=["GET", "HEAD"]),
         Route("/page/{name}", page_file),
@@ -108,7 +109,7 @@ def routes() -> list[Route]:
 
 def build_app(models: ServedModels, rules: AccessRules, log_prompts: bool = False) -> AccessControl:
     app = Starlette(
-        routes=routes(),
+        routes=list_routes(),
         exception_handlers={
             404: handle_not_found,
             405: handle_wrong_method,
@@ -117,6 +118,6 @@ def build_app(models: ServedModels, rules: AccessRules, log_prompts: bool = Fals
             Exception: handle_error,
         },
     )
-    app.state.models, app.state.metrics, app.state.running = models, ServerMetrics(), {}
-    app.state.log_prompts = log_prompts
+    app.state.models, app.state.metrics, app.state.log_prompts = models, ServerMetrics(), log_prompts
+    app.state.running, app.state.preparing = RunningCalls(), PreparationQueue(models.config.max_queue)
     return AccessControl(app, rules)

@@ -16,8 +16,8 @@ from starlette.responses import Response
 from ..engine.async_engine import AsyncEngine
 from ..engine.request import Completion, Event, Finish, Logprobs, Request, Timings
 from ..text import Tokenizer
-from .answering import Call, answer, open_call, read_body
-from .openai_chat import check_message, write_logprobs
+from .answering import Call, answer, open_call, read_body, reply
+from .openai_chat import FINISH, check_message, write_logprobs
 from .options import choose_effort, make_params, read_stop
 from .problem import Fields, Problem, encode_json
 from .served_models import ServedModel
@@ -94,12 +94,8 @@ async def not_implemented(http: HttpRequest) -> Response:
     raise Problem(501, f"{http.url.path} is not implemented by mlxrt", "not_implemented")
 
 
-def reply(value: Any) -> Response:
-    return Response(encode_json(value), media_type="application/json")
-
-
 def write_tag(model: ServedModel, at: int) -> dict[str, Any]:
-    stamp = datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")
+    modified = write_time(datetime.fromtimestamp(at, UTC))
     family = model.engine.engine.model.config.model_type if model.engine is not None else "unknown"
     details = {
         "parent_model": "",
@@ -109,7 +105,8 @@ def write_tag(model: ServedModel, at: int) -> dict[str, Any]:
         "parameter_size": "",
         "quantization_level": "",
     }
-    return {"name": model.name, "model": model.name, "modified_at": stamp, "size": 0, "digest": "", "details": details}
+    head = {"name": model.name, "model": model.name, "modified_at": modified}
+    return head | {"size": 0, "digest": "", "details": details}
 
 
 def write_memory(model: ServedModel) -> dict[str, Any]:
@@ -162,7 +159,7 @@ async def load_or_unload(http: HttpRequest, body: Fields, model: ServedModel, is
         async with http.app.state.models.use(model.name):
             pass
     content = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
-    return reply({"model": model.name, "created_at": stamp(), **content, "done": True, "done_reason": reason})
+    return reply({"model": model.name, "created_at": write_time(), **content, "done": True, "done_reason": reason})
 
 
 def read_chat(body: Fields, engine: AsyncEngine) -> Call:
@@ -258,8 +255,9 @@ def read_format(body: Fields) -> dict[str, Any]:
     raise body.fail("format", 'expected "json" or a JSON schema')
 
 
-def stamp() -> str:
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+def write_time(at: datetime | None = None) -> str:
+    """A time as Ollama's clients read it; now, where none is given."""
+    return (at or datetime.now(UTC)).isoformat().replace("+00:00", "Z")
 
 
 class LineWriter:
@@ -274,7 +272,7 @@ class LineWriter:
         self._tokenizer, self._top = tokenizer, top
 
     def _line(self, content: dict[str, Any], done: dict[str, Any] | None = None) -> bytes:
-        body = {"model": self._model, "created_at": stamp(), **self._content(content), "done": done is not None}
+        body = {"model": self._model, "created_at": write_time(), **self._content(content), "done": done is not None}
         return encode_json(body | (done or {})) + b"\n"
 
     def _content(self, content: dict[str, Any]) -> dict[str, Any]:
@@ -309,7 +307,7 @@ class LineWriter:
     def _done(self, finish: Finish, timings: Timings) -> dict[str, Any]:
         first, total = int(timings.first_token_s * 1e9), int(timings.total_s * 1e9)
         return {
-            "done_reason": "stop" if finish is Finish.STOP else "length",
+            "done_reason": FINISH[finish],
             "total_duration": max(int((time.perf_counter() - self._began) * 1e9), total),
             "load_duration": 0,
             "prompt_eval_count": timings.prompt_tokens,
@@ -334,7 +332,7 @@ class LineWriter:
             content["thinking"] = done.reasoning
         if done.tool_calls:
             content["tool_calls"] = [write_call(i, call.name, call.arguments) for i, call in enumerate(done.tool_calls)]
-        head = {"model": self._model, "created_at": stamp(), **self._content(content), "done": True}
+        head = {"model": self._model, "created_at": write_time(), **self._content(content), "done": True}
         return head | self._done(done.finish_reason, done.timings)
 
 

@@ -12,7 +12,15 @@ from ..engine.async_engine import AsyncEngine
 from ..engine.request import Completion, Event, Finish, Logprobs, Request, Timings
 from ..text import Tokenizer
 from .answering import Call, answer, now, open_call, read_body
-from .options import MAX_CHOICES, choose_effort, read_response_format, read_sampling, read_stop, read_timeout
+from .options import (
+    MAX_CHOICES,
+    choose_effort,
+    choose_tool,
+    read_response_format,
+    read_sampling,
+    read_stop,
+    read_timeout,
+)
 from .problem import Fields, Problem, encode_json, kind_of, write_openai
 
 # What clients send and what changes nothing here. Everything else that is unknown is refused by name.
@@ -135,9 +143,7 @@ def read_tool_choice(body: Fields, choice: Any, tools: list[dict[str, Any]]) -> 
         raise body.fail(
             "tool_choice", 'expected none, auto, required or {"type": "function", "function": {"name": ...}}'
         )
-    if name not in [tool["function"]["name"] for tool in tools]:
-        raise body.fail("tool_choice", f"names {name[:80]!r}, which is not among the tools")
-    return {"tool_choice": {"type": "function", "function": {"name": name}}}
+    return choose_tool(body, "tool_choice", name, tools)
 
 
 def read_template(body: Fields, engine: AsyncEngine) -> dict[str, Any]:
@@ -193,8 +199,10 @@ class ChatWriter:
         out, self._usage = b"", self._usage.add(event)
         if event.tool_call is not None:
             self._called[index] |= event.tool_call.complete is not None
-            if event.tool_call.name is not None or event.tool_call.arguments:
-                out = self._frame(index, {"tool_calls": [write_call_delta(event.tool_call)]})
+            named = event.tool_call.name is not None or event.tool_call.arguments
+            delta = {"tool_calls": [write_call_delta(event.tool_call)]} if named else {}
+            if delta or event.logprobs:
+                out = self._frame(index, delta, logprobs=self._logprobs(event))
         elif event.text or event.logprobs:
             out = self._text(index, event)
         if event.finish_reason is not None:
@@ -209,8 +217,7 @@ class ChatWriter:
     def _text(self, index: int, event: Event) -> bytes:
         field = "reasoning_content" if event.kind == "reasoning" else "content"
         if event.logprobs:
-            logprobs = {"content": [write_logprobs(self._tokenizer, event.logprobs, self._top)], "refusal": None}
-            return self._frame(index, {field: event.text}, logprobs=logprobs)
+            return self._frame(index, {field: event.text}, logprobs=self._logprobs(event))
         text = json.dumps(event.text).encode()
         return b'%b{"index":%d,"delta":{"%b":%b},"finish_reason":null}]}\n\n' % (
             self._head,
@@ -218,6 +225,11 @@ class ChatWriter:
             field.encode(),
             text,
         )
+
+    def _logprobs(self, event: Event) -> dict[str, Any] | None:
+        if not event.logprobs:
+            return None
+        return {"content": [write_logprobs(self._tokenizer, event.logprobs, self._top)], "refusal": None}
 
     def end(self) -> bytes:
         return write_end(self._head, self._usage if self._include_usage else None)
@@ -302,8 +314,6 @@ class Usage:
         self.generated = self.reasoning = 0
 
     def add(self, event: Event, prompt: int = 0) -> "Usage":
-        if event.kind == "reasoning" and event.token is not None:
-            self.reasoning += 1
         if event.timings is not None:
             self._count(event.timings, prompt)
         return self
@@ -313,6 +323,7 @@ class Usage:
         tokens, cached = self._prompts.get(prompt, (0, timings.cached_tokens))
         self._prompts[prompt] = max(tokens, timings.prompt_tokens), min(cached, timings.cached_tokens)
         self.generated += timings.generated_tokens
+        self.reasoning += timings.reasoning_tokens
 
     @classmethod
     def of(cls, completions: list[Completion], copies: int | None = None) -> "Usage":
@@ -320,7 +331,6 @@ class Usage:
         usage = cls()
         for i, done in enumerate(completions):
             usage._count(done.timings, 0 if copies is None else i // copies)
-            usage.reasoning += getattr(done.timings, "reasoning_tokens", 0)
         return usage
 
     @property

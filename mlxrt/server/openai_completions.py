@@ -1,6 +1,7 @@
 """OpenAI's older text completions, /v1/completions, and the list of models, /v1/models."""
 
 import secrets
+from codecs import getincrementaldecoder
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -9,7 +10,7 @@ from starlette.responses import Response
 from ..engine.async_engine import AsyncEngine
 from ..engine.request import Completion, Event, Logprobs, Request
 from ..text import Tokenizer
-from .answering import Call, answer, now, open_call, read_body
+from .answering import Call, answer, now, open_call, read_body, reply
 from .openai_chat import FINISH, IGNORED, KEEP_ALIVE, Usage, read_stream_options, spread, write_end, write_failure
 from .options import MAX_CHOICES, read_response_format, read_sampling, read_stop, read_timeout
 from .problem import Fields, Problem, encode_json
@@ -21,13 +22,13 @@ MAX_PROMPTS = 256
 async def list_models(http: HttpRequest) -> Response:
     models = http.app.state.models
     data = [write_model(model, models.created) for model in models.models.values()]
-    return Response(encode_json({"object": "list", "data": data}), media_type="application/json")
+    return reply({"object": "list", "data": data})
 
 
 async def show_model(http: HttpRequest) -> Response:
     models = http.app.state.models
     model = models.find(http.path_params["name"])
-    return Response(encode_json(write_model(model, models.created)), media_type="application/json")
+    return reply(write_model(model, models.created))
 
 
 def write_model(model: ServedModel, created: int) -> dict[str, Any]:
@@ -110,7 +111,7 @@ class TextWriter:
         self._model, self._tokenizer, self._include_usage, self._echo = model, tokenizer, include_usage, echo
         self._copies = copies
         self._top = call.requests[0].params.logprobs
-        self._lengths = [len(text) for text in echo]
+        self._offsets = [TextOffsets(tokenizer, len(text)) for text in echo]
         frame = {"id": self.id, "object": "text_completion", "created": self.created, "model": model}
         self._head = b"data: " + encode_json(frame)[:-1] + b',"choices":['
 
@@ -126,8 +127,7 @@ class TextWriter:
         finish = None if event.finish_reason is None else FINISH[event.finish_reason]
         logprobs = None
         if event.logprobs:
-            logprobs = write_text_logprobs(self._tokenizer, [event.logprobs], self._top, self._lengths[index])
-        self._lengths[index] += len(event.text)
+            logprobs = write_text_logprobs(self._tokenizer, [event.logprobs], self._top, self._offsets[index])
         return self._frame(index, event.text, finish, logprobs) if event.text or finish or logprobs else b""
 
     def end(self) -> bytes:
@@ -144,7 +144,7 @@ class TextWriter:
             {
                 "index": i,
                 "text": self._echo[i] + done.text,
-                "logprobs": write_text_logprobs(self._tokenizer, list(done.logprobs), self._top, len(self._echo[i]))
+                "logprobs": write_text_logprobs(self._tokenizer, list(done.logprobs), self._top, self._offsets[i])
                 if done.logprobs
                 else None,
                 "finish_reason": FINISH[done.finish_reason],
@@ -156,19 +156,30 @@ class TextWriter:
         return {**head, "choices": choices, "usage": usage}
 
 
-def write_text_logprobs(tokenizer: Tokenizer, steps: list[Logprobs], top: int, offset: int) -> dict[str, Any]:
-    tokens, offsets = [], []
-    for step in steps:
-        text = show_token(tokenizer, step[0][0])
-        tokens.append(text)
-        offsets.append(offset)
-        offset += len(text)
+class TextOffsets:
+    """Where tokens begin in the text of an answer. By their own bytes: the text itself comes later where a token ends
+    within a character or may begin a stop string."""
+
+    def __init__(self, tokenizer: Tokenizer, start: int):
+        self._tokenizer, self._next = tokenizer, start
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+
+    def advance(self, token: int) -> int:
+        """Where this token begins, the next one of the answer."""
+        at = self._next
+        if token not in self._tokenizer.special_ids:  # those are left out of the text
+            self._next += len(self._decoder.decode(self._tokenizer.token_bytes(token)))
+        return at
+
+
+def write_text_logprobs(tokenizer: Tokenizer, steps: list[Logprobs], top: int, offsets: TextOffsets) -> dict[str, Any]:
+    chosen = [step[0][0] for step in steps]
     best = [sorted(step, key=lambda pair: (-pair[1], pair[0]))[:top] for step in steps]
     return {
-        "tokens": tokens,
+        "tokens": [show_token(tokenizer, token) for token in chosen],
         "token_logprobs": [step[0][1] for step in steps],
         "top_logprobs": [{show_token(tokenizer, token): value for token, value in pairs} for pairs in best],
-        "text_offset": offsets,
+        "text_offset": [offsets.advance(token) for token in chosen],
     }
 
 

@@ -11,7 +11,7 @@ from ..engine.async_engine import AsyncEngine
 from ..engine.request import Completion, Event, Finish, Request
 from .answering import Call, answer, now, open_call, read_body
 from .openai_chat import EFFORTS, KEEP_ALIVE, Usage
-from .options import choose_effort, read_sampling, read_timeout
+from .options import choose_effort, choose_tool, read_sampling, read_timeout
 from .problem import Fields, Problem, encode_json
 
 IGNORED = (
@@ -21,6 +21,10 @@ IGNORED = (
 )  # fmt: skip
 
 LOGPROBS = "message.output_text.logprobs"  # what `include` calls them
+# What clients send back of an item that an earlier response had: its text says all that a model can read.
+ECHOED = (
+    "id", "status", "phase", "annotations", "logprobs", "parsed_arguments", "created_by", "end_turn",
+)  # fmt: skip
 
 
 async def responses(http: HttpRequest) -> Response:
@@ -72,13 +76,16 @@ def read_input(body: Fields) -> list[dict[str, Any]]:
     for i, item in enumerate(value):
         if not isinstance(item, dict):
             raise body.fail(f"input[{i}]", "expected an object")
-        add_item(history, Fields(item, f"input[{i}]", body.ignored))
+        given = {key: value for key, value in item.items() if value is not None}  # OpenAI's package sends what it knows
+        add_item(history, Fields(given, f"input[{i}]", body.ignored))
     return history
 
 
 def add_item(history: list[dict[str, Any]], item: Fields) -> None:
     """Add one item to the messages; calls and reasoning join the assistant's message they belong to."""
     kind = item.text("type") or "message"
+    for key in ECHOED:
+        item.raw(key)
     if kind == "message":
         role = item.text("role", ("user", "assistant", "system", "developer"))
         if role is None:
@@ -92,19 +99,24 @@ def add_item(history: list[dict[str, Any]], item: Fields) -> None:
     elif kind == "function_call":
         function = {"name": item.text("name") or "", "arguments": item.text("arguments") or "{}"}
         call = {"id": item.text("call_id") or "", "type": "function", "function": function}
+        item.ignore("namespace", "caller", "async")
         assistant(history).setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
+        item.ignore("name", "namespace", "caller")
         history.append(
             {"role": "tool", "tool_call_id": item.text("call_id") or "", "content": read_content(item, "output")}
         )
     elif kind == "reasoning":
-        parts = item.items("content") or item.items("summary") or []
+        item.ignore("encrypted_content")
+        content, summary = item.items("content"), item.items("summary")
+        parts = content or summary or []
         text = "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
         if text:
             message = assistant(history)
             message["reasoning_content"] = message.get("reasoning_content", "") + text
     else:
         raise item.fail("type", f"items of type {kind[:40]!r} are not supported")
+    item.ignore_rest()  # clients send back whatever items they were given, by any server
 
 
 def assistant(history: list[dict[str, Any]]) -> dict[str, Any]:
@@ -153,10 +165,7 @@ def read_tools(body: Fields) -> dict[str, Any]:
     if choice == "required":
         found["tool_choice"] = "required"
     elif isinstance(choice, dict) and choice.get("type") == "function":
-        name = choice.get("name")
-        if name not in [tool["function"]["name"] for tool in tools]:
-            raise body.fail("tool_choice", f"names {str(name)[:80]!r}, which is not among the tools")
-        found["tool_choice"] = {"type": "function", "function": {"name": name}}
+        found |= choose_tool(body, "tool_choice", choice.get("name"), tools)
     elif choice not in (None, "auto"):
         raise body.fail("tool_choice", "expected none, auto, required or a function")
     return found if parallel else found | {"parallel_tool_calls": False}
@@ -184,14 +193,15 @@ def read_text_format(body: Fields) -> dict[str, Any]:
     if form is None:
         return {}
     kind = form.text("type", ("text", "json_object", "json_schema"))
-    for key in ("name", "description", "strict"):
-        form.raw(key)
-    schema = form.object("schema")
-    form.finish()
+    form.ignore("name", "description")
     if kind == "json_schema":
-        if schema is None:
+        form.flag("strict")  # every answer is held to its schema
+        if (schema := form.object("schema")) is None:
             raise form.fail("schema", "is required")
+        form.finish()
         return {"response_format": {"type": "json_schema", "schema": schema}}
+    form.ignore("schema", "strict")
+    form.finish()
     return {"response_format": {"type": "json_object"}} if kind == "json_object" else {}
 
 
@@ -204,6 +214,7 @@ class ResponseWriter:
         self.id, self.created = f"resp_{secrets.token_hex(16)}", now()
         self._sequence, self._item, self._output = 0, {}, []  # type: int, dict[str, Any], list[dict[str, Any]]
         self._usage, self._finish = Usage(), Finish.STOP
+        self._called = False  # the call that is being written is complete
 
     def prepare(self, model: str, call: Call, asked: Mapping[str, Any]) -> None:
         """`asked`: the body, some fields of which a response repeats."""
@@ -214,17 +225,16 @@ class ResponseWriter:
         body = {"type": f"response.{kind}", "sequence_number": self._sequence - 1, **data}
         return b"event: response.%b\ndata: %b\n\n" % (kind.encode(), encode_json(body))
 
-    def _response(self, status: str, error: Any = None) -> dict[str, Any]:
-        params, asked = self._request.params, self._asked
-        incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        usage = self._usage
+    def _response(self, status: str, error: Any = None, details: Any = None) -> dict[str, Any]:
+        """`details`: why it is incomplete."""
+        params, asked, usage = self._request.params, self._asked, self._usage
         return {
             "id": self.id,
             "object": "response",
             "created_at": self.created,
             "status": status,
             "error": error,
-            "incomplete_details": incomplete,
+            "incomplete_details": details,
             "instructions": asked.get("instructions"),
             "metadata": asked.get("metadata") or {},
             "model": self._model,
@@ -292,35 +302,38 @@ class ResponseWriter:
         out = b""
         if call.name is not None:
             out = self._open(make_call(call.id, call.name, "", "in_progress"))
+            self._called = False
         if call.arguments:
             self._item["arguments"] += call.arguments
             out += self._event("function_call_arguments.delta", **self._at(), delta=call.arguments)
+        self._called |= call.complete is not None
         return out
 
     def _close(self) -> bytes:
         item, out = self._item, b""
         if not item:
             return out
+        item["status"] = "completed"
         if item["type"] == "message":
             text = item["content"][0]["text"]
             out += self._event("output_text.done", **self._at(), content_index=0, text=text, logprobs=[])
             out += self._event("content_part.done", **self._at(), content_index=0, part=item["content"][0])
         elif item["type"] == "reasoning":
             out += self._event("reasoning_text.done", **self._at(), content_index=0, text=item["content"][0]["text"])
-        else:
+        elif self._called:
             out += self._event(
                 "function_call_arguments.done", **self._at(), arguments=item["arguments"], name=item["name"]
             )
-        item["status"] = "completed"
+        else:  # cut off, or dropped for the text that follows: its arguments are not for a client to run
+            item["status"] = "incomplete"
         out += self._event("output_item.done", output_index=len(self._output), item=item)
         self._output.append(item)
         self._item = {}
         return out
 
     def end(self) -> bytes:
-        complete = self._finish in (Finish.STOP, Finish.CANCELLED)
-        kind = "completed" if complete else "incomplete"
-        return self._event(kind, response=self._response(kind))
+        status, details = write_status(self._finish)
+        return self._event(status, response=self._response(status, details=details))
 
     def keep_alive(self) -> bytes:
         return KEEP_ALIVE
@@ -339,7 +352,15 @@ class ResponseWriter:
             self._output.append(message)
         self._output += [make_call(call.id, call.name, call.arguments, "completed") for call in done.tool_calls]
         self._usage = Usage.of([done])
-        return self._response("completed" if done.finish_reason is Finish.STOP else "incomplete")
+        status, details = write_status(done.finish_reason)
+        return self._response(status, details=details)
+
+
+def write_status(finish: Finish) -> tuple[str, dict[str, str] | None]:
+    """A response's `status` and `incomplete_details`. One that was cancelled has all that its client wanted."""
+    if finish in (Finish.STOP, Finish.CANCELLED):
+        return "completed", None
+    return "incomplete", {"reason": "timeout" if finish is Finish.DEADLINE else "max_output_tokens"}
 
 
 def empty_message() -> dict[str, Any]:

@@ -8,12 +8,8 @@ from starlette.responses import PlainTextResponse, Response
 
 from ..engine.async_engine import AsyncEngine
 from ..engine.request import Request, SamplingParams
-from .answering import Call, begin, collect, open_call, read_body, unless_disconnected
-from .problem import Problem, encode_json
-
-
-def reply(value: object, status: int = 200) -> Response:
-    return Response(encode_json(value), status, media_type="application/json")
+from .answering import Call, begin, collect, open_call, read_body, reply, unless_disconnected
+from .problem import Problem
 
 
 async def health(http: HttpRequest) -> Response:
@@ -90,11 +86,13 @@ async def warm_cache(http: HttpRequest) -> Response:
 
 
 async def cancel(http: HttpRequest) -> Response:
-    """End a request by the id its response carries in x-request-id."""
+    """End the requests with the id that their responses carry in x-request-id. Where keys are isolated, those of the
+    same key only: a client chooses its ids, so another could guess them."""
     wanted = http.path_params["id"]
-    engine, ids = http.app.state.running.get(wanted, (None, ()))
-    if engine is None:
+    calls = http.app.state.running.find(wanted, http.state.cache_salt)
+    if not calls:
         raise Problem(404, f"no request {wanted[:80]!r} is running", code="request_not_found")
-    for id in ids:
-        await engine.cancel(id)
+    for call in calls:
+        for id in call.ids:
+            await call.engine.cancel(id)
     return reply({"id": wanted, "cancelled": True})

@@ -1,6 +1,6 @@
 """Sampling and format options that all protocols share, read from a body's fields into the engine's own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..engine.async_engine import AsyncEngine
@@ -74,6 +74,13 @@ def read_stop(body: Fields, key: str) -> tuple[str, ...]:
 def read_timeout(body: Fields) -> float | None:
     """Seconds until the answer ends with what it has."""
     return body.number("timeout", 1e-3, 1e6)
+
+
+def choose_tool(fields: Fields, key: str, name: Any, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The tool that must be called, as a field of a Request."""
+    if name not in [tool["function"]["name"] for tool in tools]:
+        raise fields.fail(key, f"names {str(name)[:80]!r}, which is not among the tools")
+    return {"tool_choice": {"type": "function", "function": {"name": name}}}
 
 
 def choose_effort(fields: Fields, key: str, effort: str | None, engine: AsyncEngine) -> dict[str, Any]:

@@ -203,6 +203,10 @@ class Fields:
             if self.raw(key) is not None:
                 self.ignored.append(self.name(key))
 
+    def ignore_rest(self) -> None:
+        """As `ignore`, for all that is left."""
+        self.ignore(*sorted(map(str, self.data.keys() - self.taken)))
+
     def finish(self) -> None:
         if unknown := sorted(map(str, self.data.keys() - self.taken)):
             raise self.fail(unknown[0][:80], "unknown parameter")

@@ -11,9 +11,11 @@ import pytest
 
 from mlxrt import EngineConfig
 from mlxrt.cli import main
+from mlxrt.cli.flags import Parser
+from mlxrt.cli.serve import add_flags, read_options
 from mlxrt.errors import BadRequest
 from mlxrt.server.access import AccessRules
-from mlxrt.server.run import Address
+from mlxrt.server.run import Address, ServeOptions
 
 from .conftest import running, wait_for
 
@@ -43,10 +45,38 @@ def test_pages_of_other_origins_are_refused_before_the_body_is_read(server):
 def test_named_origins_may_call():
     rules = AccessRules(origins=("http://app.example",), keys=(KEY,))
     with running(rules) as server:
-        asked = httpx.options(server.url + "/v1/models", headers={"origin": "http://app.example"})
+        origin = {"origin": "http://app.example"}
+        wanted = "authorization, anthropic-version, x-stainless-lang, x-request-timeout"
+        asked = httpx.options(server.url + "/v1/models", headers=origin | {"access-control-request-headers": wanted})
         assert asked.status_code == 204 and asked.headers["access-control-allow-origin"] == "http://app.example"
-        assert "authorization" in asked.headers["access-control-allow-headers"]
-        assert server.get("/v1/models", headers={"origin": "http://app.example"}).status_code == 401
+        assert asked.headers["access-control-allow-headers"] == wanted
+        refused = server.get("/v1/models", headers=origin)
+        assert refused.status_code == 401
+        exposed = refused.headers["access-control-expose-headers"].split(", ")
+        assert {"x-request-id", "x-mlxrt-ignored", "retry-after"} <= {*exposed}
+        others = server.get("/health", headers={"access-control-request-headers": wanted}).headers
+        assert not [name for name in others if name.startswith("access-control-")]
+
+
+def read_flags(*flags: str) -> ServeOptions:
+    parser = Parser()
+    add_flags(parser)
+    return read_options(parser.parse_args(flags))
+
+
+def test_hosts_that_are_named_are_the_only_ones_on_any_address():
+    beyond = ("--host", "0.0.0.0", "--insecure")
+    assert not read_flags(*beyond).rules.check_host and read_flags().rules.check_host
+    rules = read_flags(*beyond, "--allow-host", "Box.example").rules
+    with running(rules) as server:
+        for host, status in (("box.example:8080", 200), ("localhost", 200), ("evil.example", 403), ("10.0.0.1", 403)):
+            assert server.get("/health", headers={"host": host}).status_code == status, host
+
+
+def test_an_address_is_a_host_and_a_port_or_a_socket():
+    assert read_flags().address == Address("127.0.0.1", 8080)
+    assert read_flags("--host", "::1", "--port", "0").address == Address("::1", 0)
+    assert read_flags("--uds", "/run/socket").address == Address(path="/run/socket")
 
 
 def test_keys_open_everything_but_the_page_and_health():
@@ -155,6 +185,8 @@ def test_the_log_has_no_prompt(server, caplog):
         (["--model", "a=b", "--model", "a=c"], "twice"),
         (["--model", "=x"], "NAME=MODEL"),
         (["--isolate"], "--api-key-file"),
+        (["--uds", "socket", "--port", "8080"], "leave out --port, or --uds"),
+        (["--uds", "socket", "--host", "127.0.0.1", "--port", "0"], "leave out --host and --port, or --uds"),
         (["--allow-origin", "http://app.example/"], "expected what browsers send"),
         (["--allow-origin", "app.example"], "expected what browsers send"),
         (["--max-models", "0"], "--max-models must be"),

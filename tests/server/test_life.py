@@ -6,6 +6,8 @@ import threading
 
 import httpx
 
+from mlxrt.server.access import AccessRules
+
 from .conftest import running, wait_for
 
 LONG = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 400}
@@ -48,6 +50,46 @@ def test_a_request_is_cancelled_by_its_id(server):
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]" and '"finish_reason":"stop"' in rest[-2]
     assert server.post("/v1/requests/stop-me/cancel").status_code == 404
+
+
+def stream_as(server, id: str, text: str, **headers: str):
+    """A streamed answer of `text`, under an id of the client's choice."""
+    server.script.append(text)
+    body, url = LONG | {"stream": True}, f"{server.url}/v1/chat/completions"
+    return httpx.stream("POST", url, json=body, headers={"x-request-id": id, **headers})
+
+
+def test_requests_with_one_id_are_cancelled_together():
+    """One that has ended takes none of the others with it."""
+    url = "/v1/requests/twice/cancel"
+    with running() as server:
+        server.slow_down(0.01)
+        with stream_as(server, "twice", "a" * 400) as one, stream_as(server, "twice", "b" * 400) as two:
+            lines = [one.iter_lines(), two.iter_lines()]
+            assert all(next(answer) for answer in lines)
+            with stream_as(server, "twice", "c") as three:
+                assert list(three.iter_lines())[-2] == "data: [DONE]"
+            assert server.post(url).json() == {"id": "twice", "cancelled": True}
+            for answer in lines:
+                rest = [line for line in answer if line]
+                assert rest[-1] == "data: [DONE]" and '"finish_reason":"stop"' in rest[-2] and len(rest) < 300
+        wait_for(lambda: server.post(url).status_code == 404)
+        assert server.engine.stats().finished["cancelled"] == 2
+
+
+def test_isolated_keys_cancel_their_own_requests_only():
+    mine, other = {"x-api-key": "a-secret-key"}, {"x-api-key": "another-secret-key"}
+    for isolate in (True, False):
+        with running(AccessRules(keys=("a-secret-key", "another-secret-key"), isolate=isolate)) as server:
+            server.slow_down(0.01)
+            with stream_as(server, "guessed", "a" * 400, **mine) as answer:
+                lines = answer.iter_lines()  # kept: httpx closes the connection with it
+                next(lines)
+                refused = server.post("/v1/requests/guessed/cancel", headers=other)
+                assert refused.status_code == (404 if isolate else 200)
+                if isolate:
+                    assert server.post("/v1/requests/guessed/cancel", headers=mine).status_code == 200
+            wait_for(lambda: idle(server))
 
 
 def test_models_load_on_demand_and_make_space(server):

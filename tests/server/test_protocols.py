@@ -7,6 +7,11 @@ import ollama
 import openai
 import pytest
 
+from mlxrt import EngineConfig
+
+from .conftest import running
+from .test_cases import CLAUDE_TOOLS
+
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
@@ -141,6 +146,25 @@ def test_anthropic_names_the_stop_sequence(server, claude):
     for message in (whole, final):
         assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "END")
         assert message.content[0].text == "one "
+
+
+def test_anthropic_calls_keep_broken_arguments():
+    """Streamed as they come; in a plain answer, and back from the client, in an object."""
+    text = '{"city": Bonn}'
+    asked = {"model": "toy", "max_tokens": 200, "tools": CLAUDE_TOOLS}
+    with running(config=EngineConfig(chunk=64, tool_parser="llama3_json")) as server:
+        client = anthropic.Anthropic(base_url=server.url, api_key="unused-key", max_retries=0)
+        server.script += ['{"name": "weather", "parameters": ' + text + "}"] * 2
+        whole = client.messages.create(messages=MESSAGES, **asked)
+        streamed = server.post("/v1/messages", {**asked, "messages": MESSAGES, "stream": True}).text
+        [call] = whole.content
+        result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "no JSON"}]}
+        history = [*MESSAGES, {"role": "assistant", "content": whole.content}, result]
+        assert client.messages.create(messages=history, **asked).type == "message"
+    events = [json.loads(line.removeprefix("data: ")) for line in streamed.splitlines() if line.startswith("data: ")]
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    assert "".join(delta["partial_json"] for delta in deltas) == text
+    assert call.type == "tool_use" and call.input == {"INVALID_JSON": text} and whole.stop_reason == "tool_use"
 
 
 def test_openai_responses_repeat_what_was_asked(client):
