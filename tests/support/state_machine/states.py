@@ -139,3 +139,14 @@ class StateOps(Stage):
             self.keep(loaded[0])
             self.tally["values through a file"] += 1
             self.trace.append(f"a value of {len(state)} tokens went through a file")
+
+    def do_score(self, a: int, b: int, c: int, *_: int) -> None:
+        tokens = self.prompts[a % len(self.prompts)][: 1 + b % 40]
+        if len(tokens) > self.engine.context:
+            return
+        rows = self.refused(lambda: self.engine.score(tokens, 1 + c % 20))
+        if rows is not None and self.overflows(tokens):
+            self.tally["scores that overflowed"] += 1
+        elif rows is not None:
+            self.checker.check_logits(tokens, rows, f"score of {list(tokens)}")
+            self.tally["scores"] += 1
