@@ -48,7 +48,7 @@ def test_numbers_of_numpy_are_numbers():
 
 @pytest.mark.parametrize("name", ["max_tokens", "temperature", "top_p", "min_p", "logprobs", "repetition_penalty"])
 def test_what_is_no_usable_number_is_named(name):
-    for value in (True, math.nan, math.inf, -1, 10**5000, "5", None, [1]):
+    for value in (True, math.nan, math.inf, -2, 10**5000, "5", None, [1]):
         with pytest.raises(BadRequest, match=name) as caught:
             SamplingParams(**{name: value})
         assert len(str(caught.value)) < 200
