@@ -35,7 +35,8 @@ def test_quantised_kinds_equal_recomputation_with_the_same_bits(kv):
     engine = Engine(make("wfs"), EngineConfig(kv=kv, chunk=7))
     assert len(log_lines) == 1 and log_lines[0].startswith(f"kv {kv}: ")
     assert ("k8v4 differs far less" in log_lines[0]) == (kv in ("q4", "q3", "q2"))
-    assert all(isinstance(s.codec, QuantizedKV) for s in engine.core.specs if isinstance(s, PagedKV))
+    codecs = [s.codec for s in engine.core.specs if isinstance(s, PagedKV)]
+    assert codecs and all(isinstance(codec, QuantizedKV) for codec in codecs)
     assert engine.generate(P, max_tokens=30).tokens == truth(AsChosen(engine), P, 30)
     again = engine.generate((*P, 1), max_tokens=5)
     assert again.cached_tokens == len(P) and again.tokens == truth(AsChosen(engine), (*P, 1), 5)

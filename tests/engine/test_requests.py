@@ -306,7 +306,6 @@ def test_stats_count(model):
         90,
         99,
     }
-    assert stats.first_token_ms[50] <= stats.first_token_ms[99]
     assert stats.bytes["weights"] > 0 and stats.bytes["kv"] == stats.kv_allocated and stats.buffers > 8
 
 

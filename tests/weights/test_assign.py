@@ -51,7 +51,11 @@ def test_scales_without_a_module_are_leftovers(tmp_path):
 
 
 def test_named_drops(tmp_path):
-    made(tmp_path, float_weights() | {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(16, np.float32)})
+    weights = float_weights()
+    more = weights | {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(16, np.float32)}
+    found = dict(tree_flatten(made(tmp_path, more).parameters()))
+    assert found.keys() == weights.keys()
+    assert all(np.array_equal(np.array(found[name]), array) for name, array in weights.items())
 
 
 def test_wrong_shape_names_tensor_expected_found(tmp_path):
