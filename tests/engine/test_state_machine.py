@@ -5,21 +5,30 @@ that planted faults are caught.
 """
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+import mlxrt
 from mlxrt import Request, SamplingParams
 from mlxrt.engine.sequence import Sequence
 
 from ..support.state_machine.checker import Checker, draw_alone
 from ..support.state_machine.kinds import KINDS, VOCAB, poison_kinds
+from ..support.state_machine.planted import FAULTS
 from ..support.state_machine.program import Program, programs
 from ..support.state_machine.shrink import Court, try_program
 
 EACH = 5  # programs of a kind; tests.long.state_machine runs thousands
 HAPPEN = ("tokens compared", "requests with cached tokens", "evictions")  # with every kind
+
+
+def test_planted_faults_fit_the_source():
+    """One that does not is planted nowhere, and `planted_faults` would count it as missed."""
+    package = Path(mlxrt.__file__).parent
+    assert [fault.name for fault in FAULTS if (package / fault.file).read_text().count(fault.old) != 1] == []
 
 
 @pytest.mark.parametrize("kind", KINDS)

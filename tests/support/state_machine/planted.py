@@ -91,8 +91,8 @@ FAULTS = (
     fault(
         "a window sees one token too many",
         "kernels/ops/attention.py",
-        "keys > queries - self.window",
-        "keys >= queries - self.window",
+        "        near = keys > queries - self.window",
+        "        near = keys >= queries - self.window",
     ),
     # The prefix cache
     fault("a match is one token too long", NODES, "min(n, len(tokens) - 1)", "min(n + 1, len(tokens) - 1)", "full"),
@@ -134,9 +134,9 @@ FAULTS = (
     fault(
         "copies are made before the tail is flushed",
         "engine/model_runner.py",
-        "        if self.tail and (not step.decode",
+        "        if (t := self.tail) and (not step.decode",
         "        if pending:\n            self.pools.apply_pending()\n            pending = False\n"
-        "        if self.tail and (not step.decode",
+        "        if (t := self.tail) and (not step.decode",
         "full gemma",
     ),
     fault(
@@ -169,8 +169,8 @@ FAULTS = (
     fault(
         "logits of another row are sampled",
         "engine/model_runner.py",
-        "else hidden[mx.array(ends)]",
-        "else hidden[: len(ends)]",
+        "        return hidden[mx.array(ends)], finite",
+        "        return hidden[: len(ends)], finite",
     ),
     fault(
         "a draw depends on its row", "engine/sampler.py", "        seq.seed,\n", "        seq.seed + seq.id,\n", "full"
